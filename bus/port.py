@@ -1,0 +1,266 @@
+"""The one seam to NATS: what the rest of the package may ask of a bus, and nothing more.
+
+Two implementations pass the same conformance suite: `jetstream` (the only module family that imports `nats`) and
+`memory` (for tests, the simulator and users' own tests).
+
+Publishing is synchronous: it writes into the connection's buffer and returns, so that the hot path needs no task and no
+await. Whoever may produce faster than the socket takes must await `writable()` now and then. Handlers are plain
+functions, called on the event loop in the order of arrival; they must not block and must not raise (a handler that
+raises is logged, with the subject, and nothing else is lost).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from ..schemas.errors import Unavailable
+
+
+class NoResponders(Unavailable):
+    """The server knows that nobody listens on that subject. Known at once; the request reached nobody."""
+
+    code = "no_responders"
+
+
+class RequestTimeout(Unavailable):
+    """No answer in time. The request may have been received."""
+
+    code = "request_timeout"
+    status = 504
+    may_have_started = True
+
+
+class Conflict(Unavailable):
+    """A conditional write lost: the key is not at the expected revision. Nothing was written."""
+
+    code = "conflict"
+    status = 409
+
+
+class StorageUnavailable(Unavailable):
+    """JetStream did not take the operation (no leader, stream missing, time-out). It may have been written."""
+
+    code = "storage_unavailable"
+    may_have_started = True
+
+
+class Message:
+    """One received message. `headers` is None when there are none."""
+
+    __slots__ = ("data", "headers", "reply", "subject")
+
+    def __init__(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self.subject = subject
+        self.data = data
+        self.reply = reply
+        self.headers = headers
+
+    def __repr__(self) -> str:
+        return f"Message({self.subject!r}, {len(self.data)} bytes, reply={self.reply!r})"
+
+
+Handler = Callable[[Message], None]
+
+
+class ConnectionEvent(StrEnum):
+    """What happened to the connection; see Bus.on_connection."""
+
+    DISCONNECTED = "disconnected"
+    """Publishing raises Disconnected until RECONNECTED. What was in flight either way may be lost."""
+    RECONNECTED = "reconnected"
+    """Subscriptions are live again. Whatever was only known from watching must be pulled again."""
+    CLOSED = "closed"
+    """For good: closed by us, or by an error that cannot be survived."""
+
+
+@runtime_checkable
+class Subscription(Protocol):
+    """A live subscription. Survives reconnects."""
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery at once. Idempotent."""
+        ...
+
+
+class KvOperation(StrEnum):
+    PUT = "put"
+    DELETE = "delete"
+    """Deleted by somebody, or expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEntry:
+    """One revision of one key."""
+
+    key: str
+    value: bytes
+    revision: int
+    """The stream's sequence: grows over the whole bucket."""
+    operation: KvOperation = KvOperation.PUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvWrite:
+    """One write of a group or of an atomic batch."""
+
+    key: str
+    value: bytes | None
+    """None deletes."""
+    ttl_s: float | None = None
+    """Expires so long after the write; rounded up to whole seconds. None: permanent."""
+    revision: int | None = None
+    """Write only if the key is at this revision; 0: only if it does not exist (an expired or deleted key does not
+    exist). None: unconditionally."""
+    condition_key: str | None = None
+    """`revision` is that of this other key instead (atomic batches only)."""
+
+
+class Storage(StrEnum):
+    MEMORY = "memory"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    """How a bucket is made when it does not exist yet. An existing bucket is used as it is."""
+
+    storage: Storage = Storage.MEMORY
+    replicas: int = 1
+    max_bytes: int = -1
+
+
+KvHandler = Callable[[KvEntry], None]
+
+
+class KeyValue(Protocol):
+    """A JetStream KV bucket. Keys are `[-/_=.a-zA-Z0-9]+`; patterns have `*` and `>` as subjects do.
+
+    Every method raises `Disconnected` without a connection and `StorageUnavailable` when JetStream does not answer
+    within `timeout_s` of the bus (default 5 s) or has no leader. A bucket that vanished (a memory stream after a
+    server restart) is made again by the next write; readers see it empty.
+    """
+
+    name: str
+
+    async def get(self, key: str) -> KvEntry | None:
+        """The newest revision, read from the stream's leader. None: never written, deleted or expired."""
+        ...
+
+    async def entries(self, pattern: str) -> list[KvEntry]:
+        """A snapshot of all living keys that match, each at its newest revision."""
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
+        """Write and return the new revision; `ttl_s` and `revision` as in KvWrite.
+
+        Raises:
+            Conflict: `revision` given and not met. After a time-out, a caller's own write is recognised.
+        """
+        ...
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Delete; a key that does not exist is not an error."""
+        ...
+
+    async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
+        """Many writes in flight together, each on its own: a revision or an error for each, in order. (A delete gives
+        the revision of its marker.) Never raises for a single one."""
+        ...
+
+    async def commit(self, writes: Sequence[KvWrite]) -> int:
+        """Atomic batch: all or none, at most 1000. Returns the revision of the last.
+
+        Raises:
+            Conflict: some condition was not met; nothing was written. Transient conflicts are retried inside.
+        """
+        ...
+
+    async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
+        """Call `handler` with the newest revision of every matching key, then with each change, expiry included.
+
+        Resumes by itself after reconnects and lost buckets; then entries may come again, and keys that went meanwhile
+        come as DELETE. Returns after the first snapshot was handled.
+        """
+        ...
+
+    async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
+        """A live feed of writes as they pass, with no history and no guarantee: sees writes that storage refused or
+        has not taken yet (revision 0), sees no expiry, misses what passes while disconnected. Cheap, and it goes on
+        while JetStream has no leader: made for heartbeats, together with `entries`."""
+        ...
+
+
+class Bus(Protocol):
+    """A connection to NATS."""
+
+    name: str
+    """Shown in the server's connection list."""
+    inbox: str
+    """This connection's own prefix for reply subjects, without a trailing dot; unguessable."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def max_payload(self) -> int:
+        """Largest body plus headers that the server takes, in bytes."""
+        ...
+
+    def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send without waiting.
+
+        Raises:
+            Disconnected: nothing was sent, nor will be after a reconnect.
+            PayloadTooLarge: over `max_payload`; checked before sending, since the server would close the connection.
+            ClosedError: the bus was closed.
+        """
+        ...
+
+    async def writable(self) -> None:
+        """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
+        ...
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        """Publish and wait for one answer. Cancelling forgets the answer; the request may still have arrived.
+
+        Raises:
+            NoResponders: at once, when nobody listens.
+            RequestTimeout: after `timeout_s`.
+            Disconnected: no connection, or it was lost while waiting (the request may have arrived).
+        """
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Deliver matching messages to `handler`; with `queue`, each message to one member of the queue group.
+
+        A `503` no-responders status to a published message with a `reply` arrives as a Message with the header
+        `Status: 503` and no data.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until the server has seen all that was published and subscribed so far (at most 5 s)."""
+        ...
+
+    def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
+        """Call `listener` on the loop at every change; returns a function that stops that."""
+        ...
+
+    async def bucket(self, name: str, settings: BucketSettings) -> KeyValue:
+        """Open a bucket, making it if need be (with atomic batches and expiring keys).
+
+        Raises:
+            ServerUnsupported: no JetStream, or a server older than 2.12, with its version in the text.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Send what is buffered and close. Idempotent; pending requests raise ClosedError."""
+        ...

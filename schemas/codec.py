@@ -1,0 +1,156 @@
+"""Bodies on the wire: JSON by default, msgpack by `Content-Type: application/msgpack`.
+
+Values are what both formats have in common (null, booleans, numbers, text, lists, maps) plus bytes, which msgpack
+carries as they are and JSON as base64. Pydantic models, dataclasses, enums, dates, UUIDs, decimals, paths and sets are
+converted on the way out; the receiving side converts back from its own annotations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Any
+
+import msgpack
+import pydantic_core
+from pydantic import BaseModel
+
+from .errors import InvalidRequest, MalformedMessage
+from .limits import MAX_DEPTH
+
+CONTENT_TYPE = "Content-Type"
+
+
+class Format(StrEnum):
+    """How a body is written. The answer to a request uses the request's format."""
+
+    JSON = "application/json"
+    MSGPACK = "application/msgpack"
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str] | None) -> Format:
+        """The format that the headers name; JSON without one.
+
+        Raises:
+            MalformedMessage: a content type that is neither.
+        """
+        if not headers:
+            return cls.JSON
+        named = headers.get(CONTENT_TYPE, "")
+        media = named.partition(";")[0].strip().lower()
+        if media in ("", cls.JSON.value, "text/json", "text/plain"):
+            return cls.JSON
+        if media in (cls.MSGPACK.value, "application/x-msgpack", "application/vnd.msgpack"):
+            return cls.MSGPACK
+        raise MalformedMessage(f"Content-Type {named!r} is not known: use {cls.JSON.value} or {cls.MSGPACK.value}")
+
+
+def _plain(value: Any) -> Any:
+    """msgpack's hook for what it cannot write itself."""
+    if isinstance(value, BaseModel):
+        return {name: getattr(value, name) for name in type(value).model_fields} | (value.model_extra or {})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, (set, frozenset)):
+        return list(value)
+    if isinstance(value, Enum):
+        return value.value
+    # Dates, UUIDs, decimals, paths, URLs: the text form that pydantic reads back.
+    return pydantic_core.to_jsonable_python(value)
+
+
+_pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
+
+
+def pack(value: Any) -> bytes:
+    """Write msgpack.
+
+    Raises:
+        InvalidRequest: the value (or something in it) has no form on the wire.
+    """
+    try:
+        return _pack(value)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError, pydantic_core.PydanticSerializationError) as error:
+        # A Packer that raised half-way keeps what it had written; msgpack offers no reset but a new one.
+        _renew_packer()
+        raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
+
+
+def _renew_packer() -> None:
+    global _pack
+    _pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
+
+
+def unpack(data: bytes) -> Any:
+    """Read msgpack.
+
+    Raises:
+        MalformedMessage: not exactly one msgpack value.
+    """
+    try:
+        return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True)
+    except Exception as error:  # msgpack raises ValueError, its own classes, and more on hostile input
+        raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
+
+
+def to_json(value: Any) -> bytes:
+    """Write JSON; bytes become base64 text, NaN and infinities become null.
+
+    Raises:
+        InvalidRequest: the value (or something in it) has no form on the wire.
+    """
+    try:
+        return pydantic_core.to_json(value, bytes_mode="base64")
+    except (TypeError, ValueError, RecursionError, pydantic_core.PydanticSerializationError) as error:
+        raise InvalidRequest(f"cannot be written as JSON: {error}") from error
+
+
+def from_json(data: bytes) -> Any:
+    """Read JSON.
+
+    Raises:
+        MalformedMessage: not exactly one JSON value, in UTF-8.
+    """
+    try:
+        return pydantic_core.from_json(data)
+    except ValueError as error:
+        raise MalformedMessage(f"not JSON: {error}") from error
+
+
+def encode(value: Any, fmt: Format) -> bytes:
+    """Write a body in the given format. None is written as an explicit null, never as an empty body."""
+    return pack(value) if fmt is Format.MSGPACK else to_json(value)
+
+
+def decode(data: bytes, fmt: Format) -> Any:
+    """Read a body in the given format. An empty body is None.
+
+    Raises:
+        MalformedMessage: unreadable, or nested deeper than the wire allows.
+    """
+    if not data:
+        return None
+    value = unpack(data) if fmt is Format.MSGPACK else from_json(data)
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any, limit: int = MAX_DEPTH) -> None:
+    """Refuse values nested so deep that code that walks them would overflow the stack.
+
+    Raises:
+        MalformedMessage: deeper than `limit`.
+    """
+    level = [value]
+    for _ in range(limit + 1):
+        deeper: list[Any] = []
+        for item in level:
+            if isinstance(item, list):
+                deeper.extend(x for x in item if isinstance(x, (list, dict)))
+            elif isinstance(item, dict):
+                deeper.extend(x for x in item.values() if isinstance(x, (list, dict)))
+        if not deeper:
+            return
+        level = deeper
+    raise MalformedMessage(f"nested deeper than {limit} levels")

@@ -1,0 +1,327 @@
+"""Frames: what SDK and worker say to each other, many to a message.
+
+Calls made in one turn of the event loop to one worker share a message, and so do answers to one caller. A message is
+one msgpack array, an *envelope*; a frame is an array with fixed places, its operation first. There is no pydantic in
+here: every frame from outside is checked by `decode_request` / `decode_answer`, which look at each place once.
+
+Request envelope `[version, epoch, sender, frames]`, published to `<ns>.worker.<pool>.<worker>.frames` with a reply
+subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it; a worker of
+another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL and CHECK are
+safe in any epoch and are honoured). `sender` is unguessable and unique for each router; with it, ids are unique.
+
+=========  ==============================================================================================
+TASK       `[1, id, method, args, kwargs, deadline_ms, token, trace, flags, meta]`
+RESERVE    `[2, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta]`
+RENEW      `[3, id, token, ttl_ms]`
+RELEASE    `[4, reserve_id | nil, token | nil]`, never answered; unknown ones are a no-op
+CANCEL     `[5, id]`, answered by the task's own answer
+CHECK      `[6, id, [task ids]]`
+CREDIT     `[7, id, items]`, room for so many more items of a stream
+=========  ==============================================================================================
+
+Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, absolute, as of sending.
+
+=========  ==============================================================================================
+OK         `[1, id, result]`
+ERROR      `[2, id, code, message, details | nil, may_have_started]`
+GRANTED    `[3, id, token, fence, ttl_ms]`
+REJECTED   `[4, id, reason]`, nothing started, nothing is held; see Reason
+RENEWED    `[5, id, ttl_ms]`
+CHECKED    `[6, id, [states]]`, in the order asked; see TaskState
+ITEM       `[7, id, sequence, value]`, from 0
+END        `[8, id, count]`, the stream is complete
+=========  ==============================================================================================
+
+`deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
+nil is none. Ids are integers that a sender never uses twice.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag, StrEnum
+from typing import Any, NamedTuple
+
+from . import codec
+from .errors import MalformedMessage
+from .limits import MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+
+Frame = list[Any] | tuple[Any, ...]
+"""One frame; the first place is its operation."""
+
+
+class Request(IntEnum):
+    """Operations of frames from SDK to worker."""
+
+    TASK = 1
+    RESERVE = 2
+    RENEW = 3
+    RELEASE = 4
+    CANCEL = 5
+    CHECK = 6
+    CREDIT = 7
+
+
+class Answer(IntEnum):
+    """Operations of frames from worker to SDK."""
+
+    OK = 1
+    ERROR = 2
+    GRANTED = 3
+    REJECTED = 4
+    RENEWED = 5
+    CHECKED = 6
+    ITEM = 7
+    END = 8
+
+
+class TaskFlag(IntFlag):
+    """`flags` of TASK."""
+
+    STREAM = 1
+    """The caller reads items; without it a streaming task answers with the list of its items."""
+    JSON = 2
+    """The arguments came as JSON: text given for a bytes parameter is base64."""
+
+
+class ReserveFlag(IntFlag):
+    """`flags` of RESERVE."""
+
+    SINGLE_USE = 1
+    """The token admits one task and dies with it; else as many at once as it has slots."""
+    SYNC = 2
+    """Write the ledger before answering; the fence is then the ledger's revision."""
+
+
+class LoadFlag(IntFlag):
+    """Last place of a load."""
+
+    DRAINING = 1
+
+
+class Reason(StrEnum):
+    """Why nothing was granted and nothing started."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    STALE = "stale"
+    """The envelope names another epoch."""
+    EXPIRED = "expired"
+    """The deadline had passed on arrival, or the request had been released before it arrived."""
+
+
+class TaskState(IntEnum):
+    """What a worker knows of a task id that CHECK asks for."""
+
+    UNKNOWN = 0
+    """Never seen, and from now on refused: safe to send elsewhere."""
+    RUNNING = 1
+    ANSWERED = 2
+    """Finished; the answer was sent again with this one."""
+    FORGOTTEN = 3
+    """Finished or seen, but the answer is no longer kept: ResultLost."""
+
+
+class Load(NamedTuple):
+    """A worker's slots at one instant. `running + reserved` is what drains and routing look at."""
+
+    running: int
+    reserved: int
+    total: int
+    flags: int = 0
+
+    @property
+    def ongoing(self) -> int:
+        return self.running + self.reserved
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.running - self.reserved)
+
+    @property
+    def draining(self) -> bool:
+        return bool(self.flags & LoadFlag.DRAINING)
+
+
+class RequestEnvelope(NamedTuple):
+    epoch: int
+    sender: str
+    frames: list[Frame]
+
+
+class AnswerEnvelope(NamedTuple):
+    epoch: int
+    load: Load
+    frames: list[Frame]
+
+
+def encode_request(epoch: int, sender: str, frames: list[Frame]) -> bytes:
+    return codec.pack((WIRE_VERSION, epoch, sender, frames))
+
+
+def encode_answer(epoch: int, load: Load, frames: list[Frame]) -> bytes:
+    return codec.pack((WIRE_VERSION, epoch, load, frames))
+
+
+def decode_request(data: bytes) -> RequestEnvelope:
+    """Read and check a request envelope.
+
+    Raises:
+        MalformedMessage: names the first place that is wrong. Nothing of the envelope may be acted on then.
+    """
+    version, epoch, sender, frames = _envelope(data)
+    if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
+        raise MalformedMessage("sender must be a short text")
+    for frame in frames:
+        _check(frame, _REQUEST_PLACES)
+    return RequestEnvelope(epoch, sender, frames)
+
+
+def decode_answer(data: bytes) -> AnswerEnvelope:
+    """Read and check an answer envelope.
+
+    Raises:
+        MalformedMessage: names the first place that is wrong.
+    """
+    version, epoch, load, frames = _envelope(data)
+    if not (isinstance(load, list) and len(load) == 4 and all(type(x) is int and x >= 0 for x in load)):
+        raise MalformedMessage("load must be [running, reserved, total, flags]")
+    for frame in frames:
+        _check(frame, _ANSWER_PLACES)
+    return AnswerEnvelope(epoch, Load(*load), frames)
+
+
+def _envelope(data: bytes) -> list[Any]:
+    value = codec.unpack(data)
+    if not isinstance(value, list) or len(value) != 4:
+        raise MalformedMessage("an envelope is an array of four")
+    if value[0] != WIRE_VERSION:
+        raise MalformedMessage(f"wire version {value[0]!r} is not spoken here, only {WIRE_VERSION}: upgrade one side")
+    if type(value[1]) is not int or value[1] < 0:
+        raise MalformedMessage("epoch must be a whole number")
+    if not isinstance(value[3], list):
+        raise MalformedMessage("frames must be an array")
+    return value
+
+
+# What may stand in each place after the operation. A tuple of types, or a function that says yes or no.
+
+
+def _id(x: Any) -> bool:
+    return type(x) is int and 0 <= x < 1 << 63
+
+
+def _ms(x: Any) -> bool:
+    return type(x) is int and 0 < x < 1 << 40
+
+
+def _deadline(x: Any) -> bool:
+    return x is None or (type(x) is int and -(1 << 40) < x < 1 << 40)
+
+
+def _slots(x: Any) -> bool:
+    return type(x) is int and 0 < x <= MAX_SLOTS
+
+
+def _text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _token(x: Any) -> bool:
+    return isinstance(x, str) and 0 < len(x) <= MAX_TOKEN_CHARS
+
+
+def _maybe_token(x: Any) -> bool:
+    return x is None or _token(x)
+
+
+def _maybe_id(x: Any) -> bool:
+    return x is None or _id(x)
+
+
+def _list(x: Any) -> bool:
+    return x is None or isinstance(x, list)
+
+
+def _map(x: Any) -> bool:
+    return x is None or (isinstance(x, dict) and all(isinstance(key, str) for key in x))
+
+
+def _trace(x: Any) -> bool:
+    return x is None or isinstance(x, str)
+
+
+def _int(x: Any) -> bool:
+    return type(x) is int and x >= 0
+
+
+def _ints(x: Any) -> bool:
+    return isinstance(x, list) and all(_int(y) for y in x)
+
+
+def _bool(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+def _any(x: Any) -> bool:
+    return True
+
+
+_Places = tuple[tuple[str, Any], ...]
+
+_REQUEST_PLACES: dict[int, _Places] = {
+    Request.TASK: (
+        ("id", _id),
+        ("method", _text),
+        ("args", _list),
+        ("kwargs", _map),
+        ("deadline_ms", _deadline),
+        ("token", _maybe_token),
+        ("trace", _trace),
+        ("flags", _int),
+        ("meta", _map),
+    ),
+    Request.RESERVE: (
+        ("id", _id),
+        ("slots", _slots),
+        ("ttl_ms", _ms),
+        ("claim_ms", _ms),
+        ("flags", _int),
+        ("deadline_ms", _deadline),
+        ("meta", _map),
+    ),
+    Request.RENEW: (("id", _id), ("token", _token), ("ttl_ms", _ms)),
+    Request.RELEASE: (("reserve_id", _maybe_id), ("token", _maybe_token)),
+    Request.CANCEL: (("id", _id),),
+    Request.CHECK: (("id", _id), ("task_ids", _ints)),
+    Request.CREDIT: (("id", _id), ("items", _int)),
+}
+
+_ANSWER_PLACES: dict[int, _Places] = {
+    Answer.OK: (("id", _id), ("result", _any)),
+    Answer.ERROR: (
+        ("id", _id),
+        ("code", _text),
+        ("message", _text),
+        ("details", _map),
+        ("may_have_started", _bool),
+    ),
+    Answer.GRANTED: (("id", _id), ("token", _token), ("fence", _int), ("ttl_ms", _ms)),
+    Answer.REJECTED: (("id", _id), ("reason", _text)),
+    Answer.RENEWED: (("id", _id), ("ttl_ms", _ms)),
+    Answer.CHECKED: (("id", _id), ("states", _ints)),
+    Answer.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
+    Answer.END: (("id", _id), ("count", _int)),
+}
+
+
+def _check(frame: Any, places: dict[int, _Places]) -> None:
+    if not isinstance(frame, list) or not frame:
+        raise MalformedMessage("a frame is an array that starts with its operation")
+    expected = places.get(frame[0]) if type(frame[0]) is int else None
+    if expected is None:
+        raise MalformedMessage(f"operation {frame[0]!r} is not known")
+    if len(frame) != len(expected) + 1:
+        raise MalformedMessage(f"frame {frame[0]} has {len(frame)} places, not {len(expected) + 1}")
+    for value, (name, fits) in zip(frame[1:], expected, strict=True):
+        if not fits(value):
+            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {str(value)[:40]!r}")

@@ -1,0 +1,32 @@
+"""Bounds of the wire, in one place. A violation is an error before anything is sent."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WIRE_VERSION: Final = 1
+"""Version of frames and records. A reader refuses a higher major number with a clear error."""
+
+MAX_NAME_CHARS: Final = 128
+"""Longest pool, worker, endpoint or method name."""
+
+MAX_TOKEN_CHARS: Final = 64
+"""Longest lease token or request id."""
+
+MAX_SLOTS: Final = 1_000_000
+"""Most slots that one worker may have, or one lease may hold."""
+
+MIN_TTL_S: Final = 1.0
+"""Shortest lease: the server expires keys in whole seconds, at least one."""
+
+MAX_TTL_S: Final = 86_400.0
+"""Longest lease without a renewal."""
+
+MAX_DEADLINE_S: Final = 30 * 86_400.0
+"""Longest deadline a caller may ask for."""
+
+MAX_DEPTH: Final = 64
+"""Deepest nesting of lists and maps in arguments and results."""
+
+FRAME_OVERHEAD_BYTES: Final = 512
+"""Room left in `max_payload` for headers and the envelope of one frame."""

@@ -1,0 +1,165 @@
+"""Every subject and every key is built and parsed here, and nowhere else.
+
+`<ns>` is the namespace, `gangline` unless configured. Ids stand in subjects so that the stock `nats` CLI can filter.
+
+==========================================================  ==================================================
+subject                                                     who asks whom
+==========================================================  ==================================================
+`<ns>.call.<endpoint>.<method>`                             anyone -> gateways (queue group)
+`<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
+`<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
+==========================================================  ==================================================
+
+Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
+
+==========================================================  ==================================================
+key                                                         value
+==========================================================  ==================================================
+`reg.<pool>.<worker>`                                       Registration; changes seldom (epoch, drain, resize)
+`alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
+`lease.<pool>.<worker>.<token>`                             LeaseRecord; expires with the lease
+==========================================================  ==================================================
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .errors import InvalidName
+from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
+
+
+class Operation(StrEnum):
+    """Last token of a worker's subject."""
+
+    FRAMES = "frames"
+    """Lists of frames between SDK and worker (msgpack; see schemas.frames)."""
+    RESERVE = "reserve"
+    """Lease slots (see schemas.messages; this and all below take JSON or msgpack, from any language)."""
+    DISPATCH = "dispatch"
+    """Run one task on a lease; the answer is the bare result."""
+    RENEW = "renew"
+    RELEASE = "release"
+    STATS = "stats"
+    DRAIN = "drain"
+    RESIZE = "resize"
+
+
+def check_name(value: str, kind: str) -> str:
+    """Return `value` if it can stand in a subject as one token.
+
+    Raises:
+        InvalidName: empty, too long, or with a character outside `[A-Za-z0-9_-]`.
+    """
+    limit = MAX_TOKEN_CHARS if kind in ("token", "rid") else MAX_NAME_CHARS
+    if not isinstance(value, str) or not value:
+        raise InvalidName(f"{kind} is empty: give a name of letters, digits, '_' or '-'")
+    if len(value) > limit:
+        raise InvalidName(f"{kind} {value[:20]!r}... has {len(value)} characters, at most {limit} are allowed")
+    if not _NAME.fullmatch(value):
+        raise InvalidName(f"{kind} {value!r} may only have letters, digits, '_' and '-'")
+    return value
+
+
+def split_target(target: str) -> tuple[str, str]:
+    """`"images.thumbnail"` -> `("images", "thumbnail")`.
+
+    Raises:
+        InvalidName: not exactly two names joined by one dot.
+    """
+    endpoint, dot, method = target.partition(".")
+    if not dot:
+        raise InvalidName(f"{target!r} is not ENDPOINT.METHOD, for example 'images.thumbnail'")
+    return check_name(endpoint, "endpoint"), check_name(method, "method")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerId:
+    """A worker's full name. `worker` is unique within its pool."""
+
+    pool: str
+    worker: str
+
+    def __str__(self) -> str:
+        return f"{self.pool}.{self.worker}"
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Subjects and keys of one namespace."""
+
+    namespace: str = "gangline"
+
+    def __post_init__(self) -> None:
+        check_name(self.namespace, "namespace")
+
+    # -- subjects -------------------------------------------------------------------------------------------------
+
+    def call(self, endpoint: str, method: str) -> str:
+        return f"{self.namespace}.call.{check_name(endpoint, 'endpoint')}.{check_name(method, 'method')}"
+
+    @property
+    def calls(self) -> str:
+        """What a gateway subscribes to. Wide, so that a malformed target is answered and not lost in silence."""
+        return f"{self.namespace}.call.>"
+
+    @property
+    def gateway_queue(self) -> str:
+        return f"{self.namespace}-gateway"
+
+    def parse_call(self, subject: str) -> tuple[str, str]:
+        """Inverse of :meth:`call`."""
+        prefix = f"{self.namespace}.call."
+        if not subject.startswith(prefix):
+            raise InvalidName(f"{subject!r} does not start with {prefix!r}")
+        return split_target(subject[len(prefix) :])
+
+    def worker(self, worker: WorkerId, operation: Operation) -> str:
+        return f"{self.namespace}.worker.{worker.pool}.{worker.worker}.{operation}"
+
+    def worker_operations(self, worker: WorkerId) -> str:
+        """What a worker subscribes to."""
+        return f"{self.namespace}.worker.{worker.pool}.{worker.worker}.*"
+
+    def worker_event(self, worker: WorkerId) -> str:
+        return f"{self.namespace}.event.worker.{worker.pool}.{worker.worker}"
+
+    @property
+    def events(self) -> str:
+        return f"{self.namespace}.event.>"
+
+    # -- the ledger -----------------------------------------------------------------------------------------------
+
+    @property
+    def ledger_bucket(self) -> str:
+        return f"{self.namespace.upper().replace('-', '_')}_LEDGER"
+
+    def registration_key(self, worker: WorkerId) -> str:
+        return f"reg.{worker.pool}.{worker.worker}"
+
+    def alive_key(self, worker: WorkerId) -> str:
+        return f"alive.{worker.pool}.{worker.worker}"
+
+    def lease_key(self, worker: WorkerId, token: str) -> str:
+        return f"lease.{worker.pool}.{worker.worker}.{token}"
+
+    def registrations_of(self, pool: str = "*") -> str:
+        return f"reg.{pool}.*"
+
+    def alive_of(self, pool: str = "*") -> str:
+        return f"alive.{pool}.*"
+
+    def leases_of(self, pool: str = "*", worker: str = "*") -> str:
+        return f"lease.{pool}.{worker}.*"
+
+    @staticmethod
+    def parse_worker_key(key: str) -> WorkerId:
+        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>` or `lease.<pool>.<worker>.<token>` -> WorkerId."""
+        parts = key.split(".")
+        if len(parts) < 3 or parts[0] not in ("reg", "alive", "lease"):
+            raise InvalidName(f"{key!r} is not a key of the ledger")
+        return WorkerId(parts[1], parts[2])

@@ -19,7 +19,7 @@ CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, room for so many more items of a stream
 =========  ==============================================================================================
 
-Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, absolute, as of sending.
+Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending.
 
 =========  ==============================================================================================
 OK         `[1, id, result]`

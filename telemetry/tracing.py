@@ -1,0 +1,204 @@
+"""Spans, in one trace from client over router to worker.
+
+`tracer` is the only object others need. Without a real provider every method returns at once with a span that does
+nothing; `tracer.enabled` lets a hot path skip even the making of attributes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Final, Literal
+
+from opentelemetry import context as _context
+from opentelemetry import trace as _trace
+
+from ..schemas.errors import GanglineError
+from .provider import ProviderProbe
+
+Kind = Literal["client", "server", "internal", "producer", "consumer"]
+AttributeValue = str | bool | int | float
+Attributes = Mapping[str, AttributeValue]
+
+SCOPE: Final = "gangline"
+"""Instrumentation scope of all spans and metrics."""
+
+_KINDS: Final = {
+    "client": _trace.SpanKind.CLIENT,
+    "server": _trace.SpanKind.SERVER,
+    "internal": _trace.SpanKind.INTERNAL,
+    "producer": _trace.SpanKind.PRODUCER,
+    "consumer": _trace.SpanKind.CONSUMER,
+}
+# https://www.w3.org/TR/trace-context/#traceparent-header; version ff is invalid, later versions may append fields.
+_TRACEPARENT: Final = re.compile(r"(?!ff)([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+
+
+class Span:
+    """One span, or nothing at all when tracing is off. `end` must be called once; later calls do nothing."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: _trace.Span | None) -> None:
+        self._span = span
+
+    @property
+    def recording(self) -> bool:
+        """False when tracing is off, when the sampler said no, and after `end`."""
+        return self._span is not None and self._span.is_recording()
+
+    def set(self, **attributes: AttributeValue) -> None:
+        """Add attributes; `__` in a name stands for a dot (`gangline__worker`)."""
+        if self._span is not None:
+            for name, value in attributes.items():
+                self._span.set_attribute(name.replace("__", "."), value)
+
+    def event(self, name: str, attributes: Attributes | None = None) -> None:
+        """Note something that happened at this moment, for example one refused attempt."""
+        if self._span is not None:
+            self._span.add_event(name, attributes)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Finish. An error marks the span as failed, with the error's stable code as `error.type`."""
+        span, self._span = self._span, None
+        if span is None:
+            return
+        if error is not None and span.is_recording():
+            span.set_attribute("error.type", _error_type(error))
+            if isinstance(error, GanglineError):
+                span.set_attribute("gangline.may_have_started", error.may_have_started)
+            span.record_exception(error)
+            span.set_status(_trace.StatusCode.ERROR, str(error) or type(error).__name__)
+        span.end()
+
+    def traceparent(self) -> str | None:
+        """This span's place in its trace, for the wire; None when tracing is off or the span has ended."""
+        return None if self._span is None else _format(self._span.get_span_context())
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Make this the parent of the spans that are started inside, without ending it."""
+        if self._span is None:
+            yield
+            return
+        token = _context.attach(_trace.set_span_in_context(self._span))
+        try:
+            yield
+        finally:
+            _context.detach(token)
+
+    def __repr__(self) -> str:
+        return f"<Span {self.traceparent() or 'off'}>"
+
+
+NO_SPAN: Final = Span(None)
+"""What `tracer.start` returns while tracing is off; shared, since it holds nothing."""
+
+
+class Tracer:
+    """Starts spans with the process's tracer provider, whenever that is set."""
+
+    def __init__(self) -> None:
+        self._probe = ProviderProbe(_trace, "_TRACER_PROVIDER", _trace.get_tracer_provider, _trace.NoOpTracerProvider)
+        self._tracer: _trace.Tracer | None = None
+        self._provider: object = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether a real provider is set. Cheap (60 ns); asked anew every time."""
+        return self._probe()
+
+    def start(
+        self,
+        name: str,
+        *,
+        kind: Kind = "internal",
+        attributes: Attributes | None = None,
+        parent: str | None = None,
+    ) -> Span:
+        """Start a span; it must be ended.
+
+        Args:
+            name: low in cardinality: `gangline.call images.thumbnail`, never with an id in it.
+            parent: a `traceparent` from the wire. None: the current span of this context. One that is malformed
+                starts a new trace, as the standard asks.
+        """
+        if not self._probe():
+            return NO_SPAN
+        context = None if parent is None else _parent_context(parent)
+        span = self._api().start_span(name, context=context, kind=_KINDS[kind], attributes=attributes)
+        return Span(span)
+
+    def span(
+        self,
+        name: str,
+        *,
+        kind: Kind = "internal",
+        attributes: Attributes | None = None,
+        parent: str | None = None,
+    ) -> AbstractContextManager[Span]:
+        """`start` as a context manager: current inside, ended with whatever error leaves the block."""
+        if not self._probe():
+            return nullcontext(NO_SPAN)
+        return self._span(name, kind, attributes, parent)
+
+    @contextmanager
+    def _span(self, name: str, kind: Kind, attributes: Attributes | None, parent: str | None) -> Iterator[Span]:
+        span = self.start(name, kind=kind, attributes=attributes, parent=parent)
+        try:
+            with span.current():
+                yield span
+        except BaseException as error:
+            span.end(error)
+            raise
+        span.end()
+
+    def traceparent(self, span: Span | None = None) -> str | None:
+        """`traceparent` of `span`, or of the current one; None when tracing is off or there is no span."""
+        if not self._probe():
+            return None
+        if span is not None:
+            return span.traceparent()
+        return _format(_trace.get_current_span().get_span_context())
+
+    def _api(self) -> _trace.Tracer:
+        provider = _trace.get_tracer_provider()
+        if self._tracer is None or provider is not self._provider:
+            self._provider = provider
+            self._tracer = provider.get_tracer(SCOPE)
+        return self._tracer
+
+
+def _format(context: _trace.SpanContext) -> str | None:
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def _parent_context(traceparent: str) -> _context.Context:
+    """A context whose current span is the remote one; an empty context when it cannot be read."""
+    found = _TRACEPARENT.fullmatch(traceparent)
+    root = _context.Context()
+    if found is None or (found[1] == "00" and len(traceparent) != 55):
+        return root
+    remote = _trace.SpanContext(
+        trace_id=int(found[2], 16),
+        span_id=int(found[3], 16),
+        is_remote=True,
+        trace_flags=_trace.TraceFlags(int(found[4], 16) & _trace.TraceFlags.SAMPLED),
+    )
+    return _trace.set_span_in_context(_trace.NonRecordingSpan(remote), root)
+
+
+def _error_type(error: BaseException) -> str:
+    if isinstance(error, GanglineError):
+        return error.code
+    if isinstance(error, asyncio.CancelledError):
+        return "cancelled"
+    return type(error).__qualname__
+
+
+tracer: Final = Tracer()
+"""The process's tracer."""

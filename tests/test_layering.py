@@ -1,0 +1,151 @@
+"""The folders may only import downwards: schemas <- bus <- {dispatcher, worker, coordinator}."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FACADE = ROOT / "src" / "gangline"
+
+# What a folder may import, besides itself and what is not ours. The facade, the command line and the testing kit
+# stand on top and may import everything.
+ALLOWED: dict[str, set[str]] = {
+    "schemas": set(),
+    "telemetry": {"schemas"},
+    "bus": {"schemas", "telemetry"},
+    "worker": {"schemas", "bus", "telemetry"},
+    "dispatcher": {"schemas", "bus", "telemetry"},
+    "coordinator": {"schemas", "bus", "telemetry"},
+}
+FOLDERS = [name for name in ALLOWED if (ROOT / name).is_dir()]
+TOP = {path.name for path in FACADE.iterdir() if path.is_dir() and not path.is_symlink()} - {"__pycache__"}
+
+
+class Import:
+    """One imported module: either a path inside `gangline`, or the top name of something else."""
+
+    def __init__(self, file: Path, line: int, inside: tuple[str, ...] | None, outside: str) -> None:
+        self.where = f"{file.relative_to(ROOT)}:{line}"
+        self.inside = inside
+        self.outside = outside
+
+
+def imports_of(file: Path, package: tuple[str, ...]) -> Iterator[Import]:
+    """Every import in `file`, also those inside functions; `package` is the package that the file is in."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield _absolute(file, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield _absolute(file, node.lineno, node.module or "")
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - (node.level - 1)]
+            module = tuple((node.module or "").split(".")) if node.module else ()
+            for alias in node.names:
+                # `from .. import bus` names the folder last; `from ..bus import x` names it first.
+                yield Import(file, node.lineno, (*base, *module, alias.name), "")
+
+
+def _absolute(file: Path, line: int, module: str) -> Import:
+    first, *rest = module.split(".")
+    return Import(file, line, (first, *rest), "") if first == "gangline" else Import(file, line, None, first)
+
+
+def imports_of_folder(folder: str) -> Iterator[Import]:
+    root = ROOT / folder
+    for file in sorted(root.rglob("*.py")):
+        parents = file.relative_to(root).parent.parts
+        yield from imports_of(file, ("gangline", folder, *parents))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_folder_imports_only_the_folders_below_it(folder):
+    allowed = ALLOWED[folder] | {folder}
+    wrong = [
+        f"{found.where} imports {'.'.join(found.inside)}"
+        for found in imports_of_folder(folder)
+        if found.inside is not None and (len(found.inside) < 2 or found.inside[1] not in allowed)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_between_the_folders_are_relative(folder):
+    """An absolute one would load a second copy of each class when the folder itself is on the path."""
+    wrong = [
+        found.where
+        for file in sorted((ROOT / folder).rglob("*.py"))
+        for found in imports_of(file, ("outside",))
+        if found.inside is not None and found.inside[0] == "gangline"
+    ]
+    assert wrong == []
+
+
+def test_only_the_bus_imports_nats():
+    files = [file for folder in (*FOLDERS, "src/gangline") for file in sorted((ROOT / folder).rglob("*.py"))]
+    assert files
+    importers = {
+        str(file.relative_to(ROOT))
+        for file in files
+        for found in imports_of(file, ("outside",))
+        if found.outside in ("nats", "nkeys")
+    }
+    outside = {name for name in importers if not name.startswith("bus/")}
+    assert outside == set()
+    assert "bus/memory.py" not in importers
+
+
+CORES = sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("core.py"))
+
+
+@pytest.mark.parametrize("core", CORES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_core_imports_only_the_schemas_its_own_folder_and_pure_parts_of_the_standard_library(core):
+    folder = core.relative_to(ROOT).parts[0]
+    package = ("gangline", *core.relative_to(ROOT).parent.parts)
+    impure = {"asyncio", "time", "random", "secrets", "logging", "os", "socket", "threading", "uuid", "datetime"}
+    wrong = []
+    for found in imports_of(core, package):
+        if found.inside is not None:
+            if found.inside[1] not in ("schemas", folder):
+                wrong.append(f"{found.where} imports {'.'.join(found.inside)}")
+        elif found.outside not in sys.stdlib_module_names or found.outside in impure:
+            wrong.append(f"{found.where} imports {found.outside}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize("core", CORES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_core_never_waits(core):
+    waits = [
+        node.lineno
+        for node in ast.walk(ast.parse(core.read_text()))
+        if isinstance(node, (ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith))
+    ]
+    assert waits == []
+
+
+def test_every_folder_of_the_package_is_known_here():
+    linked = {path.name for path in FACADE.iterdir() if path.is_symlink()}
+    assert linked == set(FOLDERS)
+    assert TOP <= {"cli", "testing"}
+
+
+@pytest.mark.parametrize(
+    ("line", "seen"),
+    [
+        ("from ..dispatcher.core import x", ("gangline", "dispatcher", "core", "x")),
+        ("from .. import dispatcher", ("gangline", "dispatcher")),
+        ("from . import ledger", ("gangline", "worker", "ledger")),
+        ("def f():\n    from ..dispatcher import core", ("gangline", "dispatcher", "core")),
+        ("import gangline.dispatcher", ("gangline", "dispatcher")),
+    ],
+)
+def test_no_way_of_writing_an_import_is_overlooked(tmp_path, monkeypatch, line, seen):
+    monkeypatch.setattr(f"{__name__}.ROOT", tmp_path)
+    file = tmp_path / "module.py"
+    file.write_text(line)
+    assert [found.inside for found in imports_of(file, ("gangline", "worker"))] == [seen]

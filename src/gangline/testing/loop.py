@@ -1,0 +1,329 @@
+"""A virtual clock for asyncio: time passes only when there is nothing left to do, and then at once.
+
+`VirtualLoop` is an event loop without sockets and without a selector. When no callback is ready it jumps to the next
+timer, so an hour of heartbeats takes milliseconds and every run of the same code takes the same path: timers due at
+one instant fire in the order in which they were set, and tasks and futures hash by their serial number, so that not
+even a set of them depends on memory addresses.
+
+Callbacks belong to a *node* (a simulated process), named by a context variable that tasks and callbacks inherit as
+they inherit every other. A node can be frozen, thawed and crashed; see `VirtualLoop.freeze`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_NODE: contextvars.ContextVar[str | None] = contextvars.ContextVar("gangline_node", default=None)
+
+START_S = 1000.0
+"""Where virtual time begins. Not zero, so that code which takes 0 for "never" fails here and not at a user's."""
+
+
+class Deadlock(RuntimeError):
+    """Nothing is ready and no timer is set: what still waits would wait for ever. The text names the tasks."""
+
+
+class VirtualTimeout(RuntimeError):
+    """Virtual time reached the loop's limit. Something waits in a loop that will not end."""
+
+
+def current_node() -> str | None:
+    """The node that the running callback belongs to; None outside of all nodes."""
+    return _NODE.get()
+
+
+def node_context(node: str | None) -> Context:
+    """A copy of the current context in which everything started belongs to `node`."""
+    context = contextvars.copy_context()
+    context.run(_NODE.set, node)
+    return context
+
+
+class _Task(asyncio.Task[T]):
+    """A task whose hash is its serial number."""
+
+    def __init__(self, serial: int, node: str | None, coro: Any, **kwargs: Any) -> None:
+        # Before the base: asyncio puts the task into a set while it initialises it.
+        self.serial = serial
+        self.node = node
+        super().__init__(coro, **kwargs)
+
+    def __hash__(self) -> int:
+        return self.serial
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class _Future(asyncio.Future[Any]):
+    """A future whose hash is its serial number."""
+
+    def __init__(self, serial: int, **kwargs: Any) -> None:
+        self.serial = serial
+        super().__init__(**kwargs)
+
+    def __hash__(self) -> int:
+        return self.serial
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+@dataclass(slots=True)
+class _Frozen:
+    """What piled up for a frozen node."""
+
+    ready: list[asyncio.Handle] = field(default_factory=list)
+    """Callbacks that were ready or became ready; messages from the bus are among them."""
+    timers: list[asyncio.Handle] = field(default_factory=list)
+    """Timers that came due meanwhile, in the order in which they did."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop on virtual time.
+
+    Work in executors is real: while a job of `run_in_executor` is out, time stands still until it comes back. A job
+    whose future was cancelled is no longer waited for. There are no sockets, pipes, subprocesses or signals.
+
+    Args:
+        limit_s: virtual seconds after which the loop raises `VirtualTimeout`. None: no limit.
+
+    Raises (from running it):
+        Deadlock: nothing ready, no timer, no job out.
+    """
+
+    _ready: deque[asyncio.Handle]
+
+    def __init__(self, *, limit_s: float | None = None) -> None:
+        super().__init__()
+        self._now = START_S
+        self._end = float("inf") if limit_s is None else START_S + limit_s
+        self._serial = itertools.count(1)
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._cancelled_timers = 0
+        self._outside = 0
+        self._arrived = threading.Event()
+        self._executor: Executor | None = None
+        self._frozen: dict[str, _Frozen] = {}
+        self._crashed: dict[str, list[asyncio.Task[Any]]] = {}
+        self.ran = 0
+        """Callbacks run so far; a measure of work that does not depend on the machine."""
+
+    def __repr__(self) -> str:
+        return (
+            f"<VirtualLoop now={self._now:.6f} ready={len(self._ready)} timers={len(self._timers)} "
+            f"frozen={sorted(self._frozen)} crashed={sorted(self._crashed)}>"
+        )
+
+    # -- what asyncio asks of a loop ------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        if self.is_closed():
+            raise RuntimeError("Event loop is closed")
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        heapq.heappush(self._timers, (when, next(self._serial), timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: object = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        node = _NODE.get() if context is None else context.get(_NODE)
+        serial = next(self._serial)
+        return _Task(serial, node, coro, loop=self, name=f"task-{serial}" if name is None else name, context=context)
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return _Future(next(self._serial), loop=self)
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        if executor is None:
+            if self._executor is None:
+                self._executor = ThreadPoolExecutor(thread_name_prefix="virtual-loop")
+            executor = self._executor
+        future = asyncio.wrap_future(executor.submit(func, *args), loop=self)
+        self._outside += 1
+        # In an empty context: the count must go down even when the node that asked has crashed since.
+        future.add_done_callback(self._came_back, context=Context())
+        return future
+
+    def set_default_executor(self, executor: Any) -> None:
+        self._executor = executor
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+
+    def close(self) -> None:
+        if self.is_closed():
+            return
+        for tasks in self._crashed.values():
+            for task in tasks:
+                _bury(task)
+        super().close()
+        self._timers.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+
+    def _came_back(self, _future: asyncio.Future[Any]) -> None:
+        self._outside -= 1
+
+    def _write_to_self(self) -> None:
+        self._arrived.set()
+
+    def _process_events(self, _events: object) -> None:
+        raise AssertionError("a virtual loop has no selector")
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if not handle._scheduled:  # type: ignore[attr-defined]
+            return  # it has fired already
+        self._cancelled_timers += 1
+        if self._cancelled_timers > 200 and self._cancelled_timers * 2 > len(self._timers):
+            self._timers = [entry for entry in self._timers if not entry[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def _run_once(self) -> None:
+        ready = self._ready
+        if not ready:
+            self._wait()
+        timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            self._fire(heapq.heappop(timers)[2])
+        frozen, crashed = self._frozen, self._crashed
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if handle._cancelled:
+                continue
+            if frozen or crashed:
+                node = _node_of(handle)
+                if node in crashed:
+                    continue
+                if node in frozen:
+                    frozen[node].ready.append(handle)
+                    continue
+            self.ran += 1
+            handle._run()
+
+    def _fire(self, timer: asyncio.TimerHandle) -> None:
+        if timer._cancelled:
+            self._cancelled_timers -= 1
+            return
+        timer._scheduled = False  # type: ignore[attr-defined]
+        node = _node_of(timer)
+        if node is not None:
+            if node in self._crashed:
+                return
+            if node in self._frozen:
+                self._frozen[node].timers.append(timer)
+                return
+        self._ready.append(timer)
+
+    def _wait(self) -> None:
+        """Nothing is ready: wait for threads, else jump to the next timer."""
+        while self._outside and not self._ready:
+            self._arrived.wait()
+            self._arrived.clear()
+        if self._ready:
+            return
+        while self._timers and self._timers[0][2]._cancelled:
+            heapq.heappop(self._timers)
+            self._cancelled_timers -= 1
+        if not self._timers:
+            raise Deadlock(f"nothing is ready and no timer is set; waiting: {self._waiting()}")
+        when = self._timers[0][0]
+        if when > self._end:
+            raise VirtualTimeout(f"virtual time would pass {self._end - START_S:.0f} s; waiting: {self._waiting()}")
+        self._now = max(self._now, when)
+
+    def _waiting(self) -> str:
+        tasks = sorted((t for t in asyncio.all_tasks(self) if isinstance(t, _Task)), key=hash)
+        lines = [_describe(task) for task in tasks if task.node not in self._crashed]
+        if self._frozen:
+            lines.append(f"frozen nodes: {', '.join(sorted(self._frozen))}")
+        return "; ".join(lines) or "no task"
+
+    # -- nodes ----------------------------------------------------------------------------------------------------
+
+    def spawn(self, node: str, coro: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Start a task that belongs to `node`, with all that comes of it."""
+        return self.create_task(coro, name=name, context=node_context(node))
+
+    def freeze(self, node: str) -> None:
+        """Hold every callback of `node` until `thaw`, as SIGSTOP does. Time goes on. Idempotent."""
+        self._frozen.setdefault(node, _Frozen())
+
+    def thaw(self, node: str) -> None:
+        """Let `node` go on, as SIGCONT does: first what was ready and what came in by the socket, then the timers
+        that came due meanwhile (asyncio's order). Idempotent."""
+        held = self._frozen.pop(node, None)
+        if held is not None:
+            self._ready.extend(held.ready)
+            self._ready.extend(held.timers)
+
+    def frozen(self, node: str) -> bool:
+        return node in self._frozen
+
+    def crash(self, node: str) -> None:
+        """Drop every callback of `node`, now and for ever, as SIGKILL does; no `finally` of it runs any more.
+
+        A restarted process is a new node with another name. (When the loop is closed, the coroutines left over are
+        closed too: their `finally` blocks run then, on a dead loop, where they can do nothing.)
+        """
+        self._frozen.pop(node, None)
+        if node in self._crashed:
+            return
+        tasks = [t for t in asyncio.all_tasks(self) if isinstance(t, _Task) and t.node == node]
+        self._crashed[node] = sorted(tasks, key=hash)
+
+    def crashed(self, node: str) -> bool:
+        return node in self._crashed
+
+
+def _node_of(handle: asyncio.Handle) -> str | None:
+    context: Context | None = handle._context  # type: ignore[attr-defined]
+    return None if context is None else context.get(_NODE)
+
+
+def _describe(task: _Task[Any]) -> str:
+    stack = task.get_stack(limit=1)
+    where = f" at {stack[0].f_code.co_qualname}:{stack[0].f_lineno}" if stack else ""
+    return f"{task.get_name()}{f' of {task.node}' if task.node else ''}{where}"
+
+
+def _bury(task: asyncio.Task[Any]) -> None:
+    """Close a crashed task's coroutine, so that neither it nor asyncio complains when it is collected."""
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coro = task.get_coro()
+    try:
+        if coro is not None:
+            coro.close()
+    except BaseException:  # noqa: BLE001, S110 - whatever a dead process would have said
+        pass

@@ -1,0 +1,254 @@
+"""How this suite runs.
+
+`async def` tests and fixtures need no plugin: each test gets a loop of its own, on virtual time unless it is marked
+`server`, `processes` or `realtime`. A test fails when it leaves a task behind, or an exception that nobody looked at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import itertools
+import os
+import secrets
+import traceback
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from typing import Any
+
+import hypothesis
+import pytest
+
+from gangline.testing.loop import VirtualLoop
+
+REAL = ("server", "processes", "realtime", "docker")
+VIRTUAL_LIMIT_S = 30 * 86_400.0
+
+hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+hypothesis.settings.load_profile(PROFILE)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
+
+
+def pytest_report_header() -> str:
+    how = "derandomized" if PROFILE == "ci" else "random; a failure prints @reproduce_failure"
+    return f"hypothesis profile {PROFILE} ({how}), NATS={os.environ.get('NATS', 'embedded')}, loop={_real_loop_name()}"
+
+
+# -- one loop for each test ---------------------------------------------------------------------------------------
+
+
+def _real_loop_name() -> str:
+    return os.environ.get("GANGLINE_TEST_LOOP", "uvloop")
+
+
+def _real_loop() -> asyncio.AbstractEventLoop:
+    if _real_loop_name() == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop()
+    return asyncio.new_event_loop()
+
+
+class LoopOfTest:
+    """The loop on which one test and its async fixtures run."""
+
+    def __init__(self, *, virtual: bool) -> None:
+        self.virtual = virtual
+        self.loop = VirtualLoop(limit_s=VIRTUAL_LIMIT_S) if virtual else _real_loop()
+        self.context = contextvars.copy_context()
+        self.complaints: list[str] = []
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+        self.loop.set_exception_handler(self._complain)
+
+    def _complain(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = "".join(traceback.format_exception(error)) if error is not None else ""
+        self.complaints.append(f"{context['message']}\n{text}")
+
+    def run(self, coro: Coroutine[Any, Any, Any]) -> Any:
+        """Run on the loop; fixtures and test share one context, so that context variables carry over."""
+        asyncio.set_event_loop(self.loop)
+        try:
+            return self.loop.run_until_complete(self.loop.create_task(coro, name="test", context=self.context))
+        finally:
+            asyncio.set_event_loop(None)
+
+    def pending(self) -> set[asyncio.Task[Any]]:
+        return {task for task in asyncio.all_tasks(self.loop) if not task.done()}
+
+    def settle(self, allowed: set[asyncio.Task[Any]]) -> list[str]:
+        """Complaints after a test, leftover tasks included; those that end within a few turns are no leftovers."""
+        for _ in range(10 if self.virtual else 50):
+            if not self.pending() - allowed:
+                break
+            self.run(asyncio.sleep(0 if self.virtual else 0.01))
+        left = self.pending() - allowed
+        if left:
+            self.complaints.extend(f"left pending: {task!r}" for task in left)
+            for task in left:
+                task.cancel()
+            self.run(_wait(left))
+        complaints, self.complaints = self.complaints, []
+        return complaints
+
+    def close(self) -> list[str]:
+        try:
+            complaints = self.settle(set())
+            self.run(self.loop.shutdown_asyncgens())
+            return complaints + self.complaints
+        finally:
+            self.loop.close()
+
+
+async def _wait(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.wait(tasks, timeout=5)
+
+
+_LOOP = pytest.StashKey[LoopOfTest]()
+
+
+def _loop_of(item: pytest.Item) -> LoopOfTest:
+    if _LOOP not in item.stash:
+        virtual = not any(item.get_closest_marker(name) for name in REAL)
+        item.stash[_LOOP] = LoopOfTest(virtual=virtual)
+    return item.stash[_LOOP]
+
+
+def _run_strictly(item: pytest.Item, coro: Coroutine[Any, Any, Any]) -> None:
+    """Run a test's body; fail it for what it leaves behind. Tasks of its fixtures may go on."""
+    loop = _loop_of(item)
+    before = loop.pending()
+    try:
+        loop.run(coro)
+    except BaseException:
+        loop.settle(before)
+        raise
+    complaints = loop.settle(before)
+    if complaints:
+        pytest.fail("the test passed but left behind:\n" + "\n".join(complaints), pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
+    test = pyfuncitem.obj
+    inner = getattr(getattr(test, "hypothesis", None), "inner_test", None)
+    inner = getattr(inner, "async_original", inner)  # parametrized tests share one function: wrapped before
+    if inspect.iscoroutinefunction(inner):
+        # Hypothesis calls the inner test once for each example and knows nothing of loops.
+        @functools.wraps(inner)
+        def example(*args: Any, **kwargs: Any) -> None:
+            _run_strictly(pyfuncitem, inner(*args, **kwargs))
+
+        example.async_original = inner  # type: ignore[attr-defined]
+        test.hypothesis.inner_test = example
+        return None
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    _run_strictly(pyfuncitem, test(**arguments))
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        if _LOOP in item.stash:
+            complaints = item.stash[_LOOP].close()
+            del item.stash[_LOOP]
+            if complaints:
+                pytest.fail("fixtures left behind:\n" + "\n".join(complaints), pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
+    """Async fixtures (function scope) run on the loop of their test."""
+    original = fixturedef.func
+    if inspect.isasyncgenfunction(original) or inspect.iscoroutinefunction(original):
+        if fixturedef.scope != "function":
+            raise TypeError(
+                f"async fixture {fixturedef.argname!r} must have function scope: each test has its own loop"
+            )
+        fixturedef.func = _on_loop(original, request)  # type: ignore[misc]
+    try:
+        return (yield)
+    finally:
+        if fixturedef.func is not original:
+            fixturedef.func = original  # type: ignore[misc]
+
+
+async def _next(generator: AsyncGenerator[Any, None]) -> Any:
+    return await anext(generator)
+
+
+def _on_loop(original: Callable[..., Any], request: pytest.FixtureRequest) -> Callable[..., Any]:
+    def setup(*args: Any, **kwargs: Any) -> Any:
+        loop = _loop_of(request.node)
+        made = original(*args, **kwargs)
+        if inspect.iscoroutine(made):
+            return loop.run(made)
+
+        def finish() -> None:
+            try:
+                loop.run(_next(made))
+            except StopAsyncIteration:
+                return
+            raise RuntimeError(f"async fixture {original.__name__!r} yields more than once")
+
+        value = loop.run(_next(made))
+        request.addfinalizer(finish)
+        return value
+
+    return setup
+
+
+# -- fixtures -----------------------------------------------------------------------------------------------------
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def namespace() -> str:
+    """A namespace of this test's own, so that tests share a server."""
+    return f"t{next(_numbers)}x{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="session")
+def nats_url() -> Iterator[str]:
+    """A nats-server with JetStream for the whole session: embedded, or in a container with NATS=container. One that
+    does not start is an error, never a skip."""
+    if os.environ.get("NATS") == "container":
+        yield from _container()
+        return
+    from gangline.bus.embedded import EmbeddedServer
+
+    with EmbeddedServer() as server:
+        yield server.url
+
+
+@pytest.fixture
+def nats_server() -> Iterator[Any]:
+    """A nats-server of this test's own, which it may kill and restart."""
+    from gangline.bus.embedded import EmbeddedServer
+
+    with EmbeddedServer() as server:
+        yield server
+
+
+def _container() -> Iterator[str]:
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.waiting_utils import wait_for_logs
+
+    image = os.environ.get("NATS_IMAGE", "nats:2.12-alpine")
+    container = DockerContainer(image).with_command("-js").with_exposed_ports(4222)
+    with container:
+        wait_for_logs(container, "Server is ready", timeout=60)
+        yield f"nats://{container.get_container_host_ip()}:{container.get_exposed_port(4222)}"

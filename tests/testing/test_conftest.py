@@ -1,0 +1,114 @@
+"""The suite's own runner: what it lets pass and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = Path(__file__).parents[1] / "conftest.py"
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester):
+    pytester.makeconftest(CONFTEST.read_text())
+
+    def run(source: str) -> pytest.RunResult:
+        pytester.makepyfile(source)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:asyncio", "-q")
+
+    return run
+
+
+def test_a_task_left_pending_fails_the_test(suite):
+    result = suite("""
+        import asyncio
+        async def test_leaves():
+            asyncio.create_task(asyncio.sleep(100), name="forgotten")
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*left pending*forgotten*"])
+
+
+def test_an_exception_in_a_callback_fails_the_test(suite):
+    result = suite("""
+        import asyncio
+        async def test_raises():
+            asyncio.get_running_loop().call_soon(lambda: 1 / 0)
+            await asyncio.sleep(0.1)
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
+
+
+def test_a_task_exception_that_nobody_looked_at_fails_the_test(suite):
+    result = suite("""
+        import asyncio
+        async def boom():
+            raise LookupError("lost")
+        async def test_raises():
+            asyncio.create_task(boom())
+            await asyncio.sleep(0.1)
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*LookupError: lost*"])
+
+
+def test_a_failing_test_shows_its_own_error(suite):
+    result = suite("""
+        import asyncio
+        async def test_fails():
+            asyncio.create_task(asyncio.sleep(100))
+            assert 1 == 2
+    """)
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*assert 1 == 2*"])
+
+
+def test_async_fixtures_are_set_up_and_torn_down_on_the_tests_loop(suite):
+    result = suite("""
+        import asyncio, pytest
+        @pytest.fixture
+        async def ticker():
+            loop = asyncio.get_running_loop()
+            task = asyncio.create_task(asyncio.sleep(1000))
+            yield loop
+            assert asyncio.get_running_loop() is loop
+            task.cancel()
+        @pytest.fixture
+        async def plain():
+            await asyncio.sleep(10)
+            return 7
+        async def test_uses(ticker, plain):
+            assert asyncio.get_running_loop() is ticker and plain == 7
+    """)
+    result.assert_outcomes(passed=1)
+
+
+def test_a_task_left_by_a_fixture_is_an_error(suite):
+    result = suite("""
+        import asyncio, pytest
+        @pytest.fixture
+        async def leaky():
+            yield asyncio.create_task(asyncio.sleep(1000))
+        async def test_uses(leaky):
+            pass
+    """)
+    result.assert_outcomes(passed=1, errors=1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@given(number=st.integers(0, 3))
+async def test_hypothesis_runs_async_tests(number, times):
+    await asyncio.sleep(number * times)
+    assert number <= 3
+
+
+def test_namespaces_differ(namespace, request):
+    assert namespace.isalnum()
+    assert namespace != namespace.upper()

@@ -1,0 +1,221 @@
+"""VirtualLoop: time, order, executors, nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from gangline.testing.loop import Deadlock, VirtualLoop, VirtualTimeout, current_node, node_context
+
+
+@pytest.fixture
+def loop():
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+
+
+def test_an_hour_passes_at_once(loop):
+    began = time.monotonic()
+    start = loop.time()
+    loop.run_until_complete(asyncio.sleep(3600))
+    assert loop.time() == start + 3600
+    assert time.monotonic() - began < 1
+
+
+def test_timers_of_one_instant_fire_in_the_order_they_were_set(loop):
+    seen = []
+    for number in range(20):
+        loop.call_at(1010.0, seen.append, number)
+    loop.run_until_complete(asyncio.sleep(11))
+    assert seen == list(range(20))
+
+
+def test_a_cancelled_timer_moves_no_time(loop):
+    loop.call_later(50, print).cancel()
+    loop.run_until_complete(asyncio.sleep(1))
+    assert loop.time() == 1001
+
+
+def test_many_cancelled_timers_are_swept(loop):
+    async def main():
+        for _ in range(5000):
+            async with asyncio.timeout(100):
+                await asyncio.sleep(0)
+        return len(loop._timers)
+
+    assert loop.run_until_complete(main()) < 1000
+
+
+def test_a_deadlock_names_who_waits(loop):
+    async def stuck():
+        await loop.create_future()
+
+    async def main():
+        await asyncio.create_task(stuck(), name="the-stuck-one")
+
+    with pytest.raises(Deadlock, match="the-stuck-one.*stuck"):
+        loop.run_until_complete(main())
+
+
+def test_the_limit_ends_an_endless_wait():
+    loop = VirtualLoop(limit_s=100)
+
+    async def forever():
+        for _ in range(1_000_000):
+            await asyncio.sleep(1)
+
+    with pytest.raises(VirtualTimeout, match="forever"):
+        loop.run_until_complete(forever())
+    loop.close()
+
+
+def test_time_stands_still_while_a_thread_works(loop):
+    def work():
+        time.sleep(0.05)
+        return "done"
+
+    async def main():
+        before = loop.time()
+        result = await loop.run_in_executor(None, work)
+        return result, loop.time() - before
+
+    loop.call_later(10, print)
+    assert loop.run_until_complete(main()) == ("done", 0)
+
+
+def test_a_job_nobody_waits_for_holds_no_time(loop):
+    free = threading.Event()
+
+    async def main():
+        job = loop.run_in_executor(None, free.wait)
+        await asyncio.sleep(0)
+        job.cancel()
+        await asyncio.sleep(5)
+        free.set()
+
+    loop.run_until_complete(main())
+    assert loop.time() == 1005
+
+
+def test_a_raising_job_raises_in_the_task_that_waits(loop):
+    async def main():
+        with pytest.raises(ZeroDivisionError):
+            await loop.run_in_executor(None, lambda: 1 / 0)
+
+    loop.run_until_complete(main())
+
+
+def test_nodes_are_inherited_by_tasks_and_callbacks(loop):
+    seen = []
+
+    async def child():
+        seen.append(current_node())
+        loop.call_soon(lambda: seen.append(current_node()))
+
+    async def main():
+        await loop.spawn("n1", child())
+        await asyncio.sleep(0)
+        seen.append(current_node())
+
+    loop.run_until_complete(main())
+    assert seen == ["n1", "n1", None]
+
+
+def test_a_frozen_node_gets_its_messages_before_its_timers_and_time_went_on(loop):
+    seen = []
+
+    async def main():
+        context = node_context("n1")
+        loop.call_later(1, lambda: seen.append(("timer", loop.time() - 1000)), context=context)
+        loop.freeze("n1")
+        await asyncio.sleep(5)
+        loop.call_soon(lambda: seen.append(("message", loop.time() - 1000)), context=context)
+        await asyncio.sleep(1)
+        assert seen == []
+        loop.thaw("n1")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(main())
+    assert seen == [("message", 6), ("timer", 6)]
+
+
+def test_others_go_on_while_one_is_frozen(loop):
+    ticks = {"n1": 0, "n2": 0}
+
+    async def tick(name):
+        while True:
+            await asyncio.sleep(1)
+            ticks[name] += 1
+
+    async def main():
+        tasks = [loop.spawn(name, tick(name)) for name in ticks]
+        await asyncio.sleep(2.5)
+        loop.freeze("n1")
+        await asyncio.sleep(3)
+        loop.thaw("n1")
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+
+    loop.run_until_complete(main())
+    assert ticks == {"n1": 3, "n2": 5}
+
+
+def test_a_crashed_node_runs_nothing_any_more_not_even_finally(loop):
+    seen = []
+
+    async def work():
+        try:
+            await asyncio.sleep(1)
+            seen.append("went on")
+        finally:
+            seen.append("cleaned up")
+
+    async def main():
+        task = loop.spawn("n1", work())
+        await asyncio.sleep(0.5)
+        loop.crash("n1")
+        task.cancel()
+        await asyncio.sleep(5)
+        assert seen == []
+
+    loop.run_until_complete(main())
+
+
+def test_sets_of_tasks_have_the_same_order_every_time():
+    async def main():
+        tasks = {asyncio.create_task(asyncio.sleep(1), name=str(number)) for number in range(50)}
+        order = [task.get_name() for task in tasks]
+        await asyncio.wait(tasks)
+        return order
+
+    orders = []
+    for _ in range(3):
+        clutter = [object() for _ in range(len(orders) * 1000)]
+        loop = VirtualLoop()
+        orders.append(loop.run_until_complete(main()))
+        loop.close()
+        del clutter
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_the_loop_serves_asyncio_runner():
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(asyncio.sleep(1000))
+
+
+async def test_async_tests_run_on_virtual_time():
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    async with asyncio.timeout(2000):
+        await asyncio.sleep(1500)
+
+
+@pytest.mark.realtime
+async def test_marked_tests_run_on_the_real_loop():
+    assert not isinstance(asyncio.get_running_loop(), VirtualLoop)

@@ -15,7 +15,7 @@ from typing import Any, Final
 ROOT: Final = "gangline"
 """Parent of all loggers of this package."""
 
-_TAKEN: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+RECORD_FIELDS: Final = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 """Names that a log record uses itself: an `extra` of such a name would raise, and an error path would lose its log."""
 
 
@@ -31,7 +31,7 @@ class Log(logging.LoggerAdapter[logging.Logger]):
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         merged = {**(self.extra or {}), **(kwargs.get("extra") or {})}
-        kwargs["extra"] = {f"{name}_" if name in _TAKEN else name: value for name, value in merged.items()}
+        kwargs["extra"] = {f"{name}_" if name in RECORD_FIELDS else name: value for name, value in merged.items()}
         return msg, kwargs
 
 

@@ -32,6 +32,9 @@ from typing import Final
 
 from ..schemas.frames import Load
 from .instruments import ATTEMPTS, SECONDS, counter, gauge, histogram, level, metrics_enabled
+from .logs import logger_for
+
+_log: Final = logger_for("telemetry")
 
 _POOL: Final = ("pool",)
 _ENDPOINT: Final = ("endpoint", "pool")
@@ -100,7 +103,13 @@ _workers: weakref.WeakSet[WorkerMetrics] = weakref.WeakSet()
 
 def _loads(place: int) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
     def read() -> Iterable[tuple[tuple[str, ...], float]]:
-        return [((metrics.pool, metrics.worker), metrics.load()[place]) for metrics in list(_workers)]
+        found: list[tuple[tuple[str, ...], float]] = []
+        for metrics in list(_workers):
+            try:
+                found.append(((metrics.pool, metrics.worker), metrics.load()[place]))
+            except Exception:  # one worker half closed must not hide the others
+                _log.exception("load cannot be read", extra={"action": "metrics.load", "worker": metrics.worker})
+        return found
 
     return read
 

@@ -1,0 +1,187 @@
+"""Exporters for command-line processes, from OpenTelemetry's standard environment variables.
+
+==================================  ==============================================================================
+variable                            meaning
+==================================  ==============================================================================
+OTEL_SDK_DISABLED                   `true`: nothing at all
+OTEL_TRACES_EXPORTER                `otlp`, `console`, `none`; several with commas
+OTEL_METRICS_EXPORTER               `otlp`, `prometheus`, `console`, `none`; several with commas
+OTEL_EXPORTER_OTLP_ENDPOINT, ...    where to, headers, compression, time-outs: read by the exporters themselves
+OTEL_EXPORTER_OTLP_PROTOCOL         `http/protobuf` (default) or `grpc`; also `..._TRACES_...`, `..._METRICS_...`
+OTEL_EXPORTER_PROMETHEUS_HOST       where Prometheus may scrape; default localhost
+OTEL_EXPORTER_PROMETHEUS_PORT       default 9464
+OTEL_SERVICE_NAME                   default: the command's own (`gangline-worker`, `gangline-gateway`)
+OTEL_RESOURCE_ATTRIBUTES            further attributes of the process
+==================================  ==============================================================================
+
+One thing differs from the standard: the default exporter is `none`, unless OTEL_EXPORTER_OTLP_ENDPOINT says where a
+collector is; then it is `otlp`. The SDK is imported only when there is something to export.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ..schemas.errors import InvalidSettings
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.metrics.export import MetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import SpanProcessor
+
+_OTLP_PACKAGES: Final = {
+    "http/protobuf": ("opentelemetry.exporter.otlp.proto.http", "opentelemetry-exporter-otlp-proto-http"),
+    "grpc": ("opentelemetry.exporter.otlp.proto.grpc", "opentelemetry-exporter-otlp-proto-grpc"),
+}
+_TRACES: Final = ("otlp", "console", "none")
+_METRICS: Final = ("otlp", "prometheus", "console", "none")
+
+
+def configure(service: str, *, environ: Mapping[str, str] | None = None) -> Callable[[], None]:
+    """Set the global providers as the environment asks; do nothing when it asks for nothing.
+
+    Args:
+        service: the service name where the environment gives none.
+        environ: instead of the process's own. (The exporters read the process's.)
+
+    Returns:
+        What to call at the end: sends what is still buffered (it may block for some seconds) and stops the exporters.
+
+    Raises:
+        InvalidSettings: an unknown exporter, an exporter whose package is not installed (the text names the package),
+            or a Prometheus port that cannot be had.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return lambda: None
+    traces = _exporters(env, "OTEL_TRACES_EXPORTER", _TRACES)
+    metrics = _exporters(env, "OTEL_METRICS_EXPORTER", _METRICS)
+    ends: list[Callable[[], object]] = []
+    if traces or metrics:
+        resource = _resource(service, env)
+        if traces:
+            ends.append(_set_tracer_provider(traces, resource, env))
+        if metrics:
+            ends.append(_set_meter_provider(metrics, resource, env))
+
+    def shutdown() -> None:
+        while ends:
+            ends.pop()()
+
+    return shutdown
+
+
+def _exporters(env: Mapping[str, str], variable: str, known: tuple[str, ...]) -> list[str]:
+    default = "otlp" if env.get("OTEL_EXPORTER_OTLP_ENDPOINT") else "none"
+    asked = [name.strip().lower() for name in (env.get(variable) or default).split(",") if name.strip()]
+    for name in asked:
+        if name not in known:
+            raise InvalidSettings(f"{variable}={name} is not known here: use {', '.join(known)}")
+    return [name for name in dict.fromkeys(asked) if name != "none"]
+
+
+def _resource(service: str, env: Mapping[str, str]) -> Resource:
+    sdk = _module("opentelemetry.sdk.resources", "opentelemetry-sdk", "OTEL_TRACES_EXPORTER")
+    named = "service.name" in env.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    name = env.get("OTEL_SERVICE_NAME") or (None if named else service)
+    resource: Resource = sdk.Resource.create({"service.name": name} if name else {})
+    return resource
+
+
+def _set_tracer_provider(names: list[str], resource: Resource, env: Mapping[str, str]) -> Callable[[], object]:
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    processors = [_span_processor(name, env) for name in names]
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    for processor in processors:
+        provider.add_span_processor(processor)
+    trace.set_tracer_provider(provider)
+    return provider.shutdown
+
+
+def _span_processor(name: str, env: Mapping[str, str]) -> SpanProcessor:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SimpleSpanProcessor
+
+    if name == "console":
+        return SimpleSpanProcessor(ConsoleSpanExporter())
+    module = _otlp("trace_exporter", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", env)
+    return BatchSpanProcessor(module.OTLPSpanExporter())
+
+
+def _set_meter_provider(names: list[str], resource: Resource, env: Mapping[str, str]) -> Callable[[], object]:
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    ends: list[Callable[[], object]] = []
+    readers = [_metric_reader(name, env, ends) for name in names]
+    provider = MeterProvider(metric_readers=readers, resource=resource, shutdown_on_exit=False)
+    metrics.set_meter_provider(provider)
+
+    def shutdown() -> None:
+        provider.shutdown()
+        for end in ends:
+            end()
+
+    return shutdown
+
+
+def _metric_reader(name: str, env: Mapping[str, str], ends: list[Callable[[], object]]) -> MetricReader:
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+
+    if name == "prometheus":
+        return _prometheus(env, ends)
+    if name == "console":
+        return PeriodicExportingMetricReader(ConsoleMetricExporter())
+    module = _otlp("metric_exporter", "OTEL_METRICS_EXPORTER", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", env)
+    return PeriodicExportingMetricReader(module.OTLPMetricExporter())
+
+
+def _prometheus(env: Mapping[str, str], ends: list[Callable[[], object]]) -> MetricReader:
+    package = "opentelemetry-exporter-prometheus"
+    exporter = _module("opentelemetry.exporter.prometheus", package, "OTEL_METRICS_EXPORTER=prometheus")
+    client = _module("prometheus_client", package, "OTEL_METRICS_EXPORTER=prometheus")
+    host = env.get("OTEL_EXPORTER_PROMETHEUS_HOST") or "localhost"
+    port = env.get("OTEL_EXPORTER_PROMETHEUS_PORT") or "9464"
+    try:
+        server, thread = client.start_http_server(port=int(port), addr=host)
+    except ValueError as error:
+        raise InvalidSettings(f"OTEL_EXPORTER_PROMETHEUS_PORT={port} is not a port number") from error
+    except (OSError, OverflowError) as error:
+        raise InvalidSettings(
+            f"Prometheus metrics cannot be served on {host}:{port} ({error}): "
+            "set OTEL_EXPORTER_PROMETHEUS_PORT to a free port, one for each process"
+        ) from error
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    ends.append(stop)
+    reader: MetricReader = exporter.PrometheusMetricReader()
+    return reader
+
+
+def _otlp(part: str, asked_by: str, own_protocol: str, env: Mapping[str, str]) -> Any:
+    protocol = env.get(own_protocol) or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
+    if protocol not in _OTLP_PACKAGES:
+        raise InvalidSettings(
+            f"OTLP protocol {protocol!r} is not known here: set OTEL_EXPORTER_OTLP_PROTOCOL to "
+            f"{' or '.join(_OTLP_PACKAGES)}"
+        )
+    module, package = _OTLP_PACKAGES[protocol]
+    return _module(f"{module}.{part}", package, f"{asked_by}=otlp")
+
+
+def _module(name: str, package: str, asked_by: str) -> Any:
+    """Import, or say which package brings it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise InvalidSettings(
+            f"{asked_by} needs a package that is not installed: pip install {package} ({error})"
+        ) from error

@@ -1,0 +1,81 @@
+"""Every line has an action and its ids, and no `extra` can make a log line raise."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from gangline.telemetry.logformat import HumanFormatter, JsonFormatter, configure_logging
+from gangline.telemetry.logs import logger_for
+
+
+@pytest.fixture
+def lines() -> Iterator[list[logging.LogRecord]]:
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append(record)
+
+    kept: list[logging.LogRecord] = []
+    logger = logging.getLogger("gangline.test")
+    handler = Keep()
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    yield kept
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def test_bound_ids_are_on_each_line_and_the_lines_own_win(lines):
+    log = logger_for("test", pool="images", worker="w1").bind(epoch=3)
+    log.warning("left after %d tasks", 3, extra={"action": "worker.left", "worker": "w2"})
+    (record,) = lines
+    assert record.getMessage() == "left after 3 tasks"
+    assert (record.action, record.pool, record.worker, record.epoch) == ("worker.left", "images", "w2", 3)
+
+
+def test_a_field_named_like_one_of_the_records_own_is_renamed_instead_of_raising(lines):
+    logger_for("test").error("x", extra={"action": "a", "name": "n", "args": 1, "message": "m", "process": 2})
+    assert (lines[0].name_, lines[0].args_, lines[0].message_, lines[0].process_) == ("n", 1, "m", 2)
+
+
+def test_json_lines_carry_action_ids_and_exception(lines):
+    try:
+        raise ValueError("why")
+    except ValueError:
+        logger_for("test").exception("broke", extra={"action": "test.broke", "token": object, "level": "mine"})
+    line = json.loads(JsonFormatter().format(lines[0]))
+    assert line["action"] == "test.broke"
+    assert line["level"] == "error", "an id cannot hide the line's own fields"
+    assert line["time"].endswith("+00:00")
+    assert "ValueError: why" in line["exception"]
+    assert line["token"] == "<class 'object'>"
+
+
+def test_a_line_of_another_library_has_its_loggers_name_as_action():
+    record = logging.LogRecord("nats.aio", logging.ERROR, __file__, 1, "boom %s", ("x",), None)
+    assert json.loads(JsonFormatter().format(record))["action"] == "log.nats.aio"
+
+
+def test_human_lines_are_one_line_with_ids_at_the_end(lines):
+    logger_for("test", worker="w1").info("serves", extra={"action": "worker.started"})
+    text = HumanFormatter().format(lines[0])
+    assert text.endswith("INFO     worker.started  serves  worker=w1")
+    assert "\n" not in text
+
+
+def test_configured_logging_prints_ours_from_the_level_up_and_only_warnings_of_others():
+    root, ours = logging.getLogger(), logging.getLogger("gangline")
+    before = (root.handlers[:], root.level, ours.level)
+    out = io.StringIO()
+    try:
+        configure_logging(level="debug", fmt="json", stream=out)
+        logger_for("x").debug("mine", extra={"action": "x.y"})
+        logging.getLogger("other").info("not shown")
+        logging.getLogger("other").warning("shown")
+    finally:
+        root.handlers[:], root.level, ours.level = before
+    assert [json.loads(line)["message"] for line in out.getvalue().splitlines()] == ["mine", "shown"]

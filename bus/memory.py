@@ -1,0 +1,252 @@
+"""A NATS server in memory, for tests, the simulator and users' own tests.
+
+`MemoryHub` stands for the server; `MemoryHub.connect` gives connections that keep every promise of `port`, as the
+conformance suite shows. By itself a hub delivers everything, in order, on the next turn of the event loop. Operators'
+accidents are methods (`stop`, `start`, `disconnect`, `partition`, `storage_down`); accidents of single messages come
+from a `Faults` object.
+
+Times are those of the running loop, so that a virtual loop moves expiry and time-outs along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+
+from ..schemas.errors import ServerUnreachable
+from .ambient import Ambient
+from .memory_bus import Link, MemoryBus, MemorySubscription
+from .memory_faults import Faults, StorageFate
+from .memory_kv import MemoryWatch
+from .memory_store import MemoryStore
+from .memory_subjects import RoutingTable
+from .port import BucketSettings, ConnectionEvent, KvEntry, Message, Storage
+
+DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
+"""The server's own default."""
+
+_PROMPT = StorageFate(0.0, 0.0)
+
+MessageTap = Callable[[str, Message], None]
+ChangeTap = Callable[[str, KvEntry], None]
+
+
+class MemoryHub:
+    """A server in memory.
+
+    Args:
+        ambient: names of inboxes, and the choice of a queue group's member.
+        faults: the fate of each message; None: all arrive at once.
+        max_payload: largest body plus headers, in bytes.
+        storage_timeout_s: how long clients wait for a storage operation; at least 0.1 s.
+    """
+
+    def __init__(
+        self,
+        *,
+        ambient: Ambient | None = None,
+        faults: Faults | None = None,
+        max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        storage_timeout_s: float = 5.0,
+    ) -> None:
+        self.ambient = ambient or Ambient()
+        self.faults = faults
+        self.max_payload = max_payload
+        self.storage_timeout_s = storage_timeout_s
+        self.up = True
+        self.storage_up = True
+        # Of its own, so that what the server does belongs to no client's task or node.
+        self.context = contextvars.Context()
+        self._table: RoutingTable[MemorySubscription] = RoutingTable()
+        self._stores: dict[str, MemoryStore] = {}
+        self._buses: dict[MemoryBus, None] = {}
+        self._watches: dict[MemoryWatch, None] = {}
+        self._message_taps: list[MessageTap] = []
+        self._change_taps: list[ChangeTap] = []
+
+    def __repr__(self) -> str:
+        state = "up" if self.up else "down"
+        return f"<MemoryHub {state} connections={len(self._buses)} subscriptions={len(self._table)}>"
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def connect(self, name: str = "memory") -> MemoryBus:
+        """A new connection. Its handlers run in the context of whoever subscribes.
+
+        Raises:
+            ServerUnreachable: the server is down.
+        """
+        if not self.up:
+            raise ServerUnreachable("the in-memory server is down: start() it first")
+        bus = MemoryBus(self, name)
+        self._buses[bus] = None
+        return bus
+
+    @property
+    def connections(self) -> list[MemoryBus]:
+        return list(self._buses)
+
+    def tap(self, on_message: MessageTap | None = None, on_change: ChangeTap | None = None) -> None:
+        """See every message that reaches the server (sender's name, message) and every change of a bucket (name,
+        entry), for checkers and for debugging."""
+        if on_message is not None:
+            self._message_taps.append(on_message)
+        if on_change is not None:
+            self._change_taps.append(on_change)
+
+    def peek(self, bucket: str) -> list[KvEntry]:
+        """What a bucket holds, without asking over a connection."""
+        store = self._stores.get(bucket)
+        return [] if store is None else list(store.living())
+
+    # -- accidents ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server goes down: every connection is lost, and with them what memory streams held. Idempotent."""
+        if not self.up:
+            return
+        self.up = False
+        for bus in list(self._buses):
+            self._lose(bus)
+        for name, store in list(self._stores.items()):
+            if store.settings.storage is Storage.MEMORY:
+                store.discard()
+                del self._stores[name]
+
+    def start(self) -> None:
+        """The server is back; clients reconnect at once, unless they are held off or partitioned. Idempotent."""
+        if self.up:
+            return
+        self.up = True
+        for bus in list(self._buses):
+            self.reconnect(bus)
+
+    def disconnect(self, bus: MemoryBus) -> None:
+        """Cut one connection; both ends know. It stays down until `reconnect` (or `start`)."""
+        self._lose(bus)
+
+    def reconnect(self, bus: MemoryBus) -> None:
+        """Let a lost connection come back. Does nothing while the server is down or for a live connection."""
+        if not self.up or bus.link is not Link.DOWN:
+            return
+        bus.link = Link.UP
+        for subscription in bus.subscriptions:
+            self._table.add(subscription)
+        bus.tell(ConnectionEvent.RECONNECTED)
+        for watch in [w for w in self._watches if w.bus is bus]:
+            watch.resync(self.store(watch.bucket))
+
+    def partition(self, bus: MemoryBus) -> None:
+        """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
+        knows. Ends with `heal` (all comes through, late) or `disconnect` (all is lost)."""
+        if bus.link is Link.UP:
+            bus.link = Link.CUT
+
+    def heal(self, bus: MemoryBus) -> None:
+        """End a partition that nobody noticed."""
+        if bus.link is Link.CUT:
+            bus.link = Link.UP
+            held, bus.held = bus.held, []
+            for pass_on in held:
+                pass_on()
+
+    def kill(self, bus: MemoryBus) -> None:
+        """The client's process is gone: the server forgets it, and nobody tells the client."""
+        if bus.link is not Link.CLOSED:
+            self._lose(bus, tell=False)
+            bus.link = Link.CLOSED
+        self.forget(bus)
+
+    def storage_down(self) -> None:
+        """JetStream has no leader: operations fail at once. Messages go on."""
+        self.storage_up = False
+
+    def storage_back(self) -> None:
+        self.storage_up = True
+
+    # -- for connections ------------------------------------------------------------------------------------------
+
+    def route(self, sender: MemoryBus, message: Message) -> None:
+        """A message has reached the server."""
+        for tap in self._message_taps:
+            tap(sender.name, message)
+        plain, groups = self._table.match(message.subject)
+        for subscription in plain:
+            self._send(sender.name, subscription, message)
+        for members in groups:
+            one = members[0] if len(members) == 1 else self.ambient.random.choice(members)
+            self._send(sender.name, one, message)
+        if message.reply and not plain and not groups:
+            status = Message(message.reply, b"", headers={"Status": "503"})
+            for subscription in self._table.match(message.reply)[0]:
+                if subscription.bus is sender:
+                    self._send("server", subscription, status)
+
+    def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
+        if self.faults is None:
+            subscription.bus.arrive(subscription.deliver, message)
+            return
+        loop = asyncio.get_running_loop()
+        for delay in self.faults.message(sender, subscription.bus.name, message.subject, loop.time()):
+            loop.call_later(delay, subscription.bus.arrive, subscription.deliver, message, context=self.context)
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something as the server, after `delay` seconds (0: now)."""
+        if delay <= 0:
+            action()
+        else:
+            asyncio.get_running_loop().call_later(delay, action, context=self.context)
+
+    def storage_fate(self, bus: MemoryBus) -> StorageFate:
+        if self.faults is None:
+            return _PROMPT
+        return self.faults.storage(bus.name, asyncio.get_running_loop().time())
+
+    def listen(self, subscription: MemorySubscription) -> None:
+        self._table.add(subscription)
+
+    def unlisten(self, subscription: MemorySubscription) -> None:
+        self._table.remove(subscription)
+
+    def forget(self, bus: MemoryBus) -> None:
+        self._buses.pop(bus, None)
+        for subscription in bus.subscriptions:
+            self._table.remove(subscription)
+        for watch in [w for w in self._watches if w.bus is bus]:
+            del self._watches[watch]
+
+    def _lose(self, bus: MemoryBus, *, tell: bool = True) -> None:
+        if bus.link not in (Link.UP, Link.CUT):
+            return
+        bus.link = Link.DOWN
+        bus.held.clear()
+        for subscription in bus.subscriptions:
+            self._table.remove(subscription)
+        bus.fail_waiting()
+        if tell:
+            bus.tell(ConnectionEvent.DISCONNECTED)
+
+    # -- buckets --------------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> MemoryStore | None:
+        return self._stores.get(name)
+
+    def make_store(self, name: str, settings: BucketSettings) -> MemoryStore:
+        """The bucket as it is, or a new one."""
+        if name not in self._stores:
+            self._stores[name] = MemoryStore(name, settings, self.context, self._changed)
+        return self._stores[name]
+
+    def add_watch(self, watch: MemoryWatch) -> None:
+        self._watches[watch] = None
+
+    def drop_watch(self, watch: MemoryWatch) -> None:
+        self._watches.pop(watch, None)
+
+    def _changed(self, store: MemoryStore, entry: KvEntry) -> None:
+        for tap in self._change_taps:
+            tap(store.name, entry)
+        for watch in list(self._watches):
+            if watch.bucket == store.name:
+                watch.changed(entry)

@@ -1,0 +1,96 @@
+"""Subjects, wildcards and who listens: the routing table of the in-memory hub."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Generic, Protocol, TypeVar
+
+from ..schemas.errors import InvalidName
+
+
+class Pattern:
+    """A subject with wildcards: `*` stands for one token, a last `>` for one or more.
+
+    Raises:
+        InvalidName: an empty token, white space, or `>` before the end.
+    """
+
+    __slots__ = ("_literal", "_tokens", "text")
+
+    def __init__(self, text: str) -> None:
+        tokens = text.split(".")
+        if not all(tokens) or any(char.isspace() for char in text) or ">" in tokens[:-1]:
+            raise InvalidName(f"{text!r} is not a subject: tokens joined by dots, '*' for one, '>' for the rest")
+        self.text = text
+        self._tokens = tokens
+        self._literal = "*" not in tokens and tokens[-1] != ">"
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+    def matches(self, subject: str) -> bool:
+        if self._literal:
+            return subject == self.text
+        tokens = subject.split(".")
+        for index, (wanted, token) in enumerate(itertools.zip_longest(self._tokens, tokens)):
+            if wanted == ">":
+                return index < len(tokens)
+            if token is None or wanted is None or (wanted != "*" and wanted != token):
+                return False
+        return True
+
+
+def check_subject(subject: str) -> None:
+    """Refuse what a server would refuse to route.
+
+    Raises:
+        InvalidName: empty, an empty token, white space or a wildcard.
+    """
+    bad = not subject or ".." in subject or subject[0] == "." or subject[-1] == "."
+    if bad or any(char in " \t\r\n" for char in subject) or "*" in subject or ">" in subject:
+        raise InvalidName(f"{subject!r} is not a subject that can be published to")
+
+
+class Listener(Protocol):
+    pattern: Pattern
+    queue: str
+
+
+L = TypeVar("L", bound=Listener)
+
+
+class RoutingTable(Generic[L]):
+    """Which listeners match a subject; answers are remembered until a listener comes or goes."""
+
+    def __init__(self) -> None:
+        self._listeners: dict[L, None] = {}
+        self._known: dict[str, tuple[list[L], list[list[L]]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._listeners)
+
+    def add(self, listener: L) -> None:
+        self._listeners[listener] = None
+        self._known.clear()
+
+    def remove(self, listener: L) -> None:
+        self._listeners.pop(listener, None)
+        self._known.clear()
+
+    def match(self, subject: str) -> tuple[list[L], list[list[L]]]:
+        """Plain listeners, and the members of each queue group, in the order in which they subscribed."""
+        known = self._known.get(subject)
+        if known is None:
+            plain: list[L] = []
+            groups: dict[str, list[L]] = {}
+            for listener in self._listeners:
+                if listener.pattern.matches(subject):
+                    if listener.queue:
+                        groups.setdefault(listener.queue, []).append(listener)
+                    else:
+                        plain.append(listener)
+            known = plain, list(groups.values())
+            if len(self._known) > 4096:  # subjects made for one answer each
+                self._known.clear()
+            self._known[subject] = known
+        return known

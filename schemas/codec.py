@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from enum import Enum, StrEnum
+from pathlib import PurePath
 from typing import Any
 
 import msgpack
@@ -49,7 +50,8 @@ class Format(StrEnum):
 def _plain(value: Any) -> Any:
     """msgpack's hook for what it cannot write itself."""
     if isinstance(value, BaseModel):
-        return {name: getattr(value, name) for name in type(value).model_fields} | (value.model_extra or {})
+        # By alias, without excluded fields, through its own serializers: the same as in JSON, but bytes stay bytes.
+        return value.model_dump(by_alias=True)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, (set, frozenset)):
@@ -57,7 +59,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     # Dates, UUIDs, decimals, paths, URLs: the text form that pydantic reads back.
-    return pydantic_core.to_jsonable_python(value)
+    return pydantic_core.to_jsonable_python(value, fallback=_fallback)
+
+
+def _fallback(value: Any) -> Any:
+    """pydantic's hook for what it cannot write itself."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, PurePath):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form on the wire")
 
 
 _pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
@@ -71,7 +82,7 @@ def pack(value: Any) -> bytes:
     """
     try:
         return _pack(value)  # type: ignore[no-any-return]
-    except (TypeError, ValueError, OverflowError, pydantic_core.PydanticSerializationError) as error:
+    except Exception as error:  # also what a model's own serializer or a property raises
         # A Packer that raised half-way keeps what it had written; msgpack offers no reset but a new one.
         _renew_packer()
         raise InvalidRequest(f"cannot be written as msgpack: {error}") from error
@@ -83,27 +94,47 @@ def _renew_packer() -> None:
 
 
 def unpack(data: bytes) -> Any:
-    """Read msgpack.
+    """Read msgpack. Its timestamps become aware datetimes; other extension types are refused.
 
     Raises:
         MalformedMessage: not exactly one msgpack value.
     """
     try:
-        return msgpack.unpackb(data, raw=False, strict_map_key=False, use_list=True)
+        return msgpack.unpackb(
+            data, raw=False, strict_map_key=False, use_list=True, timestamp=3, ext_hook=_refuse_extension
+        )
     except Exception as error:  # msgpack raises ValueError, its own classes, and more on hostile input
         raise MalformedMessage(f"not msgpack: {error or type(error).__name__}") from error
 
 
+def _refuse_extension(code: int, data: bytes) -> Any:
+    raise ValueError(f"extension type {code} is not known")
+
+
 def to_json(value: Any) -> bytes:
-    """Write JSON; bytes become base64 text, NaN and infinities become null.
+    """Write JSON; bytes become base64 text of the URL-safe alphabet, NaN and infinities become null.
 
     Raises:
         InvalidRequest: the value (or something in it) has no form on the wire.
     """
     try:
-        return pydantic_core.to_json(value, bytes_mode="base64")
-    except (TypeError, ValueError, RecursionError, pydantic_core.PydanticSerializationError) as error:
+        return pydantic_core.to_json(_dumped(value), bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)
+    except Exception as error:  # also what a model's own serializer or a property raises
         raise InvalidRequest(f"cannot be written as JSON: {error}") from error
+
+
+_SCALARS = frozenset({str, int, float, bool, type(None), bytes})
+
+
+def _dumped(value: Any) -> Any:
+    """Models and dataclasses as maps: inside one, pydantic would follow its settings for bytes, not ours."""
+    if isinstance(value, (BaseModel, Enum)) or dataclasses.is_dataclass(value):
+        return _dumped(_plain(value))
+    if isinstance(value, dict):
+        return {key: item if type(item) in _SCALARS else _dumped(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [item if type(item) in _SCALARS else _dumped(item) for item in value]
+    return value
 
 
 def from_json(data: bytes) -> Any:
@@ -137,13 +168,13 @@ def decode(data: bytes, fmt: Format) -> Any:
 
 
 def check_depth(value: Any, limit: int = MAX_DEPTH) -> None:
-    """Refuse values nested so deep that code that walks them would overflow the stack.
+    """Refuse values nested so deep that code that walks them would overflow the stack. `[[]]` is two levels deep.
 
     Raises:
         MalformedMessage: deeper than `limit`.
     """
     level = [value]
-    for _ in range(limit + 1):
+    for _ in range(limit):
         deeper: list[Any] = []
         for item in level:
             if isinstance(item, list):

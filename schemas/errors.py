@@ -267,9 +267,12 @@ def _by_code(root: type[GanglineError]) -> dict[str, type[GanglineError]]:
     return found
 
 
-_CLASSES = _by_code(GanglineError)
+_classes = _by_code(GanglineError)
 
 
 def error_from_wire(code: str, message: str, details: dict[str, Any] | None, may_have_started: bool) -> GanglineError:
     """Rebuild an error that another process answered; an unknown code becomes the base class."""
-    return _CLASSES.get(code, GanglineError)(message, details=details, may_have_started=may_have_started)
+    if code not in _classes:
+        # Folders above this one add classes of their own when they are imported.
+        _classes.update(_by_code(GanglineError))
+    return _classes.get(code, GanglineError)(message, details=details, may_have_started=may_have_started)

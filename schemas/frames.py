@@ -33,13 +33,16 @@ END        `[8, id, count]`, the stream is complete
 =========  ==============================================================================================
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
-nil is none. Ids are integers that a sender never uses twice.
+nil is none. Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps
+answers for a while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
 """
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Sequence
 from enum import IntEnum, IntFlag, StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from . import codec
 from .errors import MalformedMessage
@@ -162,6 +165,32 @@ def encode_answer(epoch: int, load: Load, frames: list[Frame]) -> bytes:
     return codec.pack((WIRE_VERSION, epoch, load, frames))
 
 
+def encode_frame(frame: Frame) -> bytes:
+    """Write one frame, to be joined to others later by `join_answer`. What it costs on the wire is then known.
+
+    Raises:
+        InvalidRequest: something in it has no form on the wire.
+    """
+    return codec.pack(frame)
+
+
+def join_answer(epoch: int, load: Load, frames: Sequence[bytes]) -> bytes:
+    """The answer envelope of frames that were written by `encode_frame`; the same bytes as `encode_answer`."""
+    count = len(frames)
+    if count < 16:
+        header = bytes((0x90 | count,))
+    elif count < 1 << 16:
+        header = b"\xdc" + count.to_bytes(2, "big")
+    else:
+        header = b"\xdd" + count.to_bytes(4, "big")
+    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(load) + header
+    return head + b"".join(frames)
+
+
+ENVELOPE_BYTES: Final = 64
+"""Most that `join_answer` adds to its frames."""
+
+
 def decode_request(data: bytes) -> RequestEnvelope:
     """Read and check a request envelope.
 
@@ -194,8 +223,10 @@ def _envelope(data: bytes) -> list[Any]:
     value = codec.unpack(data)
     if not isinstance(value, list) or len(value) != 4:
         raise MalformedMessage("an envelope is an array of four")
-    if value[0] != WIRE_VERSION:
-        raise MalformedMessage(f"wire version {value[0]!r} is not spoken here, only {WIRE_VERSION}: upgrade one side")
+    if type(value[0]) is not int or value[0] != WIRE_VERSION:
+        raise MalformedMessage(
+            f"wire version {_shown(value[0])} is not spoken here, only {WIRE_VERSION}: upgrade one side"
+        )
     if type(value[1]) is not int or value[1] < 0:
         raise MalformedMessage("epoch must be a whole number")
     if not isinstance(value[3], list):
@@ -319,9 +350,18 @@ def _check(frame: Any, places: dict[int, _Places]) -> None:
         raise MalformedMessage("a frame is an array that starts with its operation")
     expected = places.get(frame[0]) if type(frame[0]) is int else None
     if expected is None:
-        raise MalformedMessage(f"operation {frame[0]!r} is not known")
+        raise MalformedMessage(f"operation {_shown(frame[0])} is not known")
     if len(frame) != len(expected) + 1:
         raise MalformedMessage(f"frame {frame[0]} has {len(frame)} places, not {len(expected) + 1}")
     for value, (name, fits) in zip(frame[1:], expected, strict=True):
         if not fits(value):
-            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {str(value)[:40]!r}")
+            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {_shown(value)}")
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+
+
+def _shown(value: Any) -> str:
+    """A short picture of what came from outside; `repr` itself would walk all of it, however large or deep."""
+    return _BRIEF.repr(value)[:60]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 WIRE_VERSION: Final = 1
-"""Version of frames and records. A reader refuses a higher major number with a clear error."""
+"""Version of frames and records. Frames of another version are refused with a clear error; of a record, a reader takes
+the fields that it knows."""
 
 MAX_NAME_CHARS: Final = 128
 """Longest pool, worker, endpoint or method name."""
@@ -26,7 +27,7 @@ MAX_DEADLINE_S: Final = 30 * 86_400.0
 """Longest deadline a caller may ask for."""
 
 MAX_DEPTH: Final = 64
-"""Deepest nesting of lists and maps in arguments and results."""
+"""Deepest nesting of lists and maps in a body; `[[]]` is two levels deep."""
 
 FRAME_OVERHEAD_BYTES: Final = 512
 """Room left in `max_payload` for headers and the envelope of one frame."""

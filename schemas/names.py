@@ -31,6 +31,7 @@ from .errors import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
+_KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4}
 
 
 class Operation(StrEnum):
@@ -79,10 +80,30 @@ def split_target(target: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class WorkerId:
-    """A worker's full name. `worker` is unique within its pool."""
+    """A worker's full name. `worker` is unique within its pool.
+
+    Raises:
+        InvalidName: either part cannot stand in a subject.
+    """
 
     pool: str
     worker: str
+
+    def __post_init__(self) -> None:
+        check_name(self.pool, "pool")
+        check_name(self.worker, "worker")
+
+    @classmethod
+    def parse(cls, text: str) -> WorkerId:
+        """`"images.w1"` -> `WorkerId("images", "w1")`.
+
+        Raises:
+            InvalidName: not exactly two names joined by one dot.
+        """
+        pool, dot, worker = text.partition(".")
+        if not dot:
+            raise InvalidName(f"{text!r} is not POOL.WORKER, for example 'images.w1'")
+        return cls(pool, worker)
 
     def __str__(self) -> str:
         return f"{self.pool}.{self.worker}"
@@ -90,12 +111,19 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Subjects and keys of one namespace."""
+    """Subjects and keys of one namespace.
+
+    Raises:
+        InvalidName: the namespace cannot stand in a subject, or has capitals (its bucket's name is in capitals, so two
+            namespaces that differ only in case would share one).
+    """
 
     namespace: str = "gangline"
 
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
+        if self.namespace != self.namespace.lower():
+            raise InvalidName(f"namespace {self.namespace!r} may have no capitals: use {self.namespace.lower()!r}")
 
     # -- subjects -------------------------------------------------------------------------------------------------
 
@@ -136,7 +164,7 @@ class Names:
 
     @property
     def ledger_bucket(self) -> str:
-        return f"{self.namespace.upper().replace('-', '_')}_LEDGER"
+        return f"{self.namespace.upper()}_LEDGER"
 
     def registration_key(self, worker: WorkerId) -> str:
         return f"reg.{worker.pool}.{worker.worker}"
@@ -160,6 +188,6 @@ class Names:
     def parse_worker_key(key: str) -> WorkerId:
         """`reg.<pool>.<worker>`, `alive.<pool>.<worker>` or `lease.<pool>.<worker>.<token>` -> WorkerId."""
         parts = key.split(".")
-        if len(parts) < 3 or parts[0] not in ("reg", "alive", "lease"):
+        if len(parts) != _KEY_PARTS.get(parts[0]):
             raise InvalidName(f"{key!r} is not a key of the ledger")
         return WorkerId(parts[1], parts[2])

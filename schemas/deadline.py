@@ -1,0 +1,31 @@
+"""The deadline that code runs under, handed down from a task to the calls that it makes.
+
+Worker and dispatcher never import each other; this is the one thing they share. A worker sets it around each task, a
+client inside that task inherits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_deadline: ContextVar[float | None] = ContextVar("gangline_deadline", default=None)
+
+
+def current_deadline() -> float | None:
+    """When the surrounding task must be done, in seconds of the loop's monotonic clock; None is never."""
+    return _deadline.get()
+
+
+@contextmanager
+def deadline(at: float | None) -> Iterator[None]:
+    """Run the block under a deadline. An outer deadline that is earlier stays in force."""
+    outer = _deadline.get()
+    if at is None or (outer is not None and outer < at):
+        at = outer
+    reset = _deadline.set(at)
+    try:
+        yield
+    finally:
+        _deadline.reset(reset)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.schemas.errors import InvalidName
+from gangline.schemas.limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
+from gangline.schemas.names import Names, Operation, WorkerId, check_name, split_target
+
+names = st.from_regex(r"[A-Za-z0-9_-]{1,128}", fullmatch=True)
+namespaces = st.from_regex(r"[a-z0-9_-]{1,32}", fullmatch=True)
+BAD = ["", "a.b", "a b", "a*", ">", "a\n", "é", "a/b", "$a", " a", "a\0", "x" * (MAX_NAME_CHARS + 1)]
+W1 = WorkerId("images", "w1")
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_name_that_cannot_be_one_token_of_a_subject_is_refused(bad):
+    with pytest.raises(InvalidName) as caught:
+        check_name(bad, "pool")
+    assert str(caught.value).startswith("pool ")
+
+
+@pytest.mark.parametrize("kind", ["token", "rid"])
+def test_tokens_and_request_ids_have_a_shorter_bound_than_names(kind):
+    assert check_name("x" * MAX_TOKEN_CHARS, kind)
+    with pytest.raises(InvalidName, match=f"at most {MAX_TOKEN_CHARS}"):
+        check_name("x" * (MAX_TOKEN_CHARS + 1), kind)
+    assert check_name("x" * MAX_NAME_CHARS, "pool")
+
+
+def test_a_name_that_is_no_text_is_refused():
+    with pytest.raises(InvalidName):
+        check_name(7, "pool")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_no_worker_id_can_be_made_that_does_not_fit_a_subject(bad):
+    with pytest.raises(InvalidName, match="pool"):
+        WorkerId(bad, "w1")
+    with pytest.raises(InvalidName, match="worker"):
+        WorkerId("images", bad)
+
+
+@pytest.mark.parametrize("bad", ["thumbnail", "", ".", "a.", ".b", "a.b.c", "a b.c"])
+def test_a_target_is_two_names_joined_by_one_dot(bad):
+    with pytest.raises(InvalidName):
+        split_target(bad)
+
+
+@pytest.mark.parametrize("bad", ["w1", "", "images.", ".w1", "images.w1.x"])
+def test_a_worker_in_text_is_two_names_joined_by_one_dot(bad):
+    with pytest.raises(InvalidName):
+        WorkerId.parse(bad)
+
+
+@given(names, names)
+def test_a_worker_id_survives_its_text_form(pool, worker):
+    assert WorkerId.parse(str(WorkerId(pool, worker))) == WorkerId(pool, worker)
+
+
+@given(namespaces, names, names)
+def test_a_call_subject_is_parsed_back_into_what_built_it(namespace, endpoint, method):
+    subjects = Names(namespace)
+    assert subjects.parse_call(subjects.call(endpoint, method)) == (endpoint, method)
+
+
+@pytest.mark.parametrize("subject", ["gangline.call", "other.call.a.b", "gangline.call.a", "gangline.call.a.b.c", ""])
+def test_a_subject_that_is_no_call_is_refused(subject):
+    with pytest.raises(InvalidName):
+        Names().parse_call(subject)
+
+
+@given(names, names, st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True))
+def test_every_key_of_the_ledger_names_its_worker(pool, worker, token):
+    keys = Names()
+    who = WorkerId(pool, worker)
+    for key in (keys.registration_key(who), keys.alive_key(who), keys.lease_key(who, token)):
+        assert keys.parse_worker_key(key) == who
+        assert re.fullmatch(r"[-/_=.a-zA-Z0-9]+", key), "JetStream takes no other characters in a key"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["", "reg", "reg.a", "reg.a.b.c", "alive.a.b.c", "lease.a.b", "lease.a.b.c.d", "gang.a.b", "reg..b", "reg.a."],
+)
+def test_a_key_that_is_none_of_ours_is_refused(key):
+    with pytest.raises(InvalidName):
+        Names.parse_worker_key(key)
+
+
+def test_the_subjects_and_keys_are_those_that_the_documentation_gives():
+    assert Names().call("images", "thumbnail") == "gangline.call.images.thumbnail"
+    assert Names().calls == "gangline.call.>"
+    assert Names().worker(W1, Operation.DRAIN) == "gangline.worker.images.w1.drain"
+    assert Names().worker_operations(W1) == "gangline.worker.images.w1.*"
+    assert Names().worker_event(W1) == "gangline.event.worker.images.w1"
+    assert Names().events == "gangline.event.>"
+    assert Names().ledger_bucket == "GANGLINE_LEDGER"
+    assert Names().registration_key(W1) == "reg.images.w1"
+    assert Names().alive_key(W1) == "alive.images.w1"
+    assert Names().lease_key(W1, "t0k") == "lease.images.w1.t0k"
+    assert Names().registrations_of("images") == "reg.images.*"
+    assert Names().alive_of() == "alive.*.*"
+    assert Names().leases_of("images", "w1") == "lease.images.w1.*"
+
+
+@given(namespaces, namespaces)
+def test_two_namespaces_never_share_a_bucket_or_a_subject(one, other):
+    a, b = Names(one), Names(other)
+    assert (a.ledger_bucket == b.ledger_bucket) == (one == other)
+    assert (a.call("e", "m") == b.call("e", "m")) == (one == other)
+
+
+@pytest.mark.parametrize("bad", ["", "a.b", "Dev", "x y"])
+def test_a_namespace_that_is_no_token_or_has_capitals_is_refused(bad):
+    with pytest.raises(InvalidName, match="namespace"):
+        Names(bad)

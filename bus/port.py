@@ -11,12 +11,13 @@ raises is logged, with the subject, and nothing else is lost).
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from ..schemas.errors import Unavailable
+from ..schemas.errors import InvalidSettings, Unavailable
 
 
 class NoResponders(Unavailable):
@@ -125,11 +126,40 @@ class Storage(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketSettings:
-    """How a bucket is made when it does not exist yet. An existing bucket is used as it is."""
+    """How a bucket is made when it does not exist yet. An existing bucket is used as it is.
+
+    Raises:
+        InvalidSettings: a value is out of its bounds.
+    """
 
     storage: Storage = Storage.MEMORY
+    """Memory is fast, and workers rebuild what a restarted server forgot. A cluster is better served by file."""
     replicas: int = 1
+    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
     max_bytes: int = -1
+    """Most bytes that the bucket may hold; -1: as many as the server allows."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 5:
+            raise InvalidSettings(f"replicas is {self.replicas}: JetStream keeps 1 to 5, and 3 suits most clusters")
+        if self.max_bytes != -1 and self.max_bytes < 1:
+            raise InvalidSettings(f"max_bytes is {self.max_bytes}: give at least 1, or -1 for no bound")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> BucketSettings:
+        """What `GANGLINE_STORAGE` (`memory` or `file`) and `GANGLINE_REPLICAS` say; the defaults where they are unset.
+
+        Raises:
+            InvalidSettings: names the variable and what it may be.
+        """
+        environ = os.environ if environ is None else environ
+        storage = environ.get("GANGLINE_STORAGE") or Storage.MEMORY
+        replicas = environ.get("GANGLINE_REPLICAS") or "1"
+        if storage not in tuple(Storage):
+            raise InvalidSettings(f"GANGLINE_STORAGE is {storage!r}: use 'memory' or 'file'")
+        if not replicas.isdecimal():
+            raise InvalidSettings(f"GANGLINE_REPLICAS is {replicas!r}: use a number from 1 to 5")
+        return cls(storage=Storage(storage), replicas=int(replicas))
 
 
 KvHandler = Callable[[KvEntry], None]

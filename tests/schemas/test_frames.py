@@ -136,14 +136,14 @@ def test_a_load_tells_what_is_free_and_never_less_than_nothing():
 # -- each place wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("frame", "place", "value"), _cases(GOOD_REQUESTS, WRONG_REQUESTS))
+@pytest.mark.parametrize(("frame", "place", "value"), list(_cases(GOOD_REQUESTS, WRONG_REQUESTS)))
 def test_a_wrong_place_of_a_request_is_refused(frame, place, value):
     wrong = [*frame[:place], value, *frame[place + 1 :]]
     with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
         frames.decode_request(request_of(wrong))
 
 
-@pytest.mark.parametrize(("frame", "place", "value"), _cases(GOOD_ANSWERS, WRONG_ANSWERS))
+@pytest.mark.parametrize(("frame", "place", "value"), list(_cases(GOOD_ANSWERS, WRONG_ANSWERS)))
 def test_a_wrong_place_of_an_answer_is_refused(frame, place, value):
     wrong = [*frame[:place], value, *frame[place + 1 :]]
     with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):

@@ -1,1 +1,16 @@
-def main() -> None: ...
+"""The `gangline` command.
+
+Exit codes: 0 done; 1 the task or the operation failed; 2 the request itself is wrong (usage, names, arguments);
+3 unavailable, nothing started (no server, no workers, all full); 4 the outcome is unknown, the task may have run;
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    # Nothing heavy may be imported on the way to `--help`: see app.py.
+    from .app import gangline
+
+    gangline(prog_name="gangline")

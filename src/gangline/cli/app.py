@@ -1,0 +1,85 @@
+"""The command group. Command modules are imported when their command runs, so that `--help` is quick.
+
+Command modules in turn import only click and this folder's light modules at their top; whatever pulls in the bus,
+pydantic or rich is imported inside their functions. A test holds them to it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Final
+
+import click
+
+COMMANDS: Final = {
+    "dev": "A nats-server, a gateway and your worker in one terminal, reloaded on change.",
+    "worker": "Serve a pool's tasks with this process's slots.",
+    "gateway": "Answer plain NATS requests on gangline.call.> from any language.",
+    "call": "Run one task and print its result.",
+    "workers": "Who serves what, and how busy.",
+    "leases": "Who holds which slots.",
+    "stats": "One worker's slots, leases and counts.",
+    "drain": "Let a worker finish and leave.",
+    "resize": "Change a worker's number of slots, live.",
+    "demo": "Real work through leased slots, with faults, checked. Under a minute.",
+}
+"""Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""
+
+
+class LazyGroup(click.Group):
+    """Finds commands by name in `COMMANDS` and imports the one that is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f".commands.{cmd_name}", __package__).command
+        if not isinstance(command, click.Command):
+            raise TypeError(f"commands.{cmd_name}.command is not a click command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            from difflib import get_close_matches
+
+            close = get_close_matches(name, COMMANDS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else "'gangline --help' lists them"
+            raise click.UsageError(f"there is no command {name!r}: {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+_EPILOG: Final = """\b
+Exit codes: 0 done, 1 failed, 2 wrong usage or arguments, 3 unavailable (nothing started),
+4 outcome unknown (the task may have run), 130 interrupted.
+Connections are found as the nats CLI finds them: --server or NATS_URL, --context or NATS_CONTEXT, ...
+"""
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from importlib.metadata import version
+
+        click.echo(f"gangline {version('gangline')}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=_EPILOG,
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="And exit.")
+def gangline() -> None:
+    """Dispatch tasks over NATS to workers with a limited number of slots.
+
+    Start with `gangline demo`, or with a pool of your own: `gangline dev MODULE:POOL`.
+    """

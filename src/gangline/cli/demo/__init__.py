@@ -1,0 +1,1 @@
+"""`gangline demo`: real work through leased slots on a real nats-server, with faults, every claim checked."""

@@ -1,0 +1,61 @@
+"""Tables for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_json(value: object, *, lines: bool = False) -> None:
+    """One JSON document: indented on a terminal, else on one line (always, with `lines`)."""
+    indent = 2 if sys.stdout.isatty() and not lines else None
+    click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
+
+
+def console() -> Console:
+    """Writes to stdout; plain and wide when that is not a terminal, so that a pipe gets whole lines."""
+    from rich.console import Console
+
+    return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
+    """A table without lines; columns named in `right` are aligned right."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def slots_bar(running: int, reserved: int, total: int, *, width: int = 12) -> str:
+    """`■■□····· 2+1/8`: running, reserved, free. Scaled when there are more slots than characters."""
+    if total <= 0:
+        return f"{'':{width}} {running}+{reserved}/{total}"
+    scale = min(1.0, width / total)
+    filled = min(width, round(running * scale) or int(running > 0))
+    held = min(width - filled, round(reserved * scale) or int(reserved > 0))
+    free = max(0, round(total * scale) - filled - held)
+    return f"{'■' * filled}{'□' * held}{'·' * free} {running}+{reserved}/{total}"
+
+
+def duration(seconds: float) -> str:
+    """`4.2 s`, `3 min 20 s`, `2 days, 1:00:00`: short first."""
+    if seconds < 60:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    return str(timedelta(seconds=int(seconds)))

@@ -1,0 +1,180 @@
+"""Bytes inside JSON arguments: base64 text becomes bytes wherever the annotation asks for bytes.
+
+Pydantic does this only while it parses JSON text itself, and only for models that are configured so. Our arguments are
+parsed before the task is known, so the annotation is walked once, at declaration, into a decoder; None for the many
+annotations that have no bytes in them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import collections.abc
+import dataclasses
+import types
+import typing
+from collections.abc import Callable
+from typing import Annotated, Any, Union
+
+from pydantic import BaseModel
+
+Decoder = Callable[[Any], Any]
+
+_LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set,
+          collections.abc.Collection, collections.abc.MutableSequence)  # fmt: skip
+_MAPS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+_URL_SAFE = str.maketrans("-_", "+/")
+
+
+def decode_text(value: Any) -> Any:
+    """Base64, in the standard or the url-safe alphabet, padded or not. What is not text passes through.
+
+    Raises:
+        ValueError: text that is not base64.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.translate(_URL_SAFE).rstrip("=")
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"bytes come as base64 text in JSON: {error}") from error
+
+
+def decoder_for(annotation: Any) -> Decoder | None:
+    """The decoder of an annotation; None when it has no bytes."""
+    return _Builder().build(annotation)
+
+
+class _Builder:
+    """Walks one annotation. Models that contain themselves are met again while they are being built."""
+
+    def __init__(self) -> None:
+        self._models: dict[type, _FieldsDecoder] = {}
+
+    def build(self, annotation: Any) -> Decoder | None:
+        if annotation in (bytes, bytearray):
+            return decode_text
+        origin = typing.get_origin(annotation)
+        arguments = typing.get_args(annotation)
+        if origin is Annotated:
+            # Base64Bytes and its like decode for themselves.
+            return (
+                None if any(hasattr(mark, "encoder") for mark in annotation.__metadata__) else self.build(arguments[0])
+            )
+        if origin is Union or origin is types.UnionType:
+            return self._union(arguments)
+        if origin is tuple:
+            return self._tuple(arguments)
+        if origin in _LISTS and arguments:
+            return _each(self.build(arguments[0]))
+        if origin in _MAPS and len(arguments) == 2:
+            return _values(self.build(arguments[1]))
+        if isinstance(annotation, typing.TypeAliasType) if hasattr(typing, "TypeAliasType") else False:
+            return self.build(annotation.__value__)
+        return self._model(annotation) if isinstance(annotation, type) else None
+
+    def _union(self, members: tuple[Any, ...]) -> Decoder | None:
+        decoders = [found for found in map(self.build, members) if found is not None]
+        if not decoders or str in members:
+            # Text given for `str | bytes` is text.
+            decoders = [found for found in decoders if found is not decode_text]
+        if not decoders:
+            return None
+        return decoders[0] if len(decoders) == 1 else _first(decoders)
+
+    def _tuple(self, members: tuple[Any, ...]) -> Decoder | None:
+        if len(members) == 2 and members[1] is Ellipsis:
+            return _each(self.build(members[0]))
+        decoders = [self.build(member) for member in members]
+        if not any(decoders):
+            return None
+
+        def decode(value: Any) -> Any:
+            if not isinstance(value, (list, tuple)):
+                return value
+            known = [item if one is None else one(item) for item, one in zip(value, decoders, strict=False)]
+            return known + list(value[len(decoders) :])
+
+        return decode
+
+    def _model(self, kind: type) -> Decoder | None:
+        known = self._models.get(kind)
+        if known is not None:
+            return known
+        fields = _fields_of(kind)
+        if not fields:
+            return None
+        decoder = self._models[kind] = _FieldsDecoder()
+        for names, annotation in fields:
+            found = self.build(annotation)
+            if found is not None:
+                decoder.fields.update(dict.fromkeys(names, found))
+        return decoder if decoder.reaches_bytes() else None
+
+
+def _fields_of(kind: type) -> list[tuple[list[str], Any]]:
+    """Names (with aliases) and annotation of each field of a model, dataclass, typed dict or named tuple."""
+    if issubclass(kind, BaseModel):
+        return [
+            ([name, *(alias for alias in (field.alias, field.validation_alias) if isinstance(alias, str))],
+             _with_metadata(field.annotation, field.metadata))
+            for name, field in kind.model_fields.items()
+        ]  # fmt: skip
+    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields"):
+        try:
+            hints = typing.get_type_hints(kind, include_extras=True)
+        except NameError:
+            return []
+        return [([name], annotation) for name, annotation in hints.items()]
+    return []
+
+
+def _with_metadata(annotation: Any, metadata: list[Any]) -> Any:
+    return Annotated[(annotation, *metadata)] if metadata else annotation
+
+
+class _FieldsDecoder:
+    """Decodes the fields of a map."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Decoder] = {}
+
+    def __call__(self, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        fields = self.fields
+        return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+
+    def reaches_bytes(self) -> bool:
+        return bool(self.fields)
+
+
+def _each(decode: Decoder | None) -> Decoder | None:
+    if decode is None:
+        return None
+    return lambda value: [decode(item) for item in value] if isinstance(value, list) else value
+
+
+def _values(decode: Decoder | None) -> Decoder | None:
+    if decode is None:
+        return None
+    return lambda value: {k: decode(item) for k, item in value.items()} if isinstance(value, dict) else value
+
+
+def _first(decoders: list[Decoder]) -> Decoder:
+    """Of a union's members, the first that the value fits."""
+
+    def decode(value: Any) -> Any:
+        for one in decoders:
+            try:
+                decoded = one(value)
+            except ValueError:
+                continue
+            if decoded is not value and decoded != value:
+                return decoded
+        return value
+
+    return decode

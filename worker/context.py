@@ -1,0 +1,166 @@
+"""What a task may ask about its own execution: `gangline.current_task()`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..schemas.errors import GanglineError, TaskCancelled
+
+if TYPE_CHECKING:
+    from .scope import Scope
+
+R = TypeVar("R")
+
+
+class TaskContext:
+    """One execution, as its own code sees it. Made by the worker; read-only for tasks.
+
+    Attributes:
+        id: the request's id, for logs; unique with the sender that asked.
+        pool, worker, method: who runs what.
+        token: the lease's token; None for a call without one.
+        epoch: the worker's epoch when this started.
+        fence: a number that only grows, for resources that refuse zombies. 0 when there is no lease.
+        attempt: 1 for the first try of this call, 2 for its first retry, and so on.
+        deadline: when the execution is stopped, on `clock`; None: never.
+        key: session or shard key that the caller named.
+        model_id: multiplexed model that the caller named.
+        trace: W3C `traceparent` of the worker's span, for systems called from here; None without tracing.
+        labels: further facts that the caller sent.
+    """
+
+    __slots__ = (
+        "_reason",
+        "_scope",
+        "attempt",
+        "clock",
+        "deadline",
+        "epoch",
+        "fence",
+        "id",
+        "key",
+        "labels",
+        "method",
+        "model_id",
+        "pool",
+        "token",
+        "trace",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        *,
+        id: str = "",
+        pool: str = "",
+        worker: str = "",
+        method: str = "",
+        token: str | None = None,
+        epoch: int = 0,
+        fence: int = 0,
+        attempt: int = 1,
+        deadline: float | None = None,
+        key: str | None = None,
+        model_id: str | None = None,
+        trace: str | None = None,
+        labels: dict[str, str] | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.id = id
+        self.pool = pool
+        self.worker = worker
+        self.method = method
+        self.token = token
+        self.epoch = epoch
+        self.fence = fence
+        self.attempt = attempt
+        self.deadline = deadline
+        self.key = key
+        self.model_id = model_id
+        self.trace = trace
+        self.labels = labels or {}
+        self.clock = clock or asyncio.get_running_loop().time
+        """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
+        self._reason: GanglineError | None = None
+        self._scope: Scope | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this execution shall stop. Threads cannot be stopped from outside: they must look, now and then."""
+        return self._reason is not None
+
+    def check_cancelled(self) -> None:
+        """Raise the reason if this execution shall stop; to be called often by long code in threads.
+
+        Raises:
+            TaskCancelled: the caller, an operator or a drain cancelled it.
+            DeadlineExceeded: its time is over.
+        """
+        if self._reason is not None:
+            raise self._reason
+
+    def remaining_s(self) -> float | None:
+        """Seconds until the deadline, never below zero; None without a deadline."""
+        if self.deadline is None:
+            return None
+        return max(0.0, self.deadline - self.clock())
+
+    def resource(self, kind: type[R]) -> R:
+        """The value of that type that one of the pool's `@pool.lifespan` functions yielded.
+
+        Raises:
+            LookupError: none did.
+        """
+        return self._owner().resource(kind)
+
+    async def model(self) -> Any:
+        """The caller's model, loaded by the pool's `@pool.model_loader` if need be, and kept until this task ends.
+
+        Waits while as many models as the pool allows are loaded and in use. Cancelling stops waiting; a load that has
+        begun goes on, since others may wait for it.
+
+        Raises:
+            LookupError: the pool has no loader, or the caller named no model.
+        """
+        return await self._owner().models.use(self)
+
+    def model_blocking(self) -> Any:
+        """`model()` for code that runs in a thread or a child process, as plain `def` tasks do."""
+        return self._owner().model_blocking(self)
+
+    def _owner(self) -> Scope:
+        if self._scope is None:
+            raise LookupError("this context was not made by a running worker, so it has no resources and no models")
+        return self._scope
+
+    def _attach(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def _cancel(self, reason: GanglineError) -> None:
+        if self._reason is None:
+            self._reason = reason
+
+    def __repr__(self) -> str:
+        state = ", cancelled" if self.cancelled else ""
+        return f"TaskContext({self.pool}.{self.method}, id={self.id!r}, attempt={self.attempt}{state})"
+
+
+CURRENT: ContextVar[TaskContext] = ContextVar("gangline_current_task")
+
+
+def current_task() -> TaskContext:
+    """The context of the task that this code runs in, in whichever executor.
+
+    Raises:
+        LookupError: this code does not run in a task.
+    """
+    try:
+        return CURRENT.get()
+    except LookupError:
+        raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task") from None
+
+
+__all__ = ["CURRENT", "TaskCancelled", "TaskContext", "current_task"]

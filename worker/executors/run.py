@@ -1,0 +1,143 @@
+"""What every execution has in common, wherever it runs: one outcome, one reason to stop, a deadline, room for items."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
+from ...telemetry.logs import logger_for
+from ..context import TaskContext
+from ..failures import failure_of
+from ..scope import Scope
+from ..tasks import BoundCall, CancelReason, Outcome
+
+OnDone = Callable[[Outcome], None]
+OnItem = Callable[[int, Any], None]
+
+DEFAULT_WINDOW = 64
+"""Items of a stream sent ahead of what its reader has taken."""
+
+_log = logger_for(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorSettings:
+    """How tasks run. Frozen; validated at construction."""
+
+    send_tracebacks: bool = True
+    """Whether callers get the traceback of what a task raised. False keeps paths and code lines to the worker."""
+    max_collected_bytes: int = 8 << 20
+    """A stream whose caller did not ask for a stream is collected into a list of at most so many bytes."""
+    warm_processes: int = 1
+    """Child processes started with the worker, if a task needs them. The rest start when they are first needed."""
+    idle_processes: int | None = None
+    """Most children kept idle. None: as many as the pool has slots. Fewer save memory and cost start-ups."""
+    process_start_s: float = 60.0
+    """How long a child may take to import the tasks and open its lifespans. Raise it for slow imports."""
+
+    def __post_init__(self) -> None:
+        if self.max_collected_bytes < 1:
+            raise InvalidSettings(f"max_collected_bytes must be at least 1, not {self.max_collected_bytes}")
+        if self.warm_processes < 0:
+            raise InvalidSettings(f"warm_processes must not be negative, not {self.warm_processes}")
+        if self.idle_processes is not None and self.idle_processes < 0:
+            raise InvalidSettings(f"idle_processes must not be negative, not {self.idle_processes}")
+        if not self.process_start_s > 0:
+            raise InvalidSettings(f"process_start_s must be above 0, not {self.process_start_s}")
+
+
+class Run:
+    """One execution. All methods run on the event loop, unless they say otherwise.
+
+    Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
+    """
+
+    __slots__ = ("_on_abandoned", "_on_done", "_on_item", "_scope", "_timer", "call", "context", "done", "loop",
+                 "reason", "settings", "where")  # fmt: skip
+
+    def __init__(
+        self,
+        call: BoundCall,
+        context: TaskContext,
+        scope: Scope,
+        settings: ExecutorSettings,
+        *,
+        on_done: OnDone,
+        on_item: OnItem | None,
+        on_abandoned: OnDone | None,
+    ) -> None:
+        self.call = call
+        self.context = context
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.where = call.task.full_name
+        self.reason: GanglineError | None = None
+        """Why it was told to stop."""
+        self.done = False
+        self._scope = scope
+        self._on_done = on_done
+        self._on_item = on_item
+        self._on_abandoned = on_abandoned
+        self._timer: asyncio.TimerHandle | None = None
+
+    def arm(self) -> None:
+        """Stop it at its deadline: the caller's or the task's own, whichever comes first."""
+        context, task = self.context, self.call.task
+        if task.timeout_s is not None:
+            own = self.loop.time() + task.timeout_s
+            if context.deadline is None or own < context.deadline:
+                context.deadline = own
+        if context.deadline is not None:
+            self._timer = self.loop.call_at(context.deadline, self._overdue)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """See Execution.cancel."""
+        if self.done or self.reason is not None:
+            return
+        self.reason = reason
+        self.context._cancel(reason)
+        self.stop(reason)
+
+    def credit(self, items: int) -> None:
+        """See Execution.credit."""
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self, reason: GanglineError) -> None:
+        """Make the code stop, by whatever means this executor has."""
+        raise NotImplementedError
+
+    def finish(self, outcome: Outcome) -> None:
+        """The code has stopped. Only the first call counts."""
+        if self.done:
+            return
+        self.done = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._scope.models.done_with(self.context)
+        try:
+            self._on_done(outcome)
+        except Exception:
+            _log.exception(
+                "a finished task could not be reported", extra={"action": "report_failed", "id": self.context.id}
+            )
+
+    def failed(self, error: BaseException) -> Outcome:
+        """May be called from any thread."""
+        return Outcome(error=failure_of(error, self.reason, self.where, with_traceback=self.settings.send_tracebacks))
+
+    def _overdue(self) -> None:
+        task, context = self.call.task, self.context
+        own = f"; its timeout_s is {task.timeout_s:g}" if task.timeout_s is not None else ""
+        self.cancel(
+            DeadlineExceeded(f"{self.where} was stopped at its deadline{own}", may_have_started=True,
+                             details={"method": task.name, "id": context.id})
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        state = "done" if self.done else f"stopping: {self.reason}" if self.reason else "running"
+        return f"{type(self).__name__}({self.where}, id={self.context.id!r}, {state})"

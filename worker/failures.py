@@ -1,0 +1,69 @@
+"""From what a task raised to how its execution ended."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from types import TracebackType
+
+from ..schemas.errors import GanglineError, InvalidResult, TaskCancelled, TaskFailed
+
+MAX_TRACEBACK_CHARS = 16_384
+"""A traceback is cut in its middle to so many characters."""
+
+
+def failure_of(
+    error: BaseException, reason: GanglineError | None, where: str, *, with_traceback: bool = True
+) -> GanglineError:  # noqa: E501
+    """The error that the caller gets.
+
+    Args:
+        error: what the task raised.
+        reason: why the execution was told to stop, if it was; whatever it raised then is its way of stopping.
+        where: the task's full name.
+        with_traceback: whether the caller may see the traceback.
+    """
+    if reason is not None:
+        return reason
+    if isinstance(error, InvalidResult):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        return TaskCancelled(f"{where} cancelled itself")
+    kind = type(error).__qualname__
+    details = {"type": kind, "message": _text_of(error)}
+    if with_traceback:
+        details["traceback"] = _traceback_of(error)
+    text = details["message"]
+    return TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)
+        text.encode()
+    except Exception:  # a user's __str__ may do anything
+        return ""
+    return text if len(text) <= MAX_TRACEBACK_CHARS else text[:MAX_TRACEBACK_CHARS] + "..."
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _users_part(error.__traceback__)))
+        text = text.encode("utf-8", "backslashreplace").decode()
+    except Exception:  # the same
+        return ""
+    if len(text) > MAX_TRACEBACK_CHARS:
+        half = MAX_TRACEBACK_CHARS // 2
+        text = f"{text[:half]}\n... cut ...\n{text[-half:]}"
+    return text
+
+
+def _users_part(trace: TracebackType | None) -> TracebackType | None:
+    """Without the executor's own frames at its top."""
+    while (
+        trace is not None
+        and trace.tb_next is not None
+        and trace.tb_frame.f_globals.get("__package__") == __package__ + ".executors"
+    ):  # noqa: E501
+        trace = trace.tb_next
+    return trace

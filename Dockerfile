@@ -1,0 +1,37 @@
+# One image for every role: `gangline worker MODULE:POOL`, `gangline gateway`, `gangline call ...`.
+#
+#   docker build -t gangline .
+#   docker run -v ./examples:/app:ro -e NATS_URL=nats://host:4222 gangline worker words:pool
+#
+# An application builds on it: `FROM gangline`, `COPY` its modules to /app, and `gangline worker` as the command.
+
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-slim AS build
+# For those who install from an index of their own; pip reads them from the environment. Proxies are known to Docker.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_TRUSTED_HOST
+RUN python -m venv /opt/gangline
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+COPY schemas schemas
+COPY telemetry telemetry
+COPY bus bus
+COPY worker worker
+COPY dispatcher dispatcher
+RUN /opt/gangline/bin/pip install --no-cache-dir --disable-pip-version-check .
+
+FROM python:${PYTHON_VERSION}-slim
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin gangline
+COPY --from=build /opt/gangline /opt/gangline
+ENV PATH=/opt/gangline/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1
+WORKDIR /app
+USER gangline
+# SIGTERM drains a worker: it finishes what it runs. A second one stops it at once.
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["gangline"]
+CMD ["--help"]

@@ -1,0 +1,1 @@
+"""One module for each command. At their top they import only what is light; see `app`."""

@@ -1,0 +1,59 @@
+"""`gangline stats`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ...schemas.messages import StatsReply
+
+
+@click.command(short_help="One worker's slots, leases and counts.")
+@click.argument("worker", metavar="POOL.WORKER")
+@json_option
+@connection_options
+def command(connection: Connection, worker: str, as_json: bool) -> None:
+    """One worker's slots, leases and counts, asked from the worker itself."""
+    from ...schemas.messages import StatsReply
+    from ...schemas.names import Operation
+    from ..ask import ask, parse_worker
+    from ..output import print_json
+    from ..session import open_bus, run
+
+    target = parse_worker(worker)
+
+    async def stats() -> StatsReply:
+        async with open_bus(connection, "gangline stats") as bus:
+            return await ask(bus, connection.names, target, Operation.STATS, None, StatsReply)
+
+    reply = run(stats())
+    if as_json:
+        print_json(reply.model_dump(mode="json"))
+    else:
+        _show(reply)
+
+
+def _show(stats: StatsReply) -> None:
+    from ..output import console, duration, slots_bar, table
+
+    load = stats.load
+    out = console()
+    state = "draining" if load.draining else "serving"
+    out.print(f"[bold]{stats.pool}.{stats.worker}[/]  epoch {stats.epoch}  {state}")
+    out.print(f"slots   {slots_bar(load.running, load.reserved, load.total)}  ({load.free} free)")
+    out.print(f"tasks   {_counts(stats.tasks)}")
+    out.print(f"ledger  {_counts(stats.ledger)}")
+    if stats.leases:
+        rows = [
+            (lease.token, str(lease.slots), str(lease.running), lease.owner, duration(lease.expires_in_s))
+            for lease in stats.leases
+        ]
+        out.print(table(("TOKEN", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in counts.items()) or "none"

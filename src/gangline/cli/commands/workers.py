@@ -1,0 +1,46 @@
+"""`gangline workers`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ..options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ..registry import WorkerRow
+
+
+@click.command(short_help="Who serves what, and how busy.")
+@click.argument("pool", required=False)
+@json_option
+@connection_options
+def command(connection: Connection, pool: str | None, as_json: bool) -> None:
+    """Who serves what, and how busy: all workers, or those of POOL.
+
+    SLOTS shows running (filled), reserved by leases (hollow) and free (dots) slots. A worker that is `lost` has not
+    been heard of for three seconds.
+    """
+    from ..session import run
+
+    rows = run(_read(connection, pool))
+    if as_json:
+        from ..output import print_json
+
+        print_json([row.to_json() for row in rows])
+    elif not rows:
+        click.echo("no workers: start one with 'gangline worker MODULE:POOL'", err=True)
+    else:
+        from ..output import console
+        from ..tables import workers_table
+
+        console().print(workers_table(rows))
+
+
+async def _read(connection: Connection, pool: str | None) -> list[WorkerRow]:
+    from ..registry import read_workers
+    from ..session import open_bus, open_ledger
+
+    async with open_bus(connection, "gangline workers") as bus:
+        return await read_workers(await open_ledger(bus, connection), connection.names, pool or "*")

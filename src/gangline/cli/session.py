@@ -1,0 +1,55 @@
+"""Running a command's coroutine, with a bus to the server that its options name."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from .options import Connection
+
+if TYPE_CHECKING:
+    from ..bus.port import Bus, KeyValue
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[object, object, T]) -> T:
+    """Run to the end on a new loop: uvloop where there is one. Ctrl-C cancels it and raises KeyboardInterrupt."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(coroutine)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+@asynccontextmanager
+async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
+    """A connection, closed at the end.
+
+    Raises:
+        ServerUnreachable: no server at that address.
+    """
+    from ..bus.jetstream import connect
+
+    bus = await connect(connection.settings(), name=name)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:
+    """The ledger of the namespace; made, as the environment says, when it does not exist yet."""
+    from ..bus.port import BucketSettings
+
+    return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())

@@ -1,0 +1,88 @@
+"""`gangline leases --watch`: the ledger's leases as they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+import click
+
+from ..bus.port import ConnectionEvent, KvEntry, KvOperation
+from ..schemas.errors import Disconnected
+from ..schemas.records import LeaseRecord
+from .options import Connection
+from .output import console
+from .registry import lease_json, parse
+from .session import open_bus, open_ledger
+from .tables import leases_table
+
+REDRAW_S = 0.25
+
+
+async def watch_leases(connection: Connection, pool: str, as_json: bool) -> None:
+    """Follow until interrupted.
+
+    Raises:
+        Disconnected: the connection was closed for good.
+    """
+    async with open_bus(connection, "gangline leases") as bus:
+        ledger = await open_ledger(bus, connection)
+        closed = asyncio.Event()
+        bus.on_connection(lambda event: closed.set() if event is ConnectionEvent.CLOSED else None)
+        board = Board(print_lines=as_json or not sys.stdout.isatty(), as_json=as_json)
+        subscription = await ledger.watch(connection.names.leases_of(pool), board.see)
+        try:
+            if board.prints_lines:
+                await closed.wait()
+            else:
+                await _draw(board, closed)
+        finally:
+            await subscription.unsubscribe()
+        raise Disconnected("the connection was closed")
+
+
+class Board:
+    """The leases that are known now."""
+
+    def __init__(self, *, print_lines: bool, as_json: bool) -> None:
+        self.prints_lines = print_lines
+        self._as_json = as_json
+        self.leases: dict[str, LeaseRecord] = {}
+
+    def see(self, entry: KvEntry) -> None:
+        """One change in the ledger."""
+        if entry.operation is KvOperation.DELETE:
+            gone = self.leases.pop(entry.key, None)
+            if gone is not None and self.prints_lines:
+                self._print("gone", gone)
+            return
+        lease = parse(LeaseRecord, entry)
+        if lease is None:
+            return
+        event = "renewed" if entry.key in self.leases else "granted"
+        self.leases[entry.key] = lease
+        if self.prints_lines:
+            self._print(event, lease)
+
+    def _print(self, event: str, lease: LeaseRecord) -> None:
+        if self._as_json:
+            line = json.dumps({"event": event, "lease": lease_json(lease)})
+        else:
+            clock = time.strftime("%H:%M:%S")
+            plural = "" if lease.slots == 1 else "s"
+            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {lease.slots} slot{plural}  {lease.token}"
+            line = f"{line}  {lease.owner}".rstrip()
+        click.echo(line)
+        sys.stdout.flush()
+
+
+async def _draw(board: Board, closed: asyncio.Event) -> None:
+    from rich.live import Live
+
+    with Live(console=console(), refresh_per_second=1 / REDRAW_S, transient=True) as live:
+        while not closed.is_set():
+            leases = list(board.leases.values())
+            live.update(leases_table(leases) if leases else "no leases: no slot is held (ctrl-c ends)")
+            await asyncio.sleep(REDRAW_S)

@@ -14,7 +14,7 @@ MAX_TRACEBACK_CHARS = 16_384
 
 def failure_of(
     error: BaseException, reason: GanglineError | None, where: str, *, with_traceback: bool = True
-) -> GanglineError:  # noqa: E501
+) -> GanglineError:
     """The error that the caller gets.
 
     Args:
@@ -64,6 +64,6 @@ def _users_part(trace: TracebackType | None) -> TracebackType | None:
         trace is not None
         and trace.tb_next is not None
         and trace.tb_frame.f_globals.get("__package__") == __package__ + ".executors"
-    ):  # noqa: E501
+    ):
         trace = trace.tb_next
     return trace

@@ -83,6 +83,7 @@ class Pool:
     @overload
     def task(
         self,
+        /,
         *,
         name: str | None = None,
         slots: int = 1,
@@ -94,7 +95,7 @@ class Pool:
 
     def task(
         self,
-        function: F | None = None,
+        function: Callable[..., Any] | None = None,
         /,
         *,
         name: str | None = None,
@@ -103,7 +104,7 @@ class Pool:
         idempotent: bool = False,
         timeout_s: float | None = None,
         description: str | None = None,
-    ) -> F | Callable[[F], F]:
+    ) -> Any:
         """Declare a function as a task, and give it back unchanged. With or without parentheses.
 
         Args:
@@ -168,7 +169,7 @@ class Pool:
         kind = default if executor is None else _kind(executor, where)
         if kind is ExecutorKind.PROCESS and "<" in function.__qualname__:
             raise InvalidSettings(
-                f"{where}: a child process cannot import {function.__qualname__}: define it at the top level of a module"
+                f"{where}: a child process cannot import {function.__qualname__}: define it at a module's top level"
             )
         if description is None:
             description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())

@@ -19,6 +19,7 @@ from .signature import Signature, adapter_for, shown
 
 _SCALARS = frozenset({type(None), bool, float, bytes})
 _EXACT = frozenset({bool, int, float, str, bytes, dict, list})
+_PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
 _SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
 
 _ITERATORS = (collections.abc.AsyncIterator, collections.abc.AsyncGenerator, collections.abc.AsyncIterable,
@@ -92,8 +93,8 @@ def _item_of(annotation: Any) -> Any:
 
 
 def to_wire(value: Any, where: str) -> Any:
-    """Plain wire values of `value`: models, dataclasses and named tuples as maps, tuples and sets as lists, dates, UUIDs
-    and decimals as text.
+    """Plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and decimals
+    as text.
 
     Raises:
         InvalidResult: names the type and the place of what has no form on the wire.
@@ -137,7 +138,7 @@ def _plain(value: Any, place: str, where: str) -> Any:
             raise _refuse(f"{place} cannot be written: {error}", value, where) from error
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    for base in (str, bool, int, float, bytes, dict):
+    for base in _PLAIN_BASES:
         if isinstance(value, base):
             return base(value)  # subclasses: their plain form
     if isinstance(value, (set, frozenset, tuple, list, collections.abc.ValuesView, collections.abc.KeysView)):

@@ -60,7 +60,7 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         first_line = str(error).partition("\n")[0]
         raise InvalidSettings(
-            f"{where} has the annotation {shown_type(annotation)}, which cannot be converted from the wire: {first_line}"
+            f"{where} has the annotation {shown_type(annotation)}, which cannot come from the wire: {first_line}"
         ) from error
 
 
@@ -147,33 +147,10 @@ class Signature:
         """Convert; see DeclaredTask.bind."""
         if not self._resolved:
             self.resolve()
-        problems: list[_Problem] | None = None
-        bound: list[Any] = []
-        named: dict[str, Any] = {}
-        given = 0
-        if args:
-            given = len(args)
-            parameters = self._places if given <= len(self._places) else self._places_for(given)
-            for parameter, value in zip(parameters, args):  # noqa: B905 - places beyond the arguments have defaults
-                if parameter.exact is type(value) and not (json and parameter.exact is bytes):
-                    bound.append(value)
-                    continue
-                try:
-                    bound.append(_convert(parameter, value, json))
-                except (ValidationError, ValueError) as error:
-                    problems = _add(problems, parameter, parameter.name, value, error)
-        if kwargs:
-            for name, value in kwargs.items():
-                parameter = self._by_name.get(name) or self._unknown(name)
-                if given and parameter in self._places[:given]:
-                    raise self._refuse(f"{name!r} was given twice, by place and by name", name)
-                if parameter.exact is type(value):
-                    named[name] = value
-                    continue
-                try:
-                    named[name] = _convert(parameter, value, json)
-                except (ValidationError, ValueError) as error:
-                    problems = _add(problems, parameter, name, value, error)
+        problems: list[_Problem] = []
+        bound = self._by_place(args, json, problems) if args else []
+        given = len(bound)
+        named = self._by_keyword(kwargs, given, json, problems) if kwargs else {}
         for place, name in self._required:
             if place >= given and (not kwargs or name not in kwargs):
                 raise self._missing(given, kwargs)
@@ -182,6 +159,35 @@ class Signature:
         if self._only_by_place and named:
             self._move_by_place(bound, named)
         return bound, named
+
+    def _by_place(self, args: list[Any], json: bool, problems: list[_Problem]) -> list[Any]:
+        bound: list[Any] = []
+        parameters = self._places if len(args) <= len(self._places) else self._places_for(len(args))
+        for parameter, value in zip(parameters, args, strict=False):
+            if parameter.exact is type(value):
+                bound.append(value)
+                continue
+            try:
+                bound.append(_convert(parameter, value, json))
+            except (ValidationError, ValueError) as error:
+                bound.append(None)
+                problems.append(_Problem(parameter.name, value, error))
+        return bound
+
+    def _by_keyword(self, kwargs: dict[str, Any], given: int, json: bool, problems: list[_Problem]) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            parameter = self._by_name.get(name) or self._unknown(name)
+            if given and parameter in self._places[:given]:
+                raise self._refuse(f"{name!r} was given twice, by place and by name", name)
+            if parameter.exact is type(value):
+                named[name] = value
+                continue
+            try:
+                named[name] = _convert(parameter, value, json)
+            except (ValidationError, ValueError) as error:
+                problems.append(_Problem(name, value, error))
+        return named
 
     # -- what is out of the ordinary ------------------------------------------------------------------------------
 
@@ -240,14 +246,6 @@ class _Problem(typing.NamedTuple):
             }
             for item in self.error.errors(include_url=False, include_context=False)
         ]
-
-
-def _add(
-    problems: list[_Problem] | None, parameter: Parameter, name: str, value: Any, error: Exception
-) -> list[_Problem]:
-    problems = problems or []
-    problems.append(_Problem(name, value, error))
-    return problems
 
 
 def _convert(parameter: Parameter, value: Any, json: bool) -> Any:

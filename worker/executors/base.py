@@ -10,7 +10,8 @@ from ..pool import Pool
 from ..scope import Scope
 from ..tasks import BoundCall, Execution, ExecutorKind
 from .loop import LoopRun
-from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem
+from .processes import Processes, ProcessRun
+from .run import DEFAULT_WINDOW, ExecutorSettings, Listeners, OnDone, OnItem
 from .threads import ThreadRun, Threads
 
 
@@ -32,8 +33,11 @@ class Executors:
         """
         self._pool = pool
         self._settings = settings or ExecutorSettings()
-        self._scope = Scope(pool, on_models)
+        self._on_models = on_models
+        self._scope = Scope(pool, lambda _: self._models_changed())
         self._threads = Threads(f"gangline-{pool.name}")
+        self._processes = Processes(pool, self._settings, self._models_changed)
+        self._models: tuple[str, ...] = ()
         self._running = False
         self._launched = 0
 
@@ -49,6 +53,11 @@ class Executors:
         for task in self._pool.tasks.values():
             task.prepare()
         await self._scope.open()
+        try:
+            await self._processes.start()
+        except BaseException:
+            await self._scope.close()
+            raise
         self._running = True
 
     async def stop(self) -> None:
@@ -61,12 +70,15 @@ class Executors:
             return
         self._running = False
         self._threads.close()
-        await self._scope.close()
+        try:
+            await self._processes.stop()
+        finally:
+            await self._scope.close()
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Ids of the models loaded now."""
-        return self._scope.models.loaded
+        """Ids of the models loaded now, in this process or a child, sorted."""
+        return self._models
 
     def launch(
         self,
@@ -80,8 +92,8 @@ class Executors:
     ) -> Execution:
         """Run it. All callbacks come on the loop, and never before this returns.
 
-        The execution is stopped at the caller's deadline (`context.deadline`) or the task's `timeout_s`, whichever
-        comes first; `context.deadline` is then the earlier one.
+        It is stopped at the task's own `timeout_s`, and `context.deadline` is moved there if that comes first. The
+        caller's deadline is for the owner to watch, who holds all of them in one place; it calls `cancel`.
 
         Args:
             call: from DeclaredTask.bind.
@@ -99,18 +111,37 @@ class Executors:
             raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
         self._launched += 1
         context._attach(self._scope)
-        if not call.task.streams:
-            on_item = None
-        callbacks = {"on_done": on_done, "on_item": on_item, "on_abandoned": on_abandoned}
-        run: LoopRun | ThreadRun
+        listeners = Listeners(on_done, on_item if call.task.streams else None, on_abandoned)
+        run: LoopRun | ThreadRun | ProcessRun
         if call.task.executor is ExecutorKind.ASYNC:
-            run = LoopRun(call, context, self._scope, self._settings, **callbacks)
+            run = LoopRun(call, context, self._scope, self._settings, listeners)
             run.start(window)
+        elif call.task.executor is ExecutorKind.PROCESS:
+            run = ProcessRun(call, context, self._scope, self._settings, listeners)
+            run.start(window, self._processes)
         else:
-            run = ThreadRun(call, context, self._scope, self._settings, **callbacks)
+            run = ThreadRun(call, context, self._scope, self._settings, listeners)
             run.start(window, self._threads)
         run.arm()
         return run
+
+    def statistics(self) -> dict[str, int]:
+        """Counts: launched since the start; threads and children now, and how many of them are idle."""
+        threads, processes = self._threads.statistics(), self._processes.statistics()
+        return {
+            "launched": self._launched,
+            "threads": threads["threads"],
+            "idle_threads": threads["idle"],
+            "processes": processes["children"],
+            "idle_processes": processes["idle"],
+        }
+
+    def _models_changed(self) -> None:
+        models = tuple(sorted({*self._scope.models.loaded, *self._processes.models}))
+        if models != self._models:
+            self._models = models
+            if self._on_models is not None:
+                self._on_models(models)
 
     def __repr__(self) -> str:
         return f"Executors({self._pool.name!r}, launched={self._launched}, running={self._running})"

@@ -11,7 +11,8 @@ from .collect import Collected
 from .room import Room
 from .run import OnItem
 
-RunCoroutine = Callable[[Coroutine[Any, Any, Outcome]], Outcome]
+Ending = Outcome | BaseException
+RunCoroutine = Callable[[Coroutine[Any, Any, Ending]], Ending]
 """Runs a coroutine to its end on an event loop of this thread."""
 
 
@@ -60,13 +61,28 @@ def run_here(
             case Shape.FUNCTION:
                 return Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
             case Shape.COROUTINE:
-                return run_coroutine(_await(call))
+                return _run_guarded(_await(call), run_coroutine)
             case Shape.GENERATOR:
                 return _drive(call, context, stream, limit_bytes)
             case Shape.ASYNC_GENERATOR:
-                return run_coroutine(_drive_async(call, stream, limit_bytes))
+                return _run_guarded(_drive_async(call, stream, limit_bytes), run_coroutine)
     finally:
         CURRENT.reset(token)
+
+
+def _run_guarded(coroutine: Coroutine[Any, Any, Outcome], run_coroutine: RunCoroutine) -> Outcome:
+    ending = run_coroutine(_guarded(coroutine))
+    if isinstance(ending, BaseException):
+        raise ending
+    return ending
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Outcome]) -> Ending:
+    """SystemExit and KeyboardInterrupt would tear down an event loop that they pass through."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        return error
 
 
 async def _await(call: BoundCall) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
 from ...telemetry.logs import logger_for
@@ -16,6 +16,15 @@ from ..tasks import BoundCall, CancelReason, Outcome
 
 OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
+
+
+class Listeners(NamedTuple):
+    """Who hears of one execution; see Executors.launch."""
+
+    on_done: OnDone
+    on_item: OnItem | None
+    on_abandoned: OnDone | None
+
 
 DEFAULT_WINDOW = 64
 """Items of a stream sent ahead of what its reader has taken."""
@@ -64,10 +73,7 @@ class Run:
         context: TaskContext,
         scope: Scope,
         settings: ExecutorSettings,
-        *,
-        on_done: OnDone,
-        on_item: OnItem | None,
-        on_abandoned: OnDone | None,
+        listeners: Listeners,
     ) -> None:
         self.call = call
         self.context = context
@@ -78,20 +84,17 @@ class Run:
         """Why it was told to stop."""
         self.done = False
         self._scope = scope
-        self._on_done = on_done
-        self._on_item = on_item
-        self._on_abandoned = on_abandoned
+        self._on_done, self._on_item, self._on_abandoned = listeners
         self._timer: asyncio.TimerHandle | None = None
 
     def arm(self) -> None:
-        """Stop it at its deadline: the caller's or the task's own, whichever comes first."""
-        context, task = self.context, self.call.task
-        if task.timeout_s is not None:
-            own = self.loop.time() + task.timeout_s
+        """Stop it after the task's own `timeout_s`, unless the caller's deadline comes first."""
+        context, timeout_s = self.context, self.call.task.timeout_s
+        if timeout_s is not None:
+            own = self.loop.time() + timeout_s
             if context.deadline is None or own < context.deadline:
                 context.deadline = own
-        if context.deadline is not None:
-            self._timer = self.loop.call_at(context.deadline, self._overdue)
+                self._timer = self.loop.call_at(own, self._overdue)
 
     def cancel(self, reason: CancelReason) -> None:
         """See Execution.cancel."""
@@ -131,12 +134,14 @@ class Run:
         return Outcome(error=failure_of(error, self.reason, self.where, with_traceback=self.settings.send_tracebacks))
 
     def _overdue(self) -> None:
-        task, context = self.call.task, self.context
-        own = f"; its timeout_s is {task.timeout_s:g}" if task.timeout_s is not None else ""
+        task = self.call.task
         self.cancel(
-            DeadlineExceeded(f"{self.where} was stopped at its deadline{own}", may_have_started=True,
-                             details={"method": task.name, "id": context.id})
-        )  # fmt: skip
+            DeadlineExceeded(
+                f"{self.where} was stopped after its timeout_s of {task.timeout_s:g} s",
+                may_have_started=True,
+                details={"timeout_s": task.timeout_s},
+            )
+        )
 
     def __repr__(self) -> str:
         state = "done" if self.done else f"stopping: {self.reason}" if self.reason else "running"

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...schemas.errors import GanglineError
 from ..tasks import Outcome
-from .blocking import Stream, run_here
+from .blocking import Ending, Stream, run_here
 from .room import Room
 from .run import Run
 
@@ -88,15 +88,16 @@ class ThreadRun(Run):
     wait.
     """
 
-    __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_room", "_stream")
+    __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_loop_vars", "_room", "_stream")
 
     def start(self, window: int, threads: Threads) -> None:  # type: ignore[override]
         self._lock = threading.Lock()
-        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Outcome]] | None = None
+        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Ending]] | None = None
         """The thread's own loop and task, if the function needs one. Guarded by `_lock`."""
         self._room = Room(window, on_park=self._end_leg, on_unpark=self._begin_leg)
         self._stream = None if self._on_item is None else Stream(self._pass_item, self._room)
         self._context_vars = contextvars.copy_context()
+        self._loop_vars = contextvars.copy_context()
         self._begin_leg()
         threads.run(self._work)
 
@@ -138,7 +139,7 @@ class ThreadRun(Run):
         except BaseException as error:
             outcome = self.failed(error)
         try:
-            self.loop.call_soon_threadsafe(self.finish, outcome)
+            self.loop.call_soon_threadsafe(self.finish, outcome, context=self._loop_vars)
             self._end_leg()
         except RuntimeError:
             pass  # The loop has closed: nobody is left to hear of it.
@@ -148,11 +149,11 @@ class ThreadRun(Run):
             return Outcome(error=self.reason)
         return run_here(self.call, self.context, self._stream, self.settings.max_collected_bytes, self._run_coroutine)
 
-    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:
         with asyncio.Runner() as runner:
             return runner.run(self._hold(coroutine))
 
-    async def _hold(self, coroutine: Coroutine[Any, Any, Outcome]) -> Outcome:
+    async def _hold(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:
         task = asyncio.get_running_loop().create_task(coroutine)
         with self._lock:
             self._inner = (asyncio.get_running_loop(), task)
@@ -165,7 +166,7 @@ class ThreadRun(Run):
                 self._inner = None
 
     def _pass_item(self, sequence: int, value: Any) -> None:
-        self.loop.call_soon_threadsafe(self._item, sequence, value)
+        self.loop.call_soon_threadsafe(self._item, sequence, value, context=self._loop_vars)
 
 
 class _Given(Executor):

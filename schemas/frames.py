@@ -176,17 +176,26 @@ def encode_frame(frame: Frame) -> bytes:
 
 def join_answer(epoch: int, load: Load, frames: Sequence[bytes]) -> bytes:
     """The answer envelope of frames that were written by `encode_frame`; the same bytes as `encode_answer`."""
-    count = len(frames)
-    if count < 16:
-        header = bytes((0x90 | count,))
-    elif count < 1 << 16:
-        header = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        header = b"\xdd" + count.to_bytes(4, "big")
-    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(load) + header
+    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(load) + _array_header(len(frames))
     return head + b"".join(frames)
 
 
+def join_request(epoch: int, sender: str, frames: Sequence[bytes]) -> bytes:
+    """The request envelope of frames that were written by `encode_frame`; the same bytes as `encode_request`."""
+    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(sender) + _array_header(len(frames))
+    return head + b"".join(frames)
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+REQUEST_ENVELOPE_BYTES: Final = 128
+"""Most that `join_request` adds to its frames."""
 ENVELOPE_BYTES: Final = 64
 """Most that `join_answer` adds to its frames."""
 

@@ -147,6 +147,10 @@ class LeaseInfo(Reply):
     expires_in_s: float
 
 
+class StatsRequest(Request):
+    """`<ns>.worker.<pool>.<worker>.stats`: takes nothing."""
+
+
 class StatsReply(Reply):
     """`<ns>.worker.<pool>.<worker>.stats`"""
 

@@ -1,0 +1,138 @@
+"""The core's bookkeeper: after each decision it tells the ledger, the journal and the metrics, and keeps one timer.
+
+The core decides and remembers; this is where its decisions reach the outside, in one place for every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..bus.ambient import Ambient
+from ..schemas.names import WorkerId
+from ..schemas.records import LeaseRecord
+from ..telemetry.metrics import WorkerMetrics
+from .core import WorkerCore
+from .journal import Journal
+from .leases import Change, Lease
+from .ledger import Desired, LedgerWriter
+from .memory import TaskRecord
+
+
+class Books:
+    """Binds one WorkerCore to the event loop. `after` must be called after each decision, in the same turn."""
+
+    __slots__ = (
+        "_handle",
+        "_timer_at",
+        "ambient",
+        "core",
+        "journal",
+        "ledger",
+        "loop",
+        "metrics",
+        "on_overdue",
+        "on_rest",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        worker: WorkerId,
+        *,
+        journal: Journal,
+        metrics: WorkerMetrics,
+        ambient: Ambient,
+        on_overdue: Callable[[TaskRecord], None],
+    ) -> None:
+        """`on_overdue` is told of each running task whose deadline passed, once."""
+        self.core = core
+        self.worker = worker
+        self.journal = journal
+        self.metrics = metrics
+        self.ambient = ambient
+        self.on_overdue = on_overdue
+        self.loop = asyncio.get_running_loop()
+        self.ledger: LedgerWriter | None = None
+        """Set once the bucket is open; before that nothing can be granted."""
+        self.on_rest: Callable[[], None] | None = None
+        """Called whenever nothing is held any more; drains wait for it."""
+        self._handle: asyncio.TimerHandle | None = None
+        self._timer_at = float("inf")
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self.loop.time()
+
+    def after(self) -> None:
+        """Pass on what the last decision changed, and set the timer for what is due next."""
+        for change, lease in self.core.take_changes():
+            self._tell(change, lease)
+        self._arm()
+        if self.on_rest is not None and self.core.at_rest:
+            self.on_rest()
+
+    def describe(self, token: str) -> Desired | None:
+        """What the ledger shall say of a lease; None: no such lease."""
+        lease = self.core.leases.get(token)
+        if lease is None:
+            return None
+        now = self.now()
+        left_s = lease.due_at - now
+        if left_s <= 0:
+            return None
+        wall = self.ambient.wall()
+        record = LeaseRecord(
+            pool=self.worker.pool,
+            worker=self.worker.worker,
+            epoch=self.core.epoch,
+            token=token,
+            slots=lease.slots,
+            fence=lease.fence,
+            single_use=lease.single_use,
+            owner=lease.owner,
+            granted_at=round(wall - (now - lease.granted_at), 3),
+            expires_at=round(wall + left_s, 3),
+        )
+        return Desired(value=record.model_dump_json().encode(), expires_in_s=left_s)
+
+    def close(self) -> None:
+        """Stop the timer. Idempotent."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        self._timer_at = float("inf")
+
+    def _tell(self, change: Change, lease: Lease) -> None:
+        ledger = self.ledger
+        assert ledger is not None
+        if change is Change.RENEW:
+            ledger.renewed(lease.token, lease.due_at)
+            return
+        ledger.changed(lease.token)
+        if self.journal.enabled:
+            self.journal.lease(change, lease.token)
+        if change is Change.GRANT:
+            self.metrics.granted()
+        elif change is Change.EXPIRE:
+            self.metrics.expired()
+        else:
+            self.metrics.released()
+
+    def _arm(self) -> None:
+        due_at = self.core.next_deadline()
+        if due_at is None or due_at >= self._timer_at:
+            return  # a timer that fires early finds nothing and is set anew
+        if self._handle is not None:
+            self._handle.cancel()
+        self._timer_at = due_at
+        self._handle = self.loop.call_at(due_at, self._ring)
+
+    def _ring(self) -> None:
+        self._handle = None
+        self._timer_at = float("inf")
+        overdue = self.core.expire(self.now())
+        self.after()
+        for record in overdue.tasks:
+            self.on_overdue(record)

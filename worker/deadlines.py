@@ -1,0 +1,80 @@
+"""Things that fall due, soonest first, in one heap, so that one timer serves them all."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Generic, Protocol, TypeVar
+
+NEVER = float("inf")
+"""A `due_at` that does not come: the item is over, or has no deadline."""
+
+
+class Due(Protocol):
+    """What can be put in. `due_at` may move at any time; `queued_at` belongs to the heap."""
+
+    due_at: float
+    """When it falls due, by the loop's clock, in seconds. NEVER takes it out."""
+    queued_at: float
+    """Where the heap expects it; NEVER while it is in no heap."""
+
+
+D = TypeVar("D", bound=Due)
+
+
+class DeadlineHeap(Generic[D]):
+    """A heap with lazy moves: what falls due later than queued (the common case: a renewal) is not touched until then,
+    and what is over is dropped when it comes up, or when more than half of the heap is such.
+    """
+
+    __slots__ = ("_count", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, D]] = []
+        self._count = 0
+        """Breaks ties, so that items themselves are never compared."""
+
+    def __len__(self) -> int:
+        """Entries, dead ones included."""
+        return len(self._heap)
+
+    def push(self, item: D) -> None:
+        """Queue `item`, or follow its `due_at` to an earlier time. One that has no deadline is left out."""
+        if item.due_at < item.queued_at:
+            item.queued_at = item.due_at
+            self._count += 1
+            heapq.heappush(self._heap, (item.due_at, self._count, item))
+
+    def pop_due(self, now: float) -> list[D]:
+        """Take out all that have `due_at <= now`, soonest first."""
+        due: list[D] = []
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            at, _, item = heapq.heappop(heap)
+            if at != item.queued_at:
+                continue  # it was queued again for an earlier time, and came up then
+            item.queued_at = NEVER
+            if item.due_at <= now:
+                due.append(item)
+            else:
+                self.push(item)
+        return due
+
+    def next_at(self) -> float | None:
+        """When to look next; early rather than late. None: nothing is queued."""
+        heap = self._heap
+        while heap and (heap[0][0] != heap[0][2].queued_at or heap[0][2].due_at == NEVER):
+            at, _, item = heapq.heappop(heap)
+            if at == item.queued_at:
+                item.queued_at = NEVER
+        return heap[0][0] if heap else None
+
+    def compact(self, living: int) -> None:
+        """Drop dead entries if there are many more entries than `living` items."""
+        if len(self._heap) <= 2 * living + 64:
+            return
+        keep = [entry for entry in self._heap if entry[0] == entry[2].queued_at and entry[2].due_at != NEVER]
+        for at, _, item in self._heap:
+            if item.due_at == NEVER and at == item.queued_at:
+                item.queued_at = NEVER
+        heapq.heapify(keep)
+        self._heap = keep

@@ -1,0 +1,111 @@
+"""What a worker says of itself: registration, heartbeat, statistics."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+
+from ..schemas.messages import LeaseInfo, LoadReply, StatsReply
+from ..schemas.names import WorkerId
+from ..schemas.records import Heartbeat, Registration
+from .core import WorkerCore
+from .ledger import LedgerStatistics
+from .pool import Pool
+from .settings import WorkerSettings
+
+
+def package_version() -> str:
+    """Of the installed distribution; empty when it runs from a bare folder."""
+    try:
+        return metadata.version("gangline")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+class Description:
+    """The constant facts of one worker, joined to its core's changing ones."""
+
+    __slots__ = ("_core", "_instance", "_pool", "_settings", "_started_at", "_version", "_worker", "models")
+
+    def __init__(
+        self,
+        worker: WorkerId,
+        instance: str,
+        pool: Pool,
+        settings: WorkerSettings,
+        core: WorkerCore,
+        started_at: float,
+    ) -> None:
+        """`started_at` is Unix time."""
+        self._worker = worker
+        self._instance = instance
+        self._pool = pool
+        self._settings = settings
+        self._core = core
+        self._started_at = started_at
+        self._version = package_version()
+        self.models: tuple[str, ...] = ()
+        """Loaded now."""
+
+    def registration(self) -> Registration:
+        core, settings = self._core, self._settings
+        return Registration(
+            pool=self._worker.pool,
+            worker=self._worker.worker,
+            epoch=core.epoch,
+            instance=self._instance,
+            state="draining" if core.draining else "serving",
+            slots=core.load.total,
+            methods={name: task.info() for name, task in self._pool.tasks.items()},
+            models=self.models,
+            max_models=self._pool.max_models,
+            node=settings.node,
+            zone=settings.zone,
+            address=settings.address,
+            labels={**self._pool.labels, **settings.labels},
+            pid=os.getpid(),
+            version=self._version,
+            started_at=self._started_at,
+        )
+
+    def heartbeat(self) -> Heartbeat:
+        core = self._core
+        load = core.load
+        return Heartbeat(
+            epoch=core.epoch,
+            instance=self._instance,
+            running=load.running,
+            reserved=load.reserved,
+            total=load.total,
+            draining=core.draining,
+            models=self.models,
+        )
+
+    def statistics(self, tasks: dict[str, int], ledger: LedgerStatistics, now: float) -> StatsReply:
+        """The answer to `stats`."""
+        core = self._core
+        return StatsReply(
+            pool=self._worker.pool,
+            worker=self._worker.worker,
+            epoch=core.epoch,
+            load=LoadReply.of(core.load),
+            leases=[
+                LeaseInfo(
+                    token=lease.token,
+                    slots=lease.slots,
+                    running=lease.busy,
+                    single_use=lease.single_use,
+                    owner=lease.owner,
+                    expires_in_s=round(max(0.0, lease.due_at - now), 3),
+                )
+                for lease in core.leases.values()
+            ],
+            tasks=tasks,
+            ledger={
+                "pending": ledger.pending,
+                "written": ledger.written,
+                "deleted": ledger.deleted,
+                "retried": ledger.retried,
+                "cancelled_out": ledger.cancelled_out,
+            },
+        )

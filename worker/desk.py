@@ -1,0 +1,227 @@
+"""The desk: all parts that serve while a worker lives, wired together, with the guard at the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..bus.ambient import Ambient
+from ..bus.port import Bus, ConnectionEvent, KeyValue, Message
+from ..schemas.errors import MalformedMessage, TaskCancelled
+from ..schemas.messages import StatsReply
+from ..schemas.names import Names, Operation, WorkerId
+from ..telemetry.logs import Log
+from ..telemetry.metrics import WorkerMetrics
+from .books import Books
+from .core import WorkerCore
+from .describe import Description
+from .epochs import TICK_S, FreezeGuard, next_epoch
+from .executors.base import Executors
+from .grants import Grants
+from .intake import Intake
+from .journal import Journal, JournalSink
+from .ledger import LedgerWriter
+from .operations import Operations
+from .outbox import Outbox
+from .pool import Pool
+from .registration import Presence, WorkerEvent
+from .runs import Runs
+from .settings import WorkerSettings
+
+SWEEP_TICKS = 4
+"""What is remembered is swept every so many ticks: each second."""
+
+
+class Desk:
+    """Made at a worker's start, on its loop, when the bucket is open."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        worker: WorkerId,
+        *,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        settings: WorkerSettings,
+        ambient: Ambient,
+        core: WorkerCore,
+        executors: Executors,
+        instance: str,
+        journal: JournalSink | None,
+        begin_drain: Callable[[float | None], None],
+        on_lost: Callable[[str], None],
+        log: Log,
+    ) -> None:
+        """`begin_drain` and `on_lost` (another process took the id) are the worker's own."""
+        self._worker = worker
+        self._ambient = ambient
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._frames_subject = names.worker(worker, Operation.FRAMES)
+        self._prefix_chars = len(self._frames_subject) - len(Operation.FRAMES)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self.core = core
+        self.guard = FreezeGuard(settings.freeze_after_s, self._loop.time())
+        self.journal = Journal(journal, worker, core, ambient)
+        self.metrics = WorkerMetrics(worker.pool, worker.worker, lambda: core.load)
+        self.books = Books(
+            core,
+            worker,
+            journal=self.journal,
+            metrics=self.metrics,
+            ambient=ambient,
+            on_overdue=lambda record: self.runs.overdue(record),
+        )
+        self.ledger = LedgerWriter(kv, names, worker, self.books.describe, ambient=ambient, log=log)
+        self.books.ledger = self.ledger
+        self.outbox = Outbox(bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=log)
+        self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
+        self.grants = Grants(self.books, settings)
+        self.intake = Intake(pool, self.books, self.runs, self.grants, self.outbox, log=log)
+        self.operations = Operations(
+            bus,
+            pool,
+            self.books,
+            self.runs,
+            self.grants,
+            drain=begin_drain,
+            resize=self.resize,
+            stats=self.stats,
+            log=log,
+        )
+        self.description = Description(worker, instance, pool, settings, core, ambient.wall())
+        self.presence = Presence(
+            bus,
+            kv,
+            names,
+            worker,
+            instance=instance,
+            settings=settings,
+            ambient=ambient,
+            registration=self.description.registration,
+            heartbeat=self.description.heartbeat,
+            on_lost=on_lost,
+            on_confirmed=self.ledger.reconcile,
+            log=log,
+        )
+
+    # -- at the door ----------------------------------------------------------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """Every message on the worker's subjects comes in here; each is answered exactly once."""
+        now = self._loop.time()
+        if self.guard.frozen(now):
+            self.new_epoch("frozen")
+        if message.subject != self._frames_subject:
+            self.operations.take(message.subject[self._prefix_chars :], message)
+            return
+        try:
+            self.intake.take(message, now, self.guard.stall_s(now))
+        except MalformedMessage as error:
+            self.operations.refuse(message, error)
+
+    def new_epoch(self, why: str, after: int = 0) -> None:
+        """Void all leases and refuse all that was sent before. What runs goes on.
+
+        Args:
+            why: for the log.
+            after: an epoch that is known to have been; the new one is greater.
+        """
+        core = self.core
+        old = core.epoch
+        core.new_epoch(next_epoch(max(old, after), self._ambient.wall()), self._loop.time())
+        self.books.after()
+        self.journal.write("epoch", why=why)
+        self._log.warning(
+            "epoch %d after %d (%s): earlier leases are void",
+            core.epoch,
+            old,
+            why,
+            extra={"action": "worker.epoch", "epoch": core.epoch},
+        )
+        self.presence.rewrite()
+        self.presence.announce(WorkerEvent.EPOCH)
+
+    # -- time and connection --------------------------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Begin to watch for freezes and to forget what is old."""
+        self.guard.tick(self._loop.time())
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def stop_clock(self) -> None:
+        """Idempotent."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        now = self._loop.time()
+        if self.guard.tick(now):
+            self.new_epoch("frozen")
+        self._ticks += 1
+        if self._ticks % SWEEP_TICKS == 0:
+            self.core.sweep(now)
+            self.books.after()
+
+    def on_connection(self, event: ConnectionEvent) -> None:
+        """After a reconnect: send what was kept, and write anew what the server may have lost."""
+        if event is ConnectionEvent.RECONNECTED:
+            self.outbox.resume()
+            self.presence.rewrite()
+
+    # -- operators ------------------------------------------------------------------------------------------------
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots, live."""
+        old = self.core.load.total
+        self.core.resize(slots)
+        self.books.after()
+        self.journal.write("resize", slots=slots)
+        self._log.info("resized from %d to %d slots", old, slots, extra={"action": "worker.resize", "slots": slots})
+        self.presence.rewrite()
+
+    def models_changed(self, models: tuple[str, ...]) -> None:
+        """Other models are loaded now: routers shall know."""
+        self.description.models = models
+        self.presence.rewrite()
+
+    def task_counts(self) -> dict[str, int]:
+        """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
+        return {**self.runs.counts, "rejected": self.intake.rejected}
+
+    def stats(self) -> StatsReply:
+        return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def rest(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound)."""
+        if self.core.at_rest:
+            return True
+        event = asyncio.Event()
+        self.books.on_rest = event.set
+        try:
+            async with asyncio.timeout(timeout_s):
+                await event.wait()
+        except TimeoutError:
+            return self.core.at_rest
+        finally:
+            self.books.on_rest = None
+        return True
+
+    def cancel_all(self, why: str) -> int:
+        """Cancel what runs; returns how many."""
+        return self.runs.cancel_all(TaskCancelled(why))
+
+    async def close(self) -> None:
+        """Stop every loop and timer of the desk. Idempotent. What is unwritten stays so."""
+        self.stop_clock()
+        self.books.close()
+        self.metrics.close()
+        await self.grants.stop()
+        await self.ledger.stop()
+        await self.presence.stop()

@@ -1,0 +1,97 @@
+"""Answers to routers: outcomes of runs as frames."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
+from ..schemas.frames import Answer, Frame, encode_frame
+from .books import Books
+from .outbox import Outbox
+from .runs import Run
+from .tasks import Outcome
+
+MAX_MESSAGE_CHARS = 2000
+"""An error's text is cut to so many characters if its frame does not fit a message."""
+
+
+class FrameCaller:
+    """Whoever sent one envelope: where answers to its frames go."""
+
+    __slots__ = ("_books", "_outbox", "_reply")
+
+    def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
+        self._reply = reply
+        self._outbox = outbox
+        self._books = books
+
+    def send(self, frame: bytes) -> None:
+        """Send an encoded frame. Without a reply subject it goes nowhere."""
+        if self._reply:
+            self._outbox.put(self._reply, frame)
+
+    def send_frame(self, frame: Frame) -> None:
+        self.send(encode_frame(frame))
+
+    def answer(self, run: Run, outcome: Outcome) -> None:
+        """Send the outcome of a run, and note it for whoever asks again."""
+        record = run.record
+        frame = self._frame(run, outcome)
+        self._books.core.settle(record.sender, record.id, frame, self._books.now())
+        self.send(frame)
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """Send an item. One that cannot be sent ends the stream with InvalidResult."""
+        try:
+            frame = self._fitting((Answer.ITEM, run.record.id, sequence, value), f"item {sequence}", run)
+        except InvalidResult as error:
+            run.answer(Outcome(error=error))
+            run.cancel(TaskCancelled(error.message))
+        else:
+            self.send(frame)
+
+    def _frame(self, run: Run, outcome: Outcome) -> bytes:
+        task_id = run.record.id
+        if outcome.error is not None:
+            return error_frame(task_id, outcome.error, self._outbox.largest_frame)
+        if outcome.items is not None:
+            return encode_frame((Answer.END, task_id, outcome.items))
+        try:
+            return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
+        except InvalidResult as error:
+            return error_frame(task_id, error, self._outbox.largest_frame)
+
+    def _fitting(self, frame: Frame, what: str, run: Run) -> bytes:
+        limit = self._outbox.largest_frame
+        try:
+            written = encode_frame(frame)
+        except InvalidRequest as error:
+            raise InvalidResult(f"{what} of {run.call.task.full_name} {error.message}") from error
+        if len(written) > limit:
+            raise too_large(what, run.call.task.full_name, len(written), limit)
+        return written
+
+
+def too_large(what: str, task: str, size: int, limit: int) -> InvalidResult:
+    """The error for a result or an item over the server's limit."""
+    return InvalidResult(
+        f"{what} of {task} is {size} bytes and at most {limit} fit a message: stream it in parts, store it and return "
+        "where, or raise the server's max_payload",
+        details={"size": size, "limit": limit},
+    )
+
+
+def error_frame(task_id: int, error: GanglineError, limit: int) -> bytes:
+    """An ERROR frame, cut down if need be until it fits."""
+    frame = _error(task_id, error, error.message, error.details or None)
+    if len(frame) > limit:
+        frame = _error(task_id, error, error.message[:MAX_MESSAGE_CHARS], None)
+    return frame
+
+
+def _error(task_id: int, error: GanglineError, message: str, details: dict[str, Any] | None) -> bytes:
+    try:
+        return encode_frame((Answer.ERROR, task_id, error.code, message, details, error.may_have_started))
+    except InvalidRequest:  # details of somebody's own error, or text that is not Unicode
+        clean = message.encode("utf-8", "backslashreplace").decode()
+        return encode_frame((Answer.ERROR, task_id, error.code, clean, None, error.may_have_started))

@@ -1,0 +1,298 @@
+"""The frames path: envelopes of routers in, decisions of the core, answers out.
+
+Plain functions from one end to the other: a message is worked off in the turn in which it arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..bus.port import Message
+from ..schemas import frames
+from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled, Unavailable
+from ..schemas.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
+from ..telemetry.logs import Log
+from .books import Books
+from .core import Repeat
+from .deadlines import NEVER
+from .frame_caller import FrameCaller, error_frame
+from .grants import Grants
+from .leases import Refusal
+from .memory import WITHDRAWN, Sender
+from .outbox import Outbox
+from .pool import Pool
+from .refusals import REASONS, error_of
+from .runs import Run, Runs
+from .tasks import BoundCall
+
+
+class Intake:
+    """Takes the envelopes of one worker."""
+
+    def __init__(self, pool: Pool, books: Books, runs: Runs, grants: Grants, outbox: Outbox, *, log: Log) -> None:
+        self._pool = pool
+        self._books = books
+        self._core = books.core
+        self._runs = runs
+        self._grants = grants
+        self._outbox = outbox
+        self._log = log
+        self.rejected = 0
+        self.malformed = 0
+
+    def take(self, message: Message, now: float, stall_s: float) -> None:
+        """Work off one message.
+
+        Args:
+            message: the envelope.
+            now: monotonic seconds.
+            stall_s: by how much the message may be older than it looks; deadlines are shortened by it.
+
+        Raises:
+            MalformedMessage: nothing of it was acted on.
+        """
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage:
+            self.malformed += 1
+            raise
+        core = self._core
+        sender = core.sender(envelope.sender, now)
+        stale = envelope.epoch != core.epoch
+        caller = FrameCaller(message.reply, self._outbox, self._books)
+        for frame in envelope.frames:
+            try:
+                self._one(sender, caller, frame, stale, now, stall_s)
+            except Exception as error:
+                # A bug in here must not take the other frames of this message with it.
+                self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
+                self._broken(sender, caller, frame, error, now)
+        self._books.after()
+
+    def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+        operation = frame[0]
+        if operation == Request.TASK:
+            self._task(sender, caller, frame, stale, now, stall_s)
+        elif operation == Request.RESERVE:
+            self._reserve(sender, caller, frame, stale, now, stall_s)
+        elif operation == Request.RELEASE:
+            self._core.release(sender, frame[1], frame[2], now)
+        elif operation == Request.RENEW:
+            self._renew(caller, frame, stale, now)
+        elif operation == Request.CREDIT:
+            self._credit(sender, frame)
+        elif operation == Request.CANCEL:
+            self._cancel(sender, frame, now)
+        elif operation == Request.CHECK:
+            self._check(sender, caller, frame, now)
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    def _task(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+        _, task_id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
+        core = self._core
+        known = core.repeated(sender, task_id)
+        if known is not None:
+            core.refuse(token, now)
+            self._repeated(caller, task_id, known)
+            return
+        if stale:
+            # Not noted: this epoch does not come back, so no copy of it can start either.
+            self._reject(caller, task_id, Reason.STALE)
+            return
+        task = self._pool.tasks.get(method)
+        if task is None:
+            core.refuse(token, now)
+            self._settle_error(sender, caller, task_id, self._unknown(method), now)
+            return
+        deadline_at = NEVER if deadline_ms is None else now + deadline_ms / 1000 - stall_s
+        lease = core.leases.get(token) if token is not None else None
+        record = core.admit(sender, task_id, cost=task.slots, token=token, deadline_at=deadline_at, now=now)
+        if isinstance(record, Refusal):
+            self._refused(sender, caller, task_id, record, task.slots, token, now)
+            return
+        try:
+            call: BoundCall = task.bind(args, kwargs, json=bool(flags & TaskFlag.JSON))
+            self._runs.start(
+                record,
+                call,
+                caller,
+                fence=lease.fence if lease is not None else 0,
+                token=token,
+                deadline_at=None if deadline_at == NEVER else deadline_at,
+                trace=trace,
+                meta=meta,
+                stream=bool(flags & TaskFlag.STREAM),
+            )
+        except GanglineError as error:
+            self._settle_error(sender, caller, task_id, error, now)
+            core.finish(record)
+        except BaseException:
+            core.finish(record)
+            raise
+
+    def _repeated(self, caller: FrameCaller, task_id: int, known: Repeat) -> None:
+        """A task id came again: it gets its answer again, and starts nothing."""
+        if known.state is TaskState.ANSWERED:
+            if known.answer == WITHDRAWN:
+                self._reject(caller, task_id, Reason.EXPIRED)
+            else:
+                caller.send(known.answer)
+        elif known.state is TaskState.FORGOTTEN:
+            caller.send(
+                error_frame(
+                    task_id,
+                    ResultLost(
+                        f"task {task_id} was seen too long ago: whether it ran is no longer known, nor its result"
+                    ),
+                    self._outbox.largest_frame,
+                )
+            )
+
+    def _refused(
+        self,
+        sender: Sender,
+        caller: FrameCaller,
+        task_id: int,
+        refusal: Refusal,
+        cost: int,
+        token: str | None,
+        now: float,
+    ) -> None:
+        reason = REASONS.get(refusal)
+        if reason is None:
+            error = error_of(
+                refusal, worker=str(self._books.worker), slots=cost, total=self._core.load.total, token=token
+            )
+            self._settle_error(sender, caller, task_id, error, now)
+        else:
+            self._core.settle(sender, task_id, self._reject(caller, task_id, reason), now)
+
+    def _settle_error(
+        self, sender: Sender, caller: FrameCaller, task_id: int, error: GanglineError, now: float
+    ) -> None:
+        frame = error_frame(task_id, error, self._outbox.largest_frame)
+        self._core.settle(sender, task_id, frame, now)
+        caller.send(frame)
+        self.rejected += 1
+        self._books.metrics.rejected(error.code)
+        if self._books.journal.enabled:
+            self._books.journal.write("reject", id=f"{sender.name}.{task_id}", reason=error.code)
+
+    def _unknown(self, method: str) -> GanglineError:
+        try:
+            self._pool.find(method)
+        except GanglineError as error:
+            return error
+        return InvalidRequest(f"no task {method[:80]!r}")
+
+    def _cancel(self, sender: Sender, frame: Frame, now: float) -> None:
+        record = self._core.withdraw(sender, frame[1], now)
+        if record is not None and isinstance(record.handle, Run):
+            record.handle.cancel(TaskCancelled("the caller cancelled the task"))
+
+    def _credit(self, sender: Sender, frame: Frame) -> None:
+        record = sender.running.get(frame[1])
+        if record is not None and isinstance(record.handle, Run):
+            record.handle.credit(frame[2])
+
+    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> None:
+        states: list[int] = []
+        for task_id in frame[2]:
+            known = self._core.look_up(sender, task_id, now)
+            states.append(int(known.state))
+            if known.state is TaskState.ANSWERED:
+                caller.send(known.answer)
+        caller.send_frame((Answer.CHECKED, frame[1], states))
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    def _reserve(
+        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float
+    ) -> None:
+        _, rid, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
+        if stale:
+            self._reject(caller, rid, Reason.STALE)
+            return
+        if deadline_ms is not None and deadline_ms / 1000 <= stall_s:
+            self._reject(caller, rid, Reason.EXPIRED)
+            return
+        owner = (meta or {}).get("owner")
+        try:
+            lease = self._grants.reserve(
+                sender,
+                rid,
+                slots=slots,
+                ttl_s=ttl_ms / 1000,
+                claim_s=claim_ms / 1000,
+                single_use=bool(flags & ReserveFlag.SINGLE_USE),
+                owner=owner[:256] if isinstance(owner, str) else "",
+                now=now,
+            )
+        except InvalidRequest as error:
+            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+            return
+        if isinstance(lease, Refusal):
+            self._not_granted(caller, rid, lease, slots)
+        elif flags & ReserveFlag.SYNC and not self._grants.recorded(lease):
+            task = asyncio.get_running_loop().create_task(self._grant_recorded(caller, rid, sender, lease.token))
+            self._grants.background.add(task)
+            task.add_done_callback(self._grants.background.discard)
+        else:
+            caller.send_frame((Answer.GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
+
+    async def _grant_recorded(self, caller: FrameCaller, rid: int, sender: Sender, token: str) -> None:
+        """Answer a reserve once its lease stands in the ledger."""
+        try:
+            lease = await self._grants.record(token)
+        except Unavailable as error:
+            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+        else:
+            if lease is None:
+                self._reject(caller, rid, Reason.EXPIRED)
+            else:
+                caller.send_frame((Answer.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
+
+    def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int) -> None:
+        reason = REASONS.get(refusal)
+        if reason is not None:
+            self._reject(caller, rid, reason)
+            return
+        error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=self._core.load.total)
+        caller.send(error_frame(rid, error, self._outbox.largest_frame))
+
+    def _renew(self, caller: FrameCaller, frame: Frame, stale: bool, now: float) -> None:
+        _, request_id, token, ttl_ms = frame
+        if stale:
+            self._reject(caller, request_id, Reason.STALE)
+            return
+        try:
+            left_s = self._grants.renew(token, ttl_ms / 1000, now)
+        except GanglineError as error:
+            caller.send(error_frame(request_id, error, self._outbox.largest_frame))
+        else:
+            caller.send_frame((Answer.RENEWED, request_id, max(1, int(left_s * 1000))))
+
+    # -- refusals -------------------------------------------------------------------------------------------------
+
+    def _reject(self, caller: FrameCaller, request_id: int, reason: Reason) -> bytes:
+        frame = frames.encode_frame((Answer.REJECTED, request_id, str(reason)))
+        caller.send(frame)
+        self.rejected += 1
+        self._books.metrics.rejected(reason)
+        if self._books.journal.enabled:
+            self._books.journal.write("reject", id=request_id, reason=str(reason))
+        return frame
+
+    def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:
+        """Answer a frame that failed inside, unless it cannot be answered."""
+        if frame[0] in (Request.RELEASE, Request.CREDIT, Request.CANCEL):
+            return
+        answer = error_frame(
+            frame[1],
+            GanglineError(f"the worker failed on this request ({type(error).__name__}); its log says more"),
+            self._outbox.largest_frame,
+        )
+        if frame[0] == Request.TASK and frame[1] not in sender.done:
+            self._core.settle(sender, frame[1], answer, now)
+        caller.send(answer)

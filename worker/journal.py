@@ -1,0 +1,67 @@
+"""The journal: one line of facts for each thing that happened to a worker's slots, for checkers and for people.
+
+Its records are what law L1 is checked from after the fact: each carries the slots as they were at that instant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..bus.ambient import Ambient
+from ..schemas.names import WorkerId
+from .core import WorkerCore
+from .leases import Change
+
+JournalSink = Callable[[dict[str, Any]], None]
+"""Takes one record; must not block and must not raise."""
+
+_EVENTS = {
+    Change.GRANT: "grant",
+    Change.USE: "use",
+    Change.RELEASE: "release",
+    Change.EXPIRE: "expire",
+    Change.DROP: "drop",
+}
+"""Renewals are left out: they move no slot."""
+
+
+class Journal:
+    """Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
+
+    Events: start, end (a task); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed);
+    reject; epoch, resize, drain, leave (the worker). `t` is Unix time in seconds.
+    """
+
+    __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
+
+    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: WorkerCore, ambient: Ambient) -> None:
+        self._sink = sink
+        self._worker = str(worker)
+        self._core = core
+        self._ambient = ambient
+        self.enabled = sink is not None
+
+    def write(self, event: str, **facts: object) -> None:
+        """Record one event, with the slots as they are now. Nothing happens without a sink."""
+        if self._sink is None:
+            return
+        load = self._core.load
+        self._sink(
+            {
+                "t": self._ambient.wall(),
+                "event": event,
+                "worker": self._worker,
+                "epoch": self._core.epoch,
+                "running": load.running,
+                "reserved": load.reserved,
+                "total": load.total,
+                **facts,
+            }
+        )
+
+    def lease(self, change: Change, token: str) -> None:
+        """Record what became of a lease."""
+        event = _EVENTS.get(change)
+        if event is not None:
+            self.write(event, token=token)

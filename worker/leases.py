@@ -1,0 +1,243 @@
+"""Leases: the right to use n slots of this worker for a bounded time, each known by its token.
+
+Pure: no clock, no randomness; part of worker.core, whose laws it keeps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import StrEnum
+from typing import NamedTuple
+
+from .deadlines import NEVER, DeadlineHeap
+from .limiter import SlotLimiter
+
+
+class Refusal(StrEnum):
+    """Why nothing was granted or started. The first four are the wire's `Reason`; the rest travel as errors."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    STALE = "stale"
+    EXPIRED = "expired"
+    """The deadline had passed, or the request was cancelled or released before it arrived."""
+    TOO_LARGE = "too_large"
+    """More slots than this worker has at its best: waiting cannot help."""
+    UNKNOWN_TOKEN = "unknown_token"
+    LEASE_EXPIRED = "lease_expired"
+    LEASE_STALE = "lease_stale"
+    """The token is of an older epoch."""
+    LEASE_USED = "lease_used"
+    """Single use, and used; or released."""
+    LEASE_BUSY = "lease_busy"
+    LEASE_TOO_SMALL = "lease_too_small"
+    """The task costs more slots than the whole lease has."""
+
+
+class Change(StrEnum):
+    """What became of a lease."""
+
+    GRANT = "grant"
+    RENEW = "renew"
+    USE = "use"
+    """A single-use token was consumed by its task."""
+    RELEASE = "release"
+    EXPIRE = "expire"
+    DROP = "drop"
+    """The epoch ended."""
+
+
+class LeaseChange(NamedTuple):
+    """One change, for the ledger, the journal and the metrics, in the order in which they happened."""
+
+    change: Change
+    lease: Lease
+
+
+class Lease:
+    """One granted lease. Only the table changes it."""
+
+    __slots__ = (
+        "busy",
+        "claimed",
+        "due_at",
+        "ended",
+        "fence",
+        "granted_at",
+        "owner",
+        "queued_at",
+        "single_use",
+        "slots",
+        "token",
+        "ttl_s",
+    )
+
+    def __init__(
+        self,
+        token: str,
+        *,
+        slots: int,
+        ttl_s: float,
+        due_at: float,
+        single_use: bool,
+        owner: str,
+        fence: int,
+        now: float,
+    ) -> None:
+        self.token = token
+        self.slots = slots
+        """How many it was granted."""
+        self.busy = 0
+        """How many of them tasks are on; busy <= slots (L3)."""
+        self.ttl_s = ttl_s
+        self.due_at = due_at
+        """When it expires: `now + claim` until it is used or renewed for the first time, then `now + ttl_s` at each
+        use. NEVER once it has ended."""
+        self.queued_at = NEVER
+        self.claimed = False
+        self.single_use = single_use
+        self.owner = owner
+        self.fence = fence
+        self.granted_at = now
+        self.ended: Refusal | None = None
+        """None while it lives; then what a use of its token is told."""
+
+    def __repr__(self) -> str:
+        state = self.ended or ("claimed" if self.claimed else "unclaimed")
+        kind = "single use" if self.single_use else f"{self.busy}/{self.slots} slots busy"
+        return f"<Lease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
+
+
+_ENDED_AS = {
+    Change.USE: Refusal.LEASE_USED,
+    Change.RELEASE: Refusal.LEASE_USED,
+    Change.EXPIRE: Refusal.LEASE_EXPIRED,
+    Change.DROP: Refusal.LEASE_STALE,
+}
+
+
+class LeaseTable:
+    """All living leases of one worker, and for a while the ended ones, so that a late use is told what happened.
+
+    Invariants: a living lease has `reserved == slots - busy` in the limiter, an ended one has none reserved; the slots
+    its tasks are on are the tasks' own.
+    """
+
+    __slots__ = ("_ended", "_ended_order", "_heap", "_keep", "_keep_s", "_limiter", "changes", "living")
+
+    def __init__(self, limiter: SlotLimiter, *, keep: int, keep_s: float) -> None:
+        """Ended tokens are kept for `keep_s` seconds, and at most `keep` of them."""
+        self._limiter = limiter
+        self._keep = keep
+        self._keep_s = keep_s
+        self._heap: DeadlineHeap[Lease] = DeadlineHeap()
+        self._ended: dict[str, Lease] = {}
+        self._ended_order: deque[tuple[float, str]] = deque()
+        self.living: dict[str, Lease] = {}
+        self.changes: list[LeaseChange] = []
+        """Taken and emptied by whoever drives the core."""
+
+    def find(self, token: str, now: float) -> Lease | Refusal:
+        """The living lease of that token; an overdue one is ended on the spot, whatever the timer does (L5)."""
+        lease = self.living.get(token)
+        if lease is None:
+            ended = self._ended.get(token)
+            return Refusal.UNKNOWN_TOKEN if ended is None or ended.ended is None else ended.ended
+        if lease.due_at <= now:
+            self.end(lease, Change.EXPIRE, now)
+            return Refusal.LEASE_EXPIRED
+        return lease
+
+    def grant(self, lease: Lease) -> bool:
+        """Take its slots and make it live. False when they are not free."""
+        if lease.token in self.living or lease.token in self._ended:
+            raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
+        if not self._limiter.reserve_nowait(lease, lease.slots):
+            return False
+        self.living[lease.token] = lease
+        self._heap.push(lease)
+        self.changes.append(LeaseChange(Change.GRANT, lease))
+        return True
+
+    def extend(self, lease: Lease, due_at: float) -> None:
+        """Move the expiry: a first use (claim) or a renewal."""
+        lease.claimed = True
+        lease.due_at = due_at
+        self._heap.push(lease)
+        self.changes.append(LeaseChange(Change.RENEW, lease))
+
+    def cut(self, lease: Lease, due_at: float) -> None:
+        """Bring the expiry forward; neither a use nor a renewal."""
+        lease.due_at = due_at
+        self._heap.push(lease)
+        self.changes.append(LeaseChange(Change.RENEW, lease))
+
+    def end(self, lease: Lease, change: Change, now: float) -> None:
+        """End a living lease: its idle slots are free at once, those with tasks as the tasks end."""
+        del self.living[lease.token]
+        lease.ended = _ENDED_AS[change]
+        lease.due_at = NEVER
+        self._limiter.release(lease)
+        self._ended[lease.token] = lease
+        self._ended_order.append((now + self._keep_s, lease.token))
+        if len(self._ended_order) > self._keep:
+            del self._ended[self._ended_order.popleft()[1]]
+        self._heap.compact(len(self.living))
+        self.changes.append(LeaseChange(change, lease))
+
+    def use(self, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+        """Put a task on a living lease. A single-use one ends here, whether the task can start or not (L3)."""
+        if slots > lease.slots:
+            self._spend(lease, now)
+            return Refusal.LEASE_TOO_SMALL
+        if slots > lease.slots - lease.busy:
+            return Refusal.LEASE_BUSY
+        self._limiter.start(lease, task, slots)
+        lease.busy += slots
+        if lease.single_use:
+            lease.claimed = True
+            self.end(lease, Change.USE, now)
+        else:
+            self.extend(lease, due_at)
+        return None
+
+    def give_back(self, lease: Lease, task: object) -> None:
+        """The task is off its slots: they are the lease's again, or free if it has ended."""
+        lease.busy -= self._limiter.finish(task, lease if lease.ended is None else None)
+
+    def spend(self, token: str, now: float) -> None:
+        """A task came with this token and cannot start: a single-use token is consumed all the same."""
+        lease = self.find(token, now)
+        if isinstance(lease, Lease):
+            self._spend(lease, now)
+
+    def _spend(self, lease: Lease, now: float) -> None:
+        if lease.single_use:
+            self.end(lease, Change.USE, now)
+
+    def expire(self, now: float) -> int:
+        """End every overdue lease, and forget old ended ones. Returns how many ended."""
+        overdue = self._heap.pop_due(now)
+        for lease in overdue:
+            self.end(lease, Change.EXPIRE, now)
+        while self._ended_order and self._ended_order[0][0] <= now:
+            del self._ended[self._ended_order.popleft()[1]]
+        return len(overdue)
+
+    def next_at(self) -> float | None:
+        """When the next lease may fall due; early rather than late."""
+        return self._heap.next_at()
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        for token, lease in self.living.items():
+            assert lease.token == token and lease.ended is None, lease
+            assert 0 <= lease.busy <= lease.slots, lease
+            assert self._limiter.held(lease)[0] == lease.slots - lease.busy, lease
+            assert lease.due_at != NEVER and lease.queued_at <= lease.due_at, lease
+            assert not (lease.single_use and lease.busy), lease
+        for token, lease in self._ended.items():
+            assert lease.token == token and lease.ended is not None, lease
+            assert self._limiter.held(lease) == (0, 0), lease
+            assert lease.due_at == NEVER, lease
+        assert len(self._ended) == len(self._ended_order)

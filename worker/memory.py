@@ -1,0 +1,162 @@
+"""What each sender has asked before: so that nothing is granted twice, started twice, or started after it was undone.
+
+Everything is bounded: by age, by count, and answers by bytes. What was forgotten is never taken for new: ids of one
+sender grow, so all up to the newest forgotten one (the *floor*) count as seen.
+
+Pure: no clock, no randomness; part of worker.core, whose laws it keeps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from .deadlines import NEVER
+from .leases import Lease, Refusal
+
+RequestId = int | str
+"""Of a reserve: a number in frames, text (`rid`) in requests of other languages."""
+
+WITHDRAWN: Final = b""
+"""In place of an answer: refused before it came. Cancelled, released or checked for, and from now on never started."""
+
+
+class TaskRecord:
+    """One task that was admitted and is still on its slots."""
+
+    __slots__ = ("answered", "cost", "due_at", "handle", "id", "lease", "queued_at", "sender")
+
+    def __init__(self, sender: Sender, task_id: int, cost: int, lease: Lease | None, due_at: float) -> None:
+        self.sender = sender
+        self.id = task_id
+        self.cost = cost
+        """Slots."""
+        self.lease = lease
+        """The multi-use lease that its slots go back to; None: they become free."""
+        self.due_at = due_at
+        """The caller's deadline; NEVER when there is none or it was already acted on."""
+        self.queued_at = NEVER
+        self.answered = False
+        """The caller has its answer. Code that cannot be stopped may still be on the slots."""
+        self.handle: object = None
+        """For whoever drives the core; not looked at in here."""
+
+    def __repr__(self) -> str:
+        return f"<TaskRecord {self.sender.name}:{self.id} cost={self.cost}{' answered' if self.answered else ''}>"
+
+
+class Sender:
+    """What is remembered of one router."""
+
+    __slots__ = ("done", "floor", "name", "remembered", "reserves", "running", "seen_at")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.reserves: dict[RequestId, Lease | Refusal] = {}
+        """Answer to each reserve; EXPIRED also marks one that was released before it came."""
+        self.running: dict[int, TaskRecord] = {}
+        """Admitted and not answered."""
+        self.done: dict[int, bytes] = {}
+        """Answered, or WITHDRAWN."""
+        self.floor = -1
+        """All ids up to here were seen, even where no trace of them is left."""
+        self.remembered = 0
+        """Entries in the memory's queues that name this sender."""
+        self.seen_at = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Sender {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
+
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.remembered)
+
+
+class Memory:
+    """All senders, with one bound over them."""
+
+    __slots__ = ("_bytes", "_done", "_keep", "_keep_bytes", "_keep_s", "_reserves", "senders")
+
+    def __init__(self, *, keep: int, keep_bytes: int, keep_s: float) -> None:
+        """Keep each answer for `keep_s` seconds, at most `keep` answers (and as many reserves), at most `keep_bytes`
+        of answers."""
+        self._keep = keep
+        self._keep_bytes = keep_bytes
+        self._keep_s = keep_s
+        self.senders: dict[str, Sender] = {}
+        self._done: deque[tuple[float, Sender, int]] = deque()
+        self._reserves: deque[tuple[float, Sender, RequestId]] = deque()
+        self._bytes = 0
+
+    def sender(self, name: str, now: float) -> Sender:
+        """The sender of that name, known or new."""
+        sender = self.senders.get(name)
+        if sender is None:
+            sender = self.senders[name] = Sender(name)
+        sender.seen_at = now
+        return sender
+
+    def note_reserve(self, sender: Sender, rid: RequestId, answer: Lease | Refusal, now: float) -> None:
+        """Remember the answer to a reserve, or EXPIRED for one that was released before it came."""
+        sender.reserves[rid] = answer
+        sender.remembered += 1
+        self._reserves.append((now + self._keep_s, sender, rid))
+        if len(self._reserves) > self._keep:
+            self._forget_reserve(now)
+
+    def note_done(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+        """Remember that a task was answered (or WITHDRAWN), and the answer."""
+        sender.running.pop(task_id, None)
+        assert task_id not in sender.done
+        sender.done[task_id] = answer
+        sender.remembered += 1
+        self._bytes += len(answer)
+        self._done.append((now + self._keep_s, sender, task_id))
+        while self._done and (len(self._done) > self._keep or self._bytes > self._keep_bytes):
+            self._forget_done()
+
+    def sweep(self, now: float) -> None:
+        """Forget what is too old."""
+        while self._done and self._done[0][0] <= now:
+            self._forget_done()
+        while self._reserves and self._reserves[0][0] <= now:
+            self._forget_reserve(now)
+        for sender in [s for s in self.senders.values() if s.seen_at + self._keep_s <= now and s.idle]:
+            del self.senders[sender.name]
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of what is remembered: senders, reserves, answers, answer_bytes."""
+        return {
+            "senders": len(self.senders),
+            "reserves": len(self._reserves),
+            "answers": len(self._done),
+            "answer_bytes": self._bytes,
+        }
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        assert self._bytes == sum(len(answer) for s in self.senders.values() for answer in s.done.values())
+        assert len(self._done) == sum(len(s.done) for s in self.senders.values())
+        assert len(self._reserves) == sum(len(s.reserves) for s in self.senders.values())
+        for name, sender in self.senders.items():
+            assert sender.name == name
+            assert sender.remembered == len(sender.done) + len(sender.reserves), sender
+            assert not sender.running.keys() & sender.done.keys(), sender
+            assert all(task.sender is sender and not task.answered for task in sender.running.values()), sender
+
+    def _forget_done(self) -> None:
+        _, sender, task_id = self._done.popleft()
+        self._bytes -= len(sender.done.pop(task_id))
+        sender.remembered -= 1
+        if task_id > sender.floor:
+            sender.floor = task_id
+
+    def _forget_reserve(self, now: float) -> None:
+        _, sender, rid = self._reserves.popleft()
+        answer = sender.reserves[rid]
+        if isinstance(answer, Lease) and answer.ended is None:
+            # It can still be released by its request id. There are no more of these than slots.
+            self._reserves.append((now + self._keep_s, sender, rid))
+            return
+        del sender.reserves[rid]
+        sender.remembered -= 1

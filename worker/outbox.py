@@ -1,0 +1,126 @@
+"""Answers on their way out: all that one turn of the event loop says to one caller shares one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ..bus.port import Bus
+from ..schemas.errors import ClosedError, Disconnected
+from ..schemas.frames import ENVELOPE_BYTES, Load, join_answer
+from ..telemetry.logs import Log
+
+
+class Outbox:
+    """Collects frames by reply subject and publishes them at the end of the turn. There is no timer in it: a lone
+    answer waits for nothing.
+
+    While the connection is down answers are kept, up to `keep_bytes`; the oldest go first. Nothing is lost by that: the
+    caller asks (CHECK) and gets the kept answer, or is told that it is forgotten.
+    """
+
+    def __init__(self, bus: Bus, head: Callable[[], tuple[int, Load]], *, keep_bytes: int, log: Log) -> None:
+        """`head` gives the epoch and the load at the moment of sending."""
+        self._bus = bus
+        self._head = head
+        self._keep_bytes = keep_bytes
+        self._log = log
+        self._pending: dict[str, list[bytes]] = {}
+        """Frames of this turn by reply subject."""
+        self._scheduled = False
+        self._muted = False
+        self._kept: deque[tuple[str, list[bytes], int]] = deque()
+        """What could not be sent: reply subject, frames, their bytes."""
+        self._kept_bytes = 0
+        self.messages = 0
+        self.frames = 0
+        self.dropped = 0
+
+    @property
+    def largest_frame(self) -> int:
+        """Most bytes that one frame may have, alone in its message."""
+        return self._bus.max_payload - ENVELOPE_BYTES
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending and not self._kept
+
+    def put(self, reply: str, frame: bytes) -> None:
+        """Send `frame` with the others of this turn. Not longer than `largest_frame`."""
+        if self._muted:
+            return
+        frames = self._pending.get(reply)
+        if frames is None:
+            self._pending[reply] = [frame]
+        else:
+            frames.append(frame)
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Publish what is pending now."""
+        self._scheduled = False
+        pending, self._pending = self._pending, {}
+        for reply, frames in pending.items():
+            self._send(reply, frames)
+
+    def resume(self) -> None:
+        """The connection is back: publish what was kept."""
+        kept, self._kept, self._kept_bytes = self._kept, deque(), 0
+        for reply, frames, _ in kept:
+            self._send(reply, frames)
+
+    def mute(self) -> None:
+        """Send nothing more, and keep nothing."""
+        self._muted = True
+        self._pending.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def statistics(self) -> dict[str, int]:
+        """Messages and frames published, frames dropped while disconnected, bytes kept now."""
+        return {
+            "messages": self.messages,
+            "frames": self.frames,
+            "dropped": self.dropped,
+            "kept_bytes": self._kept_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return f"Outbox({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+
+    def _send(self, reply: str, frames: list[bytes]) -> None:
+        epoch, load = self._head()
+        room = self.largest_frame
+        start, size = 0, 0
+        for index, frame in enumerate(frames):
+            if size + len(frame) > room and index > start:
+                self._publish(reply, frames[start:index], epoch, load)
+                start, size = index, 0
+            size += len(frame)
+        self._publish(reply, frames[start:], epoch, load)
+
+    def _publish(self, reply: str, frames: list[bytes], epoch: int, load: Load) -> None:
+        try:
+            self._bus.publish(reply, join_answer(epoch, load, frames))
+        except Disconnected:
+            self._keep(reply, frames)
+        except ClosedError:
+            self.dropped += len(frames)
+        else:
+            self.messages += 1
+            self.frames += len(frames)
+
+    def _keep(self, reply: str, frames: list[bytes]) -> None:
+        size = sum(map(len, frames))
+        self._kept.append((reply, frames, size))
+        self._kept_bytes += size
+        while self._kept_bytes > self._keep_bytes:
+            _, old, old_size = self._kept.popleft()
+            self._kept_bytes -= old_size
+            self.dropped += len(old)
+            self._log.warning(
+                "dropped %d answers that could not be sent", len(old), extra={"action": "answers.dropped"}
+            )

@@ -1,0 +1,208 @@
+"""Running tasks: from an admitted record to its answer, and to the end of its slots' use."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Protocol
+
+from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
+from ..schemas.names import WorkerId
+from ..telemetry.tracing import NO_SPAN, Span, tracer
+from .books import Books
+from .context import TaskContext
+from .executors import Executors
+from .memory import TaskRecord
+from .tasks import BoundCall, CancelReason, Execution, Outcome
+
+
+class Caller(Protocol):
+    """Who gets the answer of one run: a router by frames, or a requester in another language."""
+
+    def answer(self, run: Run, outcome: Outcome) -> None:
+        """Called exactly once for each run."""
+        ...
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """One item of a stream; never called when the caller did not ask for a stream."""
+        ...
+
+
+class Run:
+    """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
+
+    __slots__ = ("_execution", "_runs", "_stop", "call", "caller", "record", "span", "started_at")
+
+    def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
+        self._runs = runs
+        self._execution: Execution | None = None
+        self._stop: CancelReason | None = None
+        self.record = record
+        self.call = call
+        self.caller = caller
+        self.span = span
+        self.started_at = now
+
+    def launched(self, execution: Execution) -> None:
+        """The code runs (or has run already)."""
+        self._execution = execution
+        if self._stop is not None:
+            execution.cancel(self._stop)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Stop the code. The caller is answered by its outcome, or as soon as it is abandoned."""
+        if self._execution is not None:
+            self._execution.cancel(reason)
+        elif self._stop is None:
+            self._stop = reason
+
+    def credit(self, items: int) -> None:
+        """The reader of the stream has room for more."""
+        if self._execution is not None:
+            self._execution.credit(items)
+
+    def item(self, sequence: int, value: Any) -> None:
+        if not self.record.answered:
+            self.caller.item(self, sequence, value)
+
+    def answer(self, outcome: Outcome) -> None:
+        """Tell the caller, once. The code may still run."""
+        if not self.record.answered:
+            self.caller.answer(self, outcome)
+
+    def done(self, outcome: Outcome) -> None:
+        """The code has stopped: the slots are free (or the lease's) again."""
+        self.answer(outcome)
+        self._runs.finished(self, outcome)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.call.task.full_name} {self.record!r}>"
+
+
+class Runs:
+    """All runs of one worker: starts them, counts them, cancels them."""
+
+    def __init__(self, books: Books, executors: Executors, *, stream_window: int) -> None:
+        self._books = books
+        self._executors = executors
+        self._stream_window = stream_window
+        self._worker: WorkerId = books.worker
+        self.counts: Counter[str] = Counter(
+            dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
+        )
+
+    def start(
+        self,
+        record: TaskRecord,
+        call: BoundCall,
+        caller: Caller,
+        *,
+        fence: int,
+        token: str | None,
+        deadline_at: float | None,
+        trace: str | None,
+        meta: dict[str, Any] | None,
+        stream: bool,
+    ) -> Run:
+        """Launch an admitted task."""
+        task, books = call.task, self._books
+        span = NO_SPAN
+        if tracer.enabled:
+            span = tracer.start(
+                f"gangline.task {task.full_name}",
+                kind="server",
+                parent=trace,
+                attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
+            )
+            trace = span.traceparent()
+        run = Run(self, record, call, caller, span, books.now())
+        record.handle = run
+        context = _context(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta or {})
+        self.counts["started"] += 1
+        books.metrics.started(task.name)
+        if books.journal.enabled:
+            books.journal.write("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
+        with span.current():
+            execution = self._executors.launch(
+                call,
+                context,
+                on_done=run.done,
+                on_item=run.item if stream else None,
+                on_abandoned=run.answer,
+                window=self._stream_window,
+            )
+        run.launched(execution)
+        return run
+
+    def overdue(self, record: TaskRecord) -> None:
+        """The deadline has passed: the caller hears at once, the code is stopped."""
+        run = record.handle
+        if isinstance(run, Run):
+            reason = DeadlineExceeded(f"{run.call.task.full_name} was stopped at its deadline", may_have_started=True)
+            run.answer(Outcome(error=reason))
+            run.cancel(reason)
+
+    def cancel_all(self, reason: TaskCancelled) -> int:
+        """Cancel whatever runs; returns how many."""
+        records = list(self._books.core.tasks)
+        for record in records:
+            if isinstance(record.handle, Run):
+                record.handle.cancel(reason)
+        return len(records)
+
+    def finished(self, run: Run, outcome: Outcome) -> None:
+        """Called by a run whose code has stopped."""
+        books, record, method = self._books, run.record, run.call.task.name
+        books.core.finish(record)
+        if books.journal.enabled:
+            books.journal.write("end", id=_unique(record), method=method, cost=record.cost)
+        self.counts[_count_of(outcome.error)] += 1
+        code = "ok" if outcome.error is None else outcome.error.code
+        books.metrics.finished(method, books.now() - run.started_at, code)
+        run.span.end(outcome.error)
+        books.after()
+
+
+def _context(
+    record: TaskRecord,
+    method: str,
+    worker: WorkerId,
+    books: Books,
+    fence: int,
+    token: str | None,
+    deadline_at: float | None,
+    trace: str | None,
+    meta: dict[str, Any],
+) -> TaskContext:
+    attempt, labels = meta.get("attempt"), meta.get("labels")
+    return TaskContext(
+        id=_unique(record),
+        pool=worker.pool,
+        worker=worker.worker,
+        method=method,
+        token=token,
+        epoch=books.core.epoch,
+        fence=fence,
+        attempt=attempt if type(attempt) is int and attempt > 0 else 1,
+        deadline=deadline_at,
+        key=_text(meta.get("key")),
+        model_id=_text(meta.get("model")),
+        trace=trace,
+        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else None,
+        clock=books.loop.time,
+    )
+
+
+def _unique(record: TaskRecord) -> str:
+    return f"{record.sender.name}.{record.id}"
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _count_of(error: GanglineError | None) -> str:
+    if error is None:
+        return "succeeded"
+    if isinstance(error, (TaskCancelled, DeadlineExceeded)):
+        return "cancelled"
+    return "crashed" if isinstance(error, TaskCrashed) else "failed"

@@ -1,0 +1,378 @@
+"""`Worker`: one process's part in a pool, from its start to its leave."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
+from typing import Self
+
+from ..bus.ambient import Ambient
+from ..bus.port import Bus, Subscription
+from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken
+from ..schemas.frames import Load
+from ..schemas.names import Names, WorkerId
+from ..telemetry.logs import logger_for
+from .core import CoreSettings, WorkerCore
+from .desk import Desk
+from .epochs import next_epoch
+from .executors.base import Executors
+from .executors.run import ExecutorSettings
+from .journal import JournalSink
+from .ledger import LedgerStatistics
+from .pool import Pool
+from .registration import WorkerEvent
+from .settings import WorkerSettings
+
+LAST_WORDS_S = 2.0
+"""How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""
+
+
+class WorkerState(StrEnum):
+    NEW = "new"
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatistics:
+    """A snapshot of one worker."""
+
+    worker: WorkerId
+    state: WorkerState
+    epoch: int
+    load: Load
+    tasks: dict[str, int]
+    """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
+    ledger: LedgerStatistics | None
+    """None before the start."""
+    answers: dict[str, int]
+    """Messages and frames sent to routers; frames dropped and bytes kept for want of a connection."""
+    memory: dict[str, int]
+    """Sizes of what is remembered: leases, tasks, senders, reserves, answers, answer_bytes."""
+
+
+class Worker:
+    """Serves a pool's tasks with a limited number of slots.
+
+    ::
+
+        async with Worker(pool, bus=bus) as worker:
+            await worker.wait_closed()
+
+    The bus is the caller's: open before `start`, and not closed here. A worker is used once; `start` and `stop` are
+    idempotent.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        bus: Bus,
+        names: Names | None = None,
+        settings: WorkerSettings | None = None,
+        ambient: Ambient | None = None,
+        journal: JournalSink | None = None,
+    ) -> None:
+        """
+        Args:
+            pool: what is served.
+            bus: an open connection.
+            names: the namespace; `gangline` if not given.
+            settings: see WorkerSettings.
+            ambient: wall clock, randomness and tokens; the system's if not given.
+            journal: takes one record for each thing that happens to a slot; see worker.journal.
+        """
+        self.pool = pool
+        self.settings = settings or WorkerSettings()
+        self.ambient = ambient or Ambient()
+        self.names = names or Names()
+        self.id = WorkerId(pool.name, self.settings.worker_name(self.ambient))
+        self.instance = self.ambient.token()
+        """Unique for this object; tells two processes with one id apart."""
+        self.state = WorkerState.NEW
+        self._bus = bus
+        self._journal = journal
+        self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
+        settings = self.settings
+        self.core = WorkerCore(
+            pool.slots if settings.slots is None else settings.slots,
+            next_epoch(0, self.ambient.wall()),
+            CoreSettings(
+                keep_s=settings.answer_retention_s,
+                keep=settings.answer_retention_count,
+                keep_bytes=settings.answer_retention_bytes,
+            ),
+            declared=pool.slots,
+        )
+        """The books; for tests and statistics, not to be changed from outside."""
+        self._executors = Executors(
+            pool,
+            settings=ExecutorSettings(send_tracebacks=settings.send_tracebacks),
+            on_models=self._on_models,
+        )
+        self._desk: Desk | None = None
+        self._subscription: Subscription | None = None
+        self._forget_connection = _nothing
+        self._leaving: asyncio.Task[None] | None = None
+        self._grace = asyncio.Event()
+        """Set when the grace was shortened."""
+        self._leave_by = float("inf")
+        self._closed = asyncio.Event()
+        self._failure: GanglineError | None = None
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Claim the id, start the executors, and serve. Returns once routers can find this worker. Idempotent.
+
+        Cancelling undoes what was begun.
+
+        Raises:
+            WorkerIdTaken: another process with this id is alive.
+            Unavailable: no connection, or storage did not answer within `start_timeout_s`.
+            InvalidSettings: a task that cannot be served.
+            ClosedError: it was stopped before.
+        """
+        if self.state is WorkerState.CLOSED:
+            raise ClosedError(f"worker {self.id} was stopped: make a new one")
+        if self.state is not WorkerState.NEW:
+            return
+        self.state = WorkerState.STARTING
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.shield(self._leave())
+            raise
+
+    async def _start(self) -> None:
+        bus = self._bus
+        kv = await bus.bucket(self.names.ledger_bucket, self.settings.bucket)
+        desk = self._desk = Desk(
+            self.pool,
+            self.id,
+            bus=bus,
+            kv=kv,
+            names=self.names,
+            settings=self.settings,
+            ambient=self.ambient,
+            core=self.core,
+            executors=self._executors,
+            instance=self.instance,
+            journal=self._journal,
+            begin_drain=self.begin_drain,
+            on_lost=self._on_lost,
+            log=self._log,
+        )
+        previous = await desk.presence.claim()
+        await self._executors.start()
+        now = desk.books.now()
+        if previous >= self.core.epoch:
+            self.core.new_epoch(next_epoch(previous, self.ambient.wall()), now)
+        desk.start_clock()
+        # First listen, then be found: whoever reads the registration finds somebody at the subject.
+        self._subscription = await bus.subscribe(self.names.worker_operations(self.id), desk.take)
+        self._forget_connection = bus.on_connection(desk.on_connection)
+        await bus.flush()
+        await desk.presence.publish()
+        self.state = WorkerState.SERVING
+        desk.ledger.reconcile()
+        desk.presence.announce(WorkerEvent.JOINED)
+        self._log.info(
+            "serves %d slots in epoch %d", self.core.load.total, self.core.epoch, extra={"action": "worker.started"}
+        )
+
+    # -- leave ----------------------------------------------------------------------------------------------------
+
+    async def drain(self, grace_s: float | None = None) -> None:
+        """Grant nothing new from this moment on, honour what was granted, finish, cancel what is left after `grace_s`
+        (None: the setting), take registration and leases away, leave. Returns when all that is done.
+
+        Cancelling the wait does not stop the drain. When called again the earlier end counts.
+        """
+        self.begin_drain(grace_s)
+        await self._closed.wait()
+
+    async def stop(self) -> None:
+        """Leave at once: a drain without any grace. What runs is cancelled, what is granted is void. Idempotent."""
+        await self.drain(0.0)
+
+    def begin_drain(self, grace_s: float | None = None) -> None:
+        """`drain` without the wait."""
+        if self.state is WorkerState.NEW:
+            self.state = WorkerState.CLOSED
+            self._closed.set()
+        desk = self._desk
+        if desk is None or self.state is WorkerState.CLOSED:
+            return
+        grace_s = self.settings.drain_grace_s if grace_s is None else grace_s
+        now = desk.books.now()
+        self._leave_by = min(self._leave_by, now + grace_s)
+        self.core.drain(self._leave_by, now)
+        if grace_s <= 0:
+            self.core.expire(now)
+        desk.books.after()
+        self._grace.set()
+        if self._leaving is None:
+            self.state = WorkerState.DRAINING
+            self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
+            desk.journal.write("drain", grace_s=grace_s)
+            desk.presence.rewrite()
+            desk.presence.announce(WorkerEvent.DRAINING)
+            self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
+
+    async def wait_closed(self) -> None:
+        """Wait until it has left, for whatever reason.
+
+        Raises:
+            WorkerIdTaken: it left because another process took its id.
+        """
+        await self._closed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def abort(self) -> None:
+        """End as a crash would: nothing is answered, written or taken away, and the keys expire by themselves. For
+        tests of what others do then."""
+        if self.state in (WorkerState.NEW, WorkerState.CLOSED):
+            self.begin_drain(0.0)
+            return
+        self.state = WorkerState.CLOSED
+        self._forget_connection()
+        if self._leaving is not None:
+            self._leaving.cancel()
+        if self._desk is not None:
+            self._desk.outbox.mute()
+            await self._desk.close()
+            if self._subscription is not None:
+                await self._subscription.unsubscribe()
+            self._desk.cancel_all(f"worker {self.id} was aborted")
+            await self._desk.rest(LAST_WORDS_S)
+        await self._executors.stop()
+        self._closed.set()
+
+    async def _drain(self, desk: Desk) -> None:
+        while not self.core.at_rest:
+            self._grace.clear()
+            left_s = self._leave_by - desk.books.now()
+            if left_s <= 0:
+                break
+            resting = asyncio.ensure_future(desk.rest(left_s))
+            shortened = asyncio.ensure_future(self._grace.wait())
+            try:
+                await asyncio.wait((resting, shortened), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                resting.cancel()
+                shortened.cancel()
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Cancel what is left, take everything away, and close."""
+        desk = self._desk
+        try:
+            if desk is not None:
+                await self._clear(desk)
+            self._forget_connection()
+            if self._subscription is not None:
+                await self._subscription.unsubscribe()
+            if desk is not None:
+                await desk.close()
+            await self._executors.stop()
+        finally:
+            self.state = WorkerState.CLOSED
+            self._closed.set()
+        self._log.info("left", extra={"action": "worker.left"})
+
+    async def _clear(self, desk: Desk) -> None:
+        now = desk.books.now()
+        self.core.drain(now, now)
+        self.core.expire(now)
+        desk.books.after()
+        if self.core.tasks:
+            count = desk.cancel_all(f"worker {self.id} left before the task was done")
+            self._log.warning("cancelled %d tasks", count, extra={"action": "worker.cancelled_tasks"})
+            if not await desk.rest(LAST_WORDS_S):
+                self._log.error(
+                    "%d tasks did not stop and are left behind",
+                    len(self.core.tasks),
+                    extra={"action": "worker.tasks_left"},
+                )
+        desk.outbox.flush()
+        if not await desk.ledger.settle(LAST_WORDS_S):
+            self._log.warning("the ledger is left to expire", extra={"action": "ledger.left"})
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await desk.presence.withdraw()
+        except TimeoutError:
+            self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
+        desk.journal.write("leave")
+        desk.presence.announce(WorkerEvent.LEFT)
+
+    # -- others ---------------------------------------------------------------------------------------------------
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots, live. Fewer than are in use: nothing new is granted until they fit.
+
+        Raises:
+            ClosedError: it does not run.
+            ValueError: below 0 or above a million.
+        """
+        if self._desk is None or self.state is WorkerState.CLOSED:
+            raise ClosedError(f"worker {self.id} does not run")
+        self._desk.resize(slots)
+
+    def statistics(self) -> WorkerStatistics:
+        desk = self._desk
+        return WorkerStatistics(
+            worker=self.id,
+            state=self.state,
+            epoch=self.core.epoch,
+            load=self.core.load,
+            tasks={} if desk is None else desk.task_counts(),
+            ledger=None if desk is None else desk.ledger.statistics(),
+            answers={} if desk is None else desk.outbox.statistics(),
+            memory=self.core.statistics(),
+        )
+
+    def __repr__(self) -> str:
+        load = self.core.load
+        return (
+            f"<Worker {self.id} {self.state}, epoch {self.core.epoch}, "
+            f"{load.running} running + {load.reserved} reserved of {load.total} slots>"
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def _on_models(self, models: tuple[str, ...]) -> None:
+        if self._desk is not None:
+            self._desk.models_changed(models)
+
+    def _on_lost(self, instance: str) -> None:
+        """Fence ourselves: hear nothing more under an id that is another's, void the leases, finish, leave."""
+        self._failure = WorkerIdTaken(
+            f"worker id {self.id} was taken by another process (instance {instance}) while this one was away: "
+            "give each process an id of its own",
+            details={"worker": str(self.id), "instance": instance},
+        )
+        self._log.error("%s", self._failure, extra={"action": "worker.id_taken", "instance": instance})
+        desk = self._desk
+        if desk is None or self._subscription is None:
+            return
+        unsubscribing = asyncio.ensure_future(self._subscription.unsubscribe())
+        unsubscribing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        desk.new_epoch("id taken")
+        self.begin_drain(None)
+
+
+def _nothing() -> None:
+    return

@@ -1,0 +1,122 @@
+"""A worker's settings: frozen, checked at construction; each says its unit, its bounds and when to change it."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from ..bus.ambient import Ambient
+from ..bus.port import BucketSettings
+from ..schemas.errors import InvalidSettings
+from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
+from ..schemas.names import check_name
+
+_BOUNDS: Mapping[str, tuple[float, float]] = {
+    "max_lease_ttl_s": (MIN_TTL_S, MAX_TTL_S),
+    "max_claim_s": (0.05, MAX_TTL_S),
+    "freeze_after_s": (0.5, 3600.0),
+    "drain_grace_s": (0.0, MAX_DEADLINE_S),
+    "heartbeat_s": (0.1, 60.0),
+    "heartbeat_ttl_s": (1.0, 600.0),
+    "start_timeout_s": (1.0, 600.0),
+    "answer_retention_s": (1.0, 3600.0),
+    "answer_retention_count": (1_000, 10_000_000),
+    "answer_retention_bytes": (1 << 20, 1 << 34),
+    "unsent_bytes": (1 << 20, 1 << 34),
+    "stream_window": (1, 100_000),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """How one worker behaves. The defaults are meant to be left alone, but for `id`, `node`, `zone` and `address`.
+
+    Raises:
+        InvalidSettings: names the field, its bounds and what was given.
+    """
+
+    id: str | None = None
+    """The worker's name within its pool: letters, digits, `_` and `-`. None: `<host>-<pid>-<4 random>`, new at each
+    start. Give one that stays (a pod's name) if operators shall recognise it."""
+    slots: int | None = None
+    """Slots to begin with, 0 (paused) to a million. None: what the pool was declared with."""
+    node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())
+    """Machine: routers prefer workers on their own. Default: $GANGLINE_NODE, else the host's name."""
+    zone: str = field(default_factory=lambda: os.environ.get("GANGLINE_ZONE", ""))
+    """Failure domain: the second preference. Default: $GANGLINE_ZONE, else none."""
+    address: str = ""
+    """Where other processes reach this one, host or host:port; shown to callers, never used by Gangline itself."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Facts about this worker that routing can ask for; over the pool's own."""
+
+    max_lease_ttl_s: float = 3600.0
+    """Longest time to live that a lease may ask for, in seconds; 1 to 86400. What a vanished holder can block."""
+    max_claim_s: float = 300.0
+    """Longest claim timeout that a reserve may ask for, in seconds. Routers ask for 2."""
+    freeze_after_s: float = 1.0
+    """A process that did not run for longer takes a new epoch, in seconds; 0.5 to 3600. Shorter than the patience of
+    callers; longer than any task blocks the event loop. If the log shows epochs under load, move blocking code to
+    threads before raising this."""
+    drain_grace_s: float = 30.0
+    """What still runs after so long a drain is cancelled, in seconds; 0 cancels at once. Less than the time that your
+    process manager leaves between SIGTERM and SIGKILL."""
+
+    heartbeat_s: float = 1.0
+    """Between two heartbeats, in seconds; 0.1 to 60."""
+    heartbeat_ttl_s: float = 3.0
+    """Without a heartbeat for so long a worker counts as lost, in seconds; at least two heartbeats. Whole seconds: the
+    server rounds up."""
+    start_timeout_s: float = 10.0
+    """How long a start waits for storage, in seconds; 1 to 600. More than a cluster's election (4 to 9)."""
+
+    answer_retention_s: float = 60.0
+    """How long an answer can be sent again to a caller that lost it, in seconds; 1 to 3600."""
+    answer_retention_count: int = 100_000
+    """Most answers kept."""
+    answer_retention_bytes: int = 64 << 20
+    """Most bytes of answers kept; raise it if results are large and connections bad."""
+    unsent_bytes: int = 64 << 20
+    """Most bytes of answers kept while there is no connection; the oldest go first."""
+    stream_window: int = 64
+    """Items that a stream may be ahead of its reader; 1 to 100000."""
+
+    send_tracebacks: bool = True
+    """Whether callers get the traceback of a task that raised. False where callers are not trusted with it."""
+    bucket: BucketSettings = field(default_factory=BucketSettings)
+    """How the ledger is made if it does not exist. A cluster: three replicas, on file."""
+
+    def __post_init__(self) -> None:
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+                raise InvalidSettings(f"{name} is {value!r}: give a number from {low:g} to {high:g}")
+        if self.heartbeat_ttl_s < 2 * self.heartbeat_s:
+            raise InvalidSettings(
+                f"heartbeat_ttl_s is {self.heartbeat_ttl_s:g}: give at least twice heartbeat_s ({self.heartbeat_s:g}), "
+                "or one late heartbeat makes the worker count as lost"
+            )
+        if self.slots is not None and not (type(self.slots) is int and 0 <= self.slots <= MAX_SLOTS):
+            raise InvalidSettings(f"slots is {self.slots!r}: give a whole number from 0 to {MAX_SLOTS}")
+        if self.id is not None:
+            check_name(self.id, "worker")
+        for label, text in self.labels.items():
+            if not isinstance(label, str) or not isinstance(text, str):
+                raise InvalidSettings(f"label {label!r} is {text!r}: labels are text")
+
+    def worker_name(self, ambient: Ambient) -> str:
+        """`id`, or a new readable and unique one."""
+        if self.id is not None:
+            return self.id
+        host = "".join(c if c.isalnum() and c.isascii() or c in "-_" else "-" for c in socket.gethostname())[:80]
+        return f"{host or 'worker'}-{os.getpid()}-{ambient.random.getrandbits(16):04x}"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
+
+
+def ttl_left_s(remaining_s: float) -> int:
+    """Whole seconds, rounded up, at least one: what a key's time to live can be."""
+    return max(1, math.ceil(remaining_s))

@@ -8,6 +8,8 @@ subject                                                     who asks whom
 `<ns>.call.<endpoint>.<method>`                             anyone -> gateways (queue group)
 `<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
+`<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
+`<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
 ==========================================================  ==================================================
 
 Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
@@ -18,6 +20,10 @@ key                                                         value
 `reg.<pool>.<worker>`                                       Registration; changes seldom (epoch, drain, resize)
 `alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
 `lease.<pool>.<worker>.<token>`                             LeaseRecord; expires with the lease
+`leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
+`gang.<gang>`                                               GangRecord
+`member.<pool>.<worker>.<gang>`                             MemberRecord
+`gangset.<name>`                                            GangSetRecord
 ==========================================================  ==================================================
 """
 
@@ -31,7 +37,7 @@ from .errors import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
-_KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4}
+_KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4, "member": 4}
 
 
 class Operation(StrEnum):
@@ -48,6 +54,26 @@ class Operation(StrEnum):
     STATS = "stats"
     DRAIN = "drain"
     RESIZE = "resize"
+    HOLD = "hold"
+    """From here on only the leading coordinator asks (see schemas.gang_messages)."""
+    UNHOLD = "unhold"
+    KEEP = "keep"
+    FORM = "form"
+    TEARDOWN = "teardown"
+    PING = "ping"
+
+
+class GangOperation(StrEnum):
+    """Last token of the leading coordinator's subjects."""
+
+    ACQUIRE = "acquire"
+    RENEW = "renew"
+    RELEASE = "release"
+    GET = "get"
+    LIST = "list"
+    WHY = "why"
+    REPORT = "report"
+    """From workers: a member failed. Published, or asked for an acknowledgement."""
 
 
 def check_name(value: str, kind: str) -> str:
@@ -160,6 +186,17 @@ class Names:
     def events(self) -> str:
         return f"{self.namespace}.event.>"
 
+    def gang(self, operation: GangOperation) -> str:
+        return f"{self.namespace}.gang.{operation}"
+
+    @property
+    def gang_operations(self) -> str:
+        """What the leading coordinator subscribes to, and nobody else."""
+        return f"{self.namespace}.gang.*"
+
+    def gang_event(self, gang: str) -> str:
+        return f"{self.namespace}.event.gang.{check_name(gang, 'gang')}"
+
     # -- the ledger -----------------------------------------------------------------------------------------------
 
     @property
@@ -184,9 +221,28 @@ class Names:
     def leases_of(self, pool: str = "*", worker: str = "*") -> str:
         return f"lease.{pool}.{worker}.*"
 
+    leader_key = "leader"
+    leader_alive_key = "leader_alive"
+
+    @staticmethod
+    def gang_key(gang: str = "*") -> str:
+        return f"gang.{gang}"
+
+    @staticmethod
+    def gangset_key(name: str = "*") -> str:
+        return f"gangset.{name}"
+
+    @staticmethod
+    def member_key(worker: WorkerId, gang: str) -> str:
+        return f"member.{worker.pool}.{worker.worker}.{gang}"
+
+    @staticmethod
+    def members_of(pool: str = "*", worker: str = "*", gang: str = "*") -> str:
+        return f"member.{pool}.{worker}.{gang}"
+
     @staticmethod
     def parse_worker_key(key: str) -> WorkerId:
-        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>` or `lease.<pool>.<worker>.<token>` -> WorkerId."""
+        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>`, `lease.<pool>.<worker>.<token>` or `member...` -> WorkerId."""
         parts = key.split(".")
         if len(parts) != _KEY_PARTS.get(parts[0]):
             raise InvalidName(f"{key!r} is not a key of the ledger")

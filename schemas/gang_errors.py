@@ -1,0 +1,68 @@
+"""Errors of gangs, beside those of schemas.errors.
+
+::
+
+    InvalidRequest
+    └── GangImpossible      no state of the pools as they are now could ever hold it; says what is missing
+    Unavailable
+    └── NoCoordinator       nobody leads right now (or it just stepped down): ask again
+    LeaseError
+    ├── UnknownGang         never asked for here, or ended too long ago to be remembered
+    ├── NotOwner            the owner token is wrong
+    ├── StaleGeneration     the gang was restarted since
+    └── GangEnded           it ended; carries the reason
+    DeadlineExceeded
+    └── GangNotFormed       not formed by its deadline; says what stood in its way
+    TaskError
+    └── GangFailed          a member failed and the gang was torn down; carries generation, rank and reason
+"""
+
+from __future__ import annotations
+
+from .errors import DeadlineExceeded, InvalidRequest, LeaseError, TaskError, Unavailable
+
+
+class GangImpossible(InvalidRequest):
+    """`details["lacks"]`: a list of what is missing, each a sentence."""
+
+    code = "gang_impossible"
+    status = 422
+
+
+class NoCoordinator(Unavailable):
+    code = "no_coordinator"
+
+
+class UnknownGang(LeaseError):
+    code = "unknown_gang"
+    status = 404
+
+
+class NotOwner(LeaseError):
+    code = "not_owner"
+    status = 403
+
+
+class StaleGeneration(LeaseError):
+    """`details["generation"]`: the living one."""
+
+    code = "stale_generation"
+
+
+class GangEnded(LeaseError):
+    """`details`: `reason`, `generation`, `rank` (None when no member was at fault)."""
+
+    code = "gang_ended"
+    status = 410
+
+
+class GangNotFormed(DeadlineExceeded):
+    """`details["lacks"]`: a list of what stood in its way when the deadline passed, each a sentence."""
+
+    code = "gang_not_formed"
+
+
+class GangFailed(TaskError):
+    """`details`: `generation`, `rank`, `reason`."""
+
+    code = "gang_failed"

@@ -1,0 +1,304 @@
+"""What a gang is asked to be, and what the ledger says of it. Messages that pass about it are in schemas.gang_messages.
+
+A gang has *ranks*; each rank is made of *parts*, slots of one worker each. Part 0 is the member itself: there its tasks
+run, and strategies speak of it alone. Further parts are held with it and wherever they are: licences, for example.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from .limits import MAX_DEADLINE_S, MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
+from .names import check_name
+from .records import Record
+
+MAX_SEATS: Final = 900
+"""Most parts of one gang, over all ranks: its records must fit into one atomic batch (1000 messages)."""
+
+ENDED_TTL_S: Final = 60.0
+"""How long the record of an ended gang can still be seen."""
+
+
+def _pool_name(value: str) -> str:
+    return check_name(value, "pool")
+
+
+PoolName = Annotated[str, Field(max_length=MAX_NAME_CHARS), AfterValidator(_pool_name)]
+
+
+class Strategy(StrEnum):
+    """Where the members of a gang go. A worker that does not say its node counts as a node of its own."""
+
+    PACK = "pack"
+    """As few nodes as possible."""
+    SPREAD = "spread"
+    """Over as many nodes as possible, evenly."""
+    STRICT_PACK = "strict_pack"
+    """One node, or nothing."""
+    STRICT_SPREAD = "strict_spread"
+    """Each member on a node of its own, or nothing."""
+
+
+class RestartPolicy(StrEnum):
+    """What becomes of a gang when a member fails."""
+
+    RESTART_GANG = "restart_gang"
+    """All members stop, and the gang forms again as the next generation."""
+    RESTART_MEMBER = "restart_member"
+    """The others go on; only what was lost is placed again. Not possible in time: as `restart_gang`."""
+    FAIL = "fail"
+    """All members stop, and the gang ends."""
+
+
+class GangState(StrEnum):
+    """As the ledger has it; between the steps of forming, a gang is still `queued`."""
+
+    QUEUED = "queued"
+    FORMED = "formed"
+    RETIRING = "retiring"
+    """Serves what it has, is sent nothing new, and is torn down soon (a standing gang that was replaced)."""
+    TEARING_DOWN = "tearing_down"
+    ENDED = "ended"
+
+
+class Part(BaseModel):
+    """Slots of one worker."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    pool: PoolName
+    slots: int = Field(default=1, ge=1, le=MAX_SLOTS)
+    labels: dict[str, str] = Field(default_factory=dict)
+    """The worker must have all of these. `zone` stands for the worker's zone when it has no label of that name."""
+
+
+class Bundle(Part):
+    """`count` members of one shape. What an object has beside `extras` and `count` is part 0."""
+
+    count: int = Field(default=1, ge=1, le=MAX_SEATS)
+    extras: tuple[Part, ...] = ()
+    """Further parts of each of these members."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (Part(pool=self.pool, slots=self.slots, labels=self.labels), *self.extras)
+
+
+class GangSpec(BaseModel):
+    """What was asked for. Either `bundles`, or `pool`, `size`, `slots` and `labels` for one bundle.
+
+    Raises:
+        ValueError: neither or both ways were used, or more than MAX_SEATS parts.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    bundles: tuple[Bundle, ...] = ()
+    """Ranks are numbered through the bundles in this order."""
+    strategy: Strategy = Strategy.PACK
+    priority: int = Field(default=0, ge=-1_000_000, le=1_000_000)
+    """Higher goes first."""
+    preempt: bool = False
+    """Gangs of lower priority may be torn down (and queued again) to make room."""
+    restart: RestartPolicy = RestartPolicy.RESTART_GANG
+    max_restarts: int | None = Field(default=3, ge=0)
+    """Failures of the gang, not of members, before it ends. None: no bound. Drains and preemptions do not count."""
+    backoff_s: float = Field(default=0.5, ge=0.0, le=3600.0)
+    """Wait before the first restart; doubles with each further one, up to 30 s, with jitter."""
+    grace_s: float = Field(default=5.0, ge=0.0, le=3600.0)
+    """How long a member may take to stop at a teardown before it is killed."""
+    ttl_s: float = Field(default=15.0, ge=MIN_TTL_S, le=MAX_TTL_S)
+    """The gang ends when its owner has not renewed for so long. Of no meaning for standing gangs."""
+    owner: str = Field(default="", max_length=256)
+    """For people: who asked and why."""
+    traceparent: str | None = Field(default=None, max_length=128)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_bundle(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        short = {"pool": "pool", "size": "count", "slots": "slots", "labels": "labels", "extras": "extras"}
+        given = {short[key]: value[key] for key in short if key in value}
+        if not given:
+            return value
+        if value.get("bundles"):
+            raise ValueError(f"give either bundles or {', '.join(key for key in short if key in value)}, not both")
+        rest = {key: item for key, item in value.items() if key not in short}
+        return {**rest, "bundles": [{"count": 1, **given}]}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if not self.bundles:
+            raise ValueError("give a pool and a size, or bundles")
+        seats = sum(bundle.count * (1 + len(bundle.extras)) for bundle in self.bundles)
+        if seats > MAX_SEATS:
+            raise ValueError(f"{seats} parts; one gang has at most {MAX_SEATS}")
+        return self
+
+    @property
+    def size(self) -> int:
+        """The number of members: the world size."""
+        return sum(bundle.count for bundle in self.bundles)
+
+    @property
+    def ranks(self) -> tuple[tuple[Part, ...], ...]:
+        """The parts of each rank."""
+        return tuple(bundle.parts for bundle in self.bundles for _ in range(bundle.count))
+
+
+class StrictPart(Part):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StrictBundle(Bundle):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    extras: tuple[StrictPart, ...] = ()
+
+
+class StrictGangSpec(GangSpec):
+    """As GangSpec, but what people typed: a misspelt field is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bundles: tuple[StrictBundle, ...] = ()
+
+    def relaxed(self) -> GangSpec:
+        """The plain form, as records hold it and equality compares it."""
+        return GangSpec.model_validate({name: getattr(self, name) for name in GangSpec.model_fields} | self._plain())
+
+    def _plain(self) -> dict[str, Any]:
+        return {"bundles": [bundle.model_dump() for bundle in self.bundles]}
+
+
+class Seat(BaseModel):
+    """One part of one rank, on its worker, with its token."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rank: int
+    part: int = 0
+    pool: str
+    worker: str
+    slots: int = 1
+    token: str
+    """Dispatch to the member with it: a multi-use lease of the worker, for `slots` slots."""
+    epoch: int
+    node: str = ""
+    zone: str = ""
+    address: str = ""
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class Rendezvous(BaseModel):
+    """Where rank 0 can be met: its worker's host, and a port that was free there when the gang was held."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    host: str
+    port: int
+
+
+class GangRecord(Record):
+    """`gang.<id>`. Within its batch it is the last write when members are granted and the first when they are ended, so
+    that whoever reads in the order of revisions sees members granted only while `state` is formed or retiring."""
+
+    id: str
+    state: GangState
+    spec: GangSpec
+    generation: int = 1
+    """Grows with each change of the membership; what carries an older one is void."""
+    seats: tuple[Seat, ...] = ()
+    """Of this generation; kept through the teardown, so that a new leader knows whom to stop."""
+    rendezvous: Rendezvous | None = None
+    fence: int = 0
+    """Grows over the whole system. 0: this record's own revision; see `fence_at`."""
+    owner_token: str = Field(default="", max_length=MAX_TOKEN_CHARS)
+    """Who shows it may renew and release."""
+    restarts: int = 0
+    """Counted failures so far."""
+    reason: str = ""
+    """Why it was torn down, last."""
+    rank: int | None = None
+    """Whose failure that was."""
+    ends: bool = False
+    """Tearing down for good; otherwise the next generation follows."""
+    gangset: str | None = None
+    """The standing set that it belongs to."""
+    created_at: float = 0.0
+    """Unix time of the request; with `spec.priority` the place in the queue."""
+    formed_at: float = 0.0
+    """Unix time."""
+    deadline_at: float | None = None
+    """Unix time until which a gang that never formed is queued."""
+
+    def fence_at(self, revision: int) -> int:
+        """The fence, given the revision at which this record was read."""
+        return self.fence or revision
+
+
+class HeldSeat(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rank: int
+    part: int = 0
+    slots: int = 1
+    token: str
+
+
+class MemberRecord(Record):
+    """`member.<pool>.<worker>.<gang>`: what a gang holds of one worker. The grant itself: absent is not granted."""
+
+    gang: str
+    generation: int
+    epoch: int
+    seats: tuple[HeldSeat, ...]
+
+
+class LeaderRecord(Record):
+    """`leader`: rewritten only by compare-and-set. Its revision fences everything that a coordinator writes."""
+
+    term: int
+    instance: str
+    since: float = 0.0
+    """Unix time of the election."""
+
+
+class LeaderAlive(Record):
+    """`leader_alive`: renewed every half second, expires after two."""
+
+    term: int
+    instance: str
+
+
+class Route(StrEnum):
+    """Which members of a standing gang a call runs on."""
+
+    RANK0 = "rank0"
+    ALL = "all"
+    """On every rank; the answer is the list of results by rank."""
+
+
+class GangSetRecord(Record):
+    """`gangset.<name>`: gangs of one shape that are kept up. May be written by hand; a misspelt field is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gangs: int = Field(ge=0, le=10_000)
+    gang: StrictGangSpec
+    surge: int = Field(default=1, ge=0, le=1)
+    """1: a replacement forms before the old gang goes. 0: the old one goes first, where there is no room for both."""
+    route: Route = Route.RANK0
+    retire_s: float = Field(default=1.0, ge=0.0, le=3600.0)
+    """How long a replaced gang still serves after callers were told to go elsewhere."""
+
+    @property
+    def template(self) -> GangSpec:
+        """What each gang is asked to be. Unbounded restarts unless a bound is written."""
+        spec = self.gang.relaxed()
+        unbounded = "max_restarts" not in self.gang.model_fields_set
+        return spec.model_copy(update={"max_restarts": None}) if unbounded else spec

@@ -131,7 +131,7 @@ def lacks(
         return tuple(_lacks(spec, slots, wanted_of(spec)))
 
 
-# -- seats taken so far ------------------------------------------------------------------------------------------------
+# -- seats taken so far ---------------------------------------------------------------------------------------------
 
 
 class _Table:
@@ -230,7 +230,7 @@ def _best_of_node(table: _Table, node: str, want: Part) -> WorkerId | None:
     return next((worker for worker in members.descending(want.slots) if table.fits(worker, want)), None)
 
 
-# -- PACK --------------------------------------------------------------------------------------------------------------
+# -- PACK -----------------------------------------------------------------------------------------------------------
 
 
 class _Packer:
@@ -299,7 +299,7 @@ def _fit_node(table: _Table, node: str, items: list[Wanted]) -> list[tuple[Wante
     return found
 
 
-# -- SPREAD ------------------------------------------------------------------------------------------------------------
+# -- SPREAD ---------------------------------------------------------------------------------------------------------
 
 
 class _Spreader:
@@ -391,7 +391,7 @@ def _nodes_for(table: _Table, want: Part, taken_nodes: frozenset[str]) -> Iterat
             yield node
 
 
-# -- why not -----------------------------------------------------------------------------------------------------------
+# -- why not --------------------------------------------------------------------------------------------------------
 
 
 def _lacks(spec: GangSpec, slots: SlotMap, wanted: list[Wanted]) -> Iterator[Lack]:

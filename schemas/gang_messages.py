@@ -268,4 +268,3 @@ class GangEvent(Record):
     at: float = 0.0
     """Unix time of the coordinator."""
     details: dict[str, Any] = Field(default_factory=dict)
-

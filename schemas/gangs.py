@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from .limits import MAX_DEADLINE_S, MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
+from .limits import MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
 from .names import check_name
 from .records import Record
 

@@ -242,7 +242,7 @@ class Names:
 
     @staticmethod
     def parse_worker_key(key: str) -> WorkerId:
-        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>`, `lease.<pool>.<worker>.<token>` or `member...` -> WorkerId."""
+        """`reg.<pool>.<worker>`, `alive.<pool>.<worker>`, `lease.<pool>.<worker>.<token>`, `member...` -> WorkerId."""
         parts = key.split(".")
         if len(parts) != _KEY_PARTS.get(parts[0]):
             raise InvalidName(f"{key!r} is not a key of the ledger")

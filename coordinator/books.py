@@ -1,0 +1,129 @@
+"""All that the coordinator knows, and the effects it has decided on; shared by the parts of the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..schemas.gang_messages import GangEvent, GangEventKind, GangReply
+from ..schemas.gangs import GangSetRecord
+from ..schemas.names import WorkerId
+from .agenda import Agenda
+from .commits import CommitKind, Ledger
+from .effects import Answer, Broadcast, Effect
+from .gang import Gang
+from .inventory import Inventory
+from .queue import GangQueue, Head
+from .settings import CoordinatorSettings
+from .states import Step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is remembered of a gang that is no more."""
+
+    at: float
+    """Monotonic."""
+    owner_token: str
+    reply: GangReply
+
+
+@dataclass(slots=True, kw_only=True)
+class SetBooks:
+    """A standing set: what is wanted, and how its gangs fare."""
+
+    record: GangSetRecord
+    gangs: dict[str, None] = field(default_factory=dict)
+    """Ids of its gangs that have not ended."""
+    failures: int = 0
+    """Gangs that ended for good by their own fault, in a row; new ones wait longer each time."""
+    not_before: float = 0.0
+
+
+class Books:
+    """The state of the core. Parts change it through the methods of their own modules."""
+
+    def __init__(self, settings: CoordinatorSettings) -> None:
+        self.settings = settings
+        self.out: list[Effect] = []
+        self.now = 0.0
+        self.wall = 0.0
+        self.draw = 0.5
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all: what is true is in the ledger."""
+        self.term = 0
+        self.leading = False
+        self.gangs: dict[str, Gang] = {}
+        self.queue = GangQueue()  # exactly the gangs in QUEUED
+        self.head: Head | None = None
+        self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
+        self.inventory = Inventory()
+        self.agenda = Agenda()
+        self.ledger = Ledger()
+        self.sets: dict[str, SetBooks] = {}
+        self.sets_to_look_at: dict[str, None] = {}
+        self.ended: dict[str, Ended] = {}
+        self.on: dict[WorkerId, dict[str, None]] = {}  # gangs with seats on a worker
+        self.attempts = 0
+        self.made = 0
+        self.look_for_room = False
+
+    def add(self, gang: Gang) -> None:
+        self.gangs[gang.id] = gang
+        if gang.gangset is not None and gang.gangset in self.sets:
+            self.sets[gang.gangset].gangs[gang.id] = None
+        if gang.step is Step.QUEUED:
+            self.enqueue(gang)
+
+    def enqueue(self, gang: Gang) -> None:
+        self.queue.add(gang.id, priority=gang.spec.priority, created_at=gang.created_at)
+        self.look_for_room = True
+
+    def seat(self, gang: Gang) -> None:
+        """The gang's seats are granted: count them."""
+        for worker, seats in gang.seats_by_worker.items():
+            self.on.setdefault(worker, {})[gang.id] = None
+            self.inventory.grant(worker, sum(seat.slots for seat in seats))
+
+    def unseat(self, gang: Gang) -> None:
+        """Inverse of `seat`, before the seats are changed."""
+        for worker, seats in gang.seats_by_worker.items():
+            here = self.on.get(worker, {})
+            here.pop(gang.id, None)
+            if not here:
+                self.on.pop(worker, None)
+            self.inventory.grant(worker, -sum(seat.slots for seat in seats))
+        self.look_for_room = True
+
+    def next_attempt(self) -> int:
+        """Grows over all leaders: holds of an earlier one are never taken for ours."""
+        self.attempts += 1
+        return self.term * 1_000_000_000 + self.attempts
+
+    def commit(self, kind: CommitKind, gang: Gang) -> None:
+        self.ledger.push(kind, gang.id)
+
+    def tell(self, kind: GangEventKind, gang: Gang, *, unconfirmed: tuple[str, ...] = (), ends: bool = False) -> None:
+        self.out.append(
+            Broadcast(
+                event=GangEvent(
+                    kind=kind,
+                    gang=gang.id,
+                    generation=gang.generation,
+                    size=gang.spec.size,
+                    rank=gang.rank,
+                    reason=gang.reason,
+                    fence=gang.fence,
+                    ends=ends,
+                    gangset=gang.gangset,
+                    unconfirmed=unconfirmed,
+                    at=self.wall,
+                )
+            )
+        )
+
+    def answer_all(self, waiters: list[int], gang: Gang) -> None:
+        for reply_to in waiters:
+            self.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+        waiters.clear()

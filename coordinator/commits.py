@@ -1,0 +1,165 @@
+"""The one line in which all writes to the ledger wait: one atomic batch in flight at most.
+
+Laws:
+
+1. Every batch is conditioned on the `leader` record at our fence: a deposed coordinator writes nothing (L9).
+2. Members are granted by one batch, each conditioned on its worker's registration as it was when it held; the gang's
+   record comes last. They are ended by one batch, in which the gang's record comes first (L7).
+3. A batch whose fate is unknown blocks the line until it is void (Refence) and the record was read: no later batch can
+   be overtaken by it.
+
+In a replicated stream batches in flight that share a condition conflict, so more than one at a time would only fail.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..schemas.gangs import ENDED_TTL_S, GangRecord, GangState, HeldSeat, MemberRecord, Seat
+from ..schemas.names import Names, WorkerId
+from ..schemas.records import Record
+from .effects import LedgerWrite
+from .gang import Gang
+from .states import GRANTED
+
+_NAMES = Names()  # keys are the same in every namespace: each has a bucket of its own
+
+
+class CommitKind(StrEnum):
+    QUEUE = "queue"
+    """Remember a gang that waits."""
+    FORM = "form"
+    REJOIN = "rejoin"
+    RETIRE = "retire"
+    CLOSE = "close"
+    """End the members."""
+    END = "end"
+    """Nothing is left of the gang; its record stays for a minute."""
+    REWRITE = "rewrite"
+    """Put back what a vanished bucket had."""
+    SWEEP = "sweep"
+    """Delete leaked member records."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pending:
+    kind: CommitKind
+    gang: str
+    """Empty for a sweep."""
+    record: GangRecord | None = None
+    """Of END: the gang is no longer in the books."""
+    leaked: tuple[tuple[WorkerId, str], ...] = ()
+    """Of SWEEP: workers and gangs."""
+
+
+class Ledger:
+    """The line of pending commits."""
+
+    __slots__ = ("fence", "in_flight", "line", "number", "refencing")
+
+    def __init__(self) -> None:
+        self.fence = 0
+        """Revision of our `leader` record."""
+        self.line: deque[Pending] = deque()
+        self.in_flight: Pending | None = None
+        self.refencing = False
+        """The commit in flight failed, or its fate is unknown, and a Refence is on its way."""
+        self.number = 0
+        """Of the commit in flight, or the last one."""
+
+    @property
+    def busy(self) -> bool:
+        return self.in_flight is not None or self.refencing
+
+    def push(
+        self,
+        kind: CommitKind,
+        gang: str,
+        *,
+        record: GangRecord | None = None,
+        leaked: tuple[tuple[WorkerId, str], ...] = (),
+    ) -> None:
+        self.line.append(Pending(kind=kind, gang=gang, record=record, leaked=leaked))
+
+    def fenced(self, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
+        return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=Names.leader_key, revision=self.fence)
+
+
+def record_of(gang: Gang, state: GangState, *, fence: int | None = None) -> GangRecord:
+    closing = gang.closing
+    return GangRecord(
+        id=gang.id,
+        state=state,
+        spec=gang.spec,
+        generation=gang.generation,
+        seats=gang.seats,
+        rendezvous=gang.rendezvous,
+        fence=gang.fence if fence is None else fence,
+        owner_token=gang.owner_token,
+        restarts=gang.restarts,
+        reason=closing.failure.text if closing is not None else gang.reason,
+        rank=closing.failure.rank if closing is not None else gang.rank,
+        ends=closing is not None and closing.ends,
+        gangset=gang.gangset,
+        created_at=gang.created_at,
+        formed_at=gang.formed_wall,
+        deadline_at=gang.deadline_wall,
+    )
+
+
+def _member(gang_id: str, generation: int, here: list[Seat]) -> MemberRecord:
+    held = tuple(HeldSeat(rank=s.rank, part=s.part, slots=s.slots, token=s.token) for s in here)
+    return MemberRecord(gang=gang_id, generation=generation, epoch=here[0].epoch, seats=held)
+
+
+def grants(gang_id: str, generation: int, seats: Iterable[Seat], revisions: dict[WorkerId, int]) -> list[LedgerWrite]:
+    """The member records of a generation, one for each worker, each conditioned on the worker's registration."""
+    by_worker: dict[WorkerId, list[Seat]] = {}
+    for seat in seats:
+        by_worker.setdefault(WorkerId(seat.pool, seat.worker), []).append(seat)
+    return [
+        LedgerWrite(
+            key=Names.member_key(worker, gang_id),
+            record=_member(gang_id, generation, here),
+            condition_key=_NAMES.registration_key(worker),
+            revision=revisions[worker],
+        )
+        for worker, here in by_worker.items()
+    ]
+
+
+def close_writes(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
+    first = ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.TEARING_DOWN))
+    return (
+        first,
+        *(LedgerWrite(key=Names.member_key(worker, gang.id), record=None) for worker in gang.seats_by_worker),
+    )
+
+
+def rewrites(ledger: Ledger, gang: Gang) -> tuple[LedgerWrite, ...]:
+    """All records of a gang, for a bucket that lost them. The registrations may be lost as well, so the members have no
+    condition of their own; a worker in another epoch shows when it registers again."""
+    members: list[LedgerWrite] = []
+    if gang.step in GRANTED:
+        by_worker = gang.seats_by_worker.items()
+        members = [
+            LedgerWrite(key=Names.member_key(w, gang.id), record=_member(gang.id, gang.generation, here))
+            for w, here in by_worker
+        ]
+    return (*members, ledger.fenced(Names.gang_key(gang.id), record_of(gang, gang.state)))
+
+
+def end_writes(ledger: Ledger, record: GangRecord) -> tuple[LedgerWrite, ...]:
+    return (ledger.fenced(Names.gang_key(record.id), record, ttl_s=ENDED_TTL_S),)
+
+
+def sweep_writes(ledger: Ledger, leaked: tuple[tuple[WorkerId, str], ...]) -> tuple[LedgerWrite, ...]:
+    """The condition stands on the first alone: a batch is refused as a whole."""
+    first, *rest = leaked
+    return (
+        ledger.fenced(Names.member_key(*first), None),
+        *(LedgerWrite(key=Names.member_key(*item), record=None) for item in rest),
+    )

@@ -1,0 +1,217 @@
+"""From the queue to holds on workers: who is tried now, what the head waits for, what others may take meanwhile.
+
+Laws:
+
+1. A gang holds nothing while it waits: holds are all accepted, or all given back. Two gangs cannot deadlock.
+2. Repairs go first (their survivors hold slots), then the queue in its order, then back-fill behind a waiting head.
+3. Slots are kept for the head only, and given back when it is no longer the head.
+"""
+
+from __future__ import annotations
+
+from ..schemas.gang_messages import KeepRequest
+from ..schemas.names import WorkerId
+from . import holds
+from .books import Books
+from .commits import CommitKind
+from .effects import SendKeep
+from .events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
+from .gang import Failure, Gang
+from .members import Members
+from .placement import Placement, place, wanted_of
+from .queue import Head, guard, still_possible, target_of, victims
+from .states import Move, Step, move
+from .teardown import Teardown
+
+
+class Forming:
+    """Takes gangs from the queue. A part of the core."""
+
+    def __init__(self, books: Books, members: Members, teardown: Teardown) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+
+    # -- who is next -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Start whatever can be started. Called when there may be more room, or somebody new waits."""
+        books = self._books
+        books.look_for_room = False
+        for gang_id in list(books.repairs):
+            self._try_repair(books.gangs[gang_id])
+        index = 0
+        while index < len(books.queue):
+            gang = books.gangs[books.queue.at(index)]
+            placement = self._place(gang)
+            if placement is None:
+                self._wait_at_head(gang)
+                self._backfill(index + 1)
+                return
+            self._start(gang, placement)
+        self._set_head(None)
+
+    def _place(self, gang: Gang) -> Placement | None:
+        """For the first that is not started yet; what is kept for it counts as free."""
+        books = self._books
+        if gang.not_before > books.now:
+            return None
+        head = books.head
+        kept = head.kept if head is not None and head.gang == gang.id else {}
+        return place(gang.spec, books.inventory.free, changes=kept)
+
+    def _start(self, gang: Gang, placement: Placement) -> None:
+        books = self._books
+        head = books.head
+        if head is not None and head.gang == gang.id:
+            # Its holds take what was kept on the same worker; the rest is given back.
+            books.head = None
+            used = placement.by_worker()
+            for worker, slots in head.kept.items():
+                books.inventory.occupy(worker, -slots)
+            if head.keeping:
+                self._keep(gang.id, {worker: 0 for worker in head.target if worker not in used})
+        books.queue.discard(gang.id)
+        books.agenda.cancel(("retry", gang.id))
+        books.agenda.cancel(("starve", gang.id))
+        move(gang, Move.PLACED)
+        holds.send(books, gang, placement)
+
+    def _backfill(self, index: int) -> None:
+        books = self._books
+        assert books.head is not None
+        changes = guard(books.head.target)
+        last = index + books.settings.backfill_depth
+        while index < min(last, len(books.queue)):
+            gang = books.gangs[books.queue.at(index)]
+            placement = None
+            if gang.not_before <= books.now:
+                placement = place(gang.spec, books.inventory.free, changes=changes)
+            if placement is None:
+                index += 1
+            else:
+                self._start(gang, placement)
+                last -= 1
+
+    # -- the head waits ----------------------------------------------------------------------------------------------
+
+    def _wait_at_head(self, gang: Gang) -> None:
+        books = self._books
+        head = books.head
+        if head is None or head.gang != gang.id:
+            self._set_head(Head(gang=gang.id, target=target_of(gang.spec, books.inventory)))
+        elif not still_possible(head.target, books.inventory):
+            target = target_of(gang.spec, books.inventory)
+            if head.keeping:
+                self._keep(gang.id, {worker: 0 for worker in head.target if worker not in target})
+            head.target = target
+            head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target}
+        if gang.spec.preempt:
+            self._preempt(gang)
+        starved_at = gang.queued_at + books.settings.starve_after_s
+        if books.now < starved_at:
+            books.agenda.set(("starve", gang.id), starved_at)
+        elif ("keep",) not in books.agenda:
+            self.renew_keeps()
+
+    def _set_head(self, head: Head | None) -> None:
+        books = self._books
+        before, books.head = books.head, head
+        if before is not None and before.keeping:
+            books.agenda.cancel(("keep",))
+            self._keep(before.gang, dict.fromkeys(before.target, 0))
+
+    def renew_keeps(self) -> None:
+        """Ask the workers of the head's target to keep slots, and again after a while."""
+        books = self._books
+        head = books.head
+        if head is None or not head.target:
+            return
+        if books.now < books.gangs[head.gang].queued_at + books.settings.starve_after_s:
+            return
+        head.keeping = True
+        self._keep(head.gang, head.target)
+        books.agenda.set(("keep",), books.now + books.settings.keep_renew_s)
+
+    def _keep(self, gang: str, slots: dict[WorkerId, int]) -> None:
+        books = self._books
+        for worker, count in slots.items():
+            request = KeepRequest(gang=gang, slots=count, keep_s=books.settings.keep_s)
+            books.out.append(SendKeep(worker=worker, request=request))
+
+    def kept(self, event: KeepAnswered) -> None:
+        books = self._books
+        if event.load is not None:
+            books.inventory.load(event.worker, event.load)
+        head = books.head
+        if head is not None and head.gang == event.gang and event.worker in head.target:
+            head.kept[event.worker] = event.kept
+        books.look_for_room = True
+
+    def _preempt(self, gang: Gang) -> None:
+        """Tear down gangs of lower priority, unless some are on their way out already."""
+        books = self._books
+        leaving = (other for other in books.gangs.values() if other.step in (Step.CLOSING, Step.STOPPING))
+        if any(other.closing and other.closing.failure.cause is Cause.PREEMPTED for other in leaving):
+            return
+        formed = [other for other in books.gangs.values() if other.step is Step.FORMED]
+        for victim in victims(gang, formed, books.inventory):
+            self._members.fail(victim, Failure(cause=Cause.PREEMPTED, detail=f"by gang {gang.id}"))
+
+    # -- repairs -----------------------------------------------------------------------------------------------------
+
+    def _try_repair(self, gang: Gang) -> None:
+        books = self._books
+        if gang.not_before > books.now:
+            return
+        stay = [seat for seat in gang.seats if seat.rank not in gang.lost and seat.part == 0]
+        places = (WorkerId(seat.pool, seat.worker) for seat in stay)
+        nodes = frozenset(books.inventory.free.place_of(w).node for w in places if w in books.inventory.free)
+        wanted = [item for item in wanted_of(gang.spec) if item.rank in gang.lost]
+        placement = place(gang.spec, books.inventory.free, only=wanted, taken_nodes=nodes)
+        if placement is not None:
+            del books.repairs[gang.id]
+            holds.send(books, gang, placement)
+
+    # -- answers to holds --------------------------------------------------------------------------------------------
+
+    def answered(self, event: HoldAnswered) -> None:
+        books = self._books
+        gang = books.gangs.get(event.gang)
+        attempt = gang.attempt if gang is not None else None
+        if gang is None or attempt is None or attempt.number != event.attempt or event.worker not in attempt.wanted:
+            if event.accepted and not (gang is not None and self._owns(gang, event)):
+                holds.release(books, event.worker, event.gang, event.generation, event.attempt)
+            return
+        if event.worker in attempt.answers:
+            return  # the same again
+        facts = books.inventory.workers.get(event.worker)
+        tokens = len(attempt.wanted[event.worker])
+        if not event.accepted or facts is None or facts.facts.epoch > event.epoch or len(event.tokens) != tokens:
+            self._members.refused(gang)
+        else:
+            holds.accept(books, attempt, event)
+        if event.load is not None:
+            books.inventory.load(event.worker, event.load)
+        if attempt is gang.attempt and attempt.held:
+            books.agenda.cancel(("hold", gang.id))
+            move(gang, Move.HELD)
+            books.commit(CommitKind.REJOIN if gang.seats else CommitKind.FORM, gang)
+
+    def unanswered(self, event: HoldUnanswered) -> None:
+        gang = self._books.gangs.get(event.gang)
+        attempt = gang.attempt if gang is not None else None
+        if gang is None or attempt is None or attempt.number != event.attempt:
+            return
+        if event.worker in attempt.wanted and event.worker not in attempt.answers:
+            self._members.refused(gang)
+
+    def timed_out(self, gang: Gang) -> None:
+        """Some hold was not answered in time."""
+        if gang.attempt is not None and not gang.attempt.held:
+            self._members.refused(gang)
+
+    @staticmethod
+    def _owns(gang: Gang, event: HoldAnswered) -> bool:
+        """An answer that came twice, of a hold that has become members."""
+        return any(seat.token in event.tokens for seat in gang.seats)

@@ -1,0 +1,170 @@
+"""Those who ask for gangs, keep them and give them back."""
+
+from __future__ import annotations
+
+from ..schemas.errors import GanglineError, QueueFull
+from ..schemas.gang_errors import GangEnded, GangImpossible, GangNotFormed, NotOwner, StaleGeneration, UnknownGang
+from ..schemas.gang_messages import AcquireRequest, GangEventKind, OwnedRequest
+from .books import Books
+from .commits import CommitKind
+from .effects import Answer
+from .events import AcquireAsked, Cause, ReleaseAsked, RenewAsked
+from .gang import Failure, Gang
+from .placement import lacks, place
+from .restarts import FINAL
+from .states import GRANTED, Step
+from .teardown import Teardown
+
+
+class Owners:
+    """Answers owners. A part of the core."""
+
+    def __init__(self, books: Books, teardown: Teardown) -> None:
+        self._books = books
+        self._teardown = teardown
+
+    def acquire(self, event: AcquireAsked) -> None:
+        """Queue a gang, or find the one that was asked for before."""
+        books, request = self._books, event.request
+        gang_id = request.id or event.new_id
+        gang = books.gangs.get(gang_id)
+        if gang is not None:
+            self._again(gang, request, event.reply_to)
+            return
+        ended = books.ended.get(gang_id)
+        if ended is not None:
+            if request.owner_token != ended.owner_token:
+                self._refuse(event.reply_to, _not_owner(gang_id))
+            else:
+                self._refuse(event.reply_to, _ended(gang_id, ended.reply.reason))
+            return
+        error = self._objection(request)
+        if error is not None:
+            self._refuse(event.reply_to, error)
+            return
+        self._queue(event, gang_id)
+
+    def _queue(self, event: AcquireAsked, gang_id: str) -> None:
+        books, request = self._books, event.request
+        gang = Gang(
+            id=gang_id,
+            spec=request.relaxed(),
+            owner_token=request.owner_token or event.new_token,
+            created_at=books.wall,
+            queued_at=books.now,
+        )
+        if request.deadline_s is not None:
+            gang.deadline_at = books.now + request.deadline_s
+            gang.deadline_wall = books.wall + request.deadline_s
+            books.agenda.set(("deadline", gang.id), gang.deadline_at)
+        books.add(gang)
+        if request.wait:
+            gang.waiters.append(event.reply_to)
+        else:
+            # Nobody asks again for this one, so the ledger remembers it; and its owner must be heard of.
+            gang.queue_waiters.append(event.reply_to)
+            gang.persisted = True
+            books.commit(CommitKind.QUEUE, gang)
+            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
+        books.tell(GangEventKind.QUEUED, gang)
+
+    def _again(self, gang: Gang, request: AcquireRequest, reply_to: int) -> None:
+        if request.owner_token != gang.owner_token:
+            self._refuse(reply_to, _not_owner(gang.id))
+        elif gang.step in (Step.CLOSING, Step.STOPPING) and gang.closing is not None and gang.closing.ends:
+            self._refuse(reply_to, _ended(gang.id, gang.reason))
+        elif gang.seats and gang.step in GRANTED - {Step.CLOSING}:
+            self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+        elif request.wait:
+            gang.waiters.append(reply_to)
+        elif gang.queue_waiters:
+            gang.queue_waiters.append(reply_to)
+        else:
+            self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+
+    def _objection(self, request: AcquireRequest) -> GanglineError | None:
+        """Why this gang is not even queued. What fits now is not looked at further: cost in proportion to the gang."""
+        books = self._books
+        if len(books.queue) >= books.settings.max_queued:
+            return QueueFull(f"{len(books.queue)} gangs wait already: ask again later")
+        if place(request, books.inventory.free) is None and place(request, books.inventory.total) is None:
+            missing = lacks(request, books.inventory.total)
+            text = "; ".join(lack.text for lack in missing)
+            return GangImpossible(
+                f"this gang can never be formed on the workers that are registered: {text}",
+                details={"lacks": [lack.text for lack in missing]},
+            )
+        return None
+
+    def renew(self, event: RenewAsked) -> None:
+        gang = self._owned(event.request, event.reply_to)
+        if gang is None:
+            return
+        if gang.closing is not None and gang.closing.ends:
+            self._refuse(event.reply_to, _ended(gang.id, gang.reason))
+            return
+        if gang.gangset is None:
+            self._books.agenda.set(("owner", gang.id), self._books.now + gang.spec.ttl_s)
+        self._books.out.append(Answer(reply_to=event.reply_to, reply=gang.describe(to_owner=True)))
+
+    def release(self, event: ReleaseAsked) -> None:
+        """Answered when every slot is back (or was waited for long enough). Idempotent."""
+        books, request = self._books, event.request
+        ended = books.ended.get(request.id)
+        if ended is not None and ended.owner_token == request.owner_token:
+            books.out.append(Answer(reply_to=event.reply_to, reply=ended.reply))
+            return
+        gang = self._owned(request, event.reply_to)
+        if gang is not None:
+            gang.releasers.append(event.reply_to)
+            self._teardown.end(gang, Failure(cause=Cause.RELEASED))
+
+    def _owned(self, request: OwnedRequest, reply_to: int) -> Gang | None:
+        books = self._books
+        gang = books.gangs.get(request.id)
+        if gang is None:
+            ended = books.ended.get(request.id)
+            known = ended is not None and ended.owner_token == request.owner_token
+            if ended is not None and not known:
+                self._refuse(reply_to, _not_owner(request.id))
+            elif ended is not None:
+                self._refuse(reply_to, _ended(request.id, ended.reply.reason))
+            else:
+                text = f"gang {request.id} is not known: it was never acquired, or ended a while ago"
+                self._refuse(reply_to, UnknownGang(text))
+            return None
+        if request.owner_token != gang.owner_token:
+            self._refuse(reply_to, _not_owner(gang.id))
+            return None
+        if request.generation is not None and request.generation != gang.generation:
+            text = f"gang {gang.id} is in generation {gang.generation}, not {request.generation}: get it again"
+            self._refuse(reply_to, StaleGeneration(text, details={"generation": gang.generation}))
+            return None
+        return gang
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def silent(self, gang: Gang) -> None:
+        """Not renewed for its time to live."""
+        if not (gang.closing is not None and gang.closing.failure.cause in FINAL):
+            self._teardown.end(gang, Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s"))
+
+    def too_late(self, gang: Gang) -> None:
+        """The deadline passed before it was formed. A commit in flight decides by itself: then it is formed."""
+        if gang.step not in (Step.QUEUED, Step.HOLDING):
+            return
+        texts = [lack.text for lack in lacks(gang.spec, self._books.inventory.free)]
+        text = f"gang {gang.id} was not formed by its deadline: {'; '.join(texts)}"
+        error = GangNotFormed(text, details={"lacks": texts})
+        self._teardown.drop(gang, Failure(cause=Cause.DEADLINE), error)
+
+    def _refuse(self, reply_to: int, error: GanglineError) -> None:
+        self._books.out.append(Answer(reply_to=reply_to, error=error))
+
+
+def _not_owner(gang: str) -> NotOwner:
+    return NotOwner(f"gang {gang} belongs to somebody else: show its owner_token")
+
+
+def _ended(gang: str, reason: str) -> GangEnded:
+    return GangEnded(f"gang {gang} has ended ({reason}): acquire a new one", details={"reason": reason})

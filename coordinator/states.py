@@ -1,0 +1,115 @@
+"""The steps of a gang's life, and the only function that changes them.
+
+Laws:
+
+1. `Gang.step` changes in `move` and nowhere else; a move that the table does not have raises and changes nothing.
+2. Members are granted in the ledger exactly in the steps GRANTED (and, for an instant, in those of a commit in flight).
+3. Every step but ENDED has a way to ENDED, and no step waits for ever: each has a timer, or an answer that is bounded
+   by one, or it is the queue.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, Protocol
+
+
+class Step(StrEnum):
+    """Where a gang is."""
+
+    QUEUED = "queued"
+    """Waits for room, and holds nothing."""
+    HOLDING = "holding"
+    """Holds were sent, not all are answered."""
+    COMMITTING = "committing"
+    """All hold; the batch that grants the members is on its way."""
+    FORMED = "formed"
+    REPAIRING = "repairing"
+    """Some members were lost, the others go on; replacements are looked for or held."""
+    REJOINING = "rejoining"
+    """The batch that swaps the lost members for new ones is on its way."""
+    RETIRING = "retiring"
+    """Serves on for a moment, callers were told to go elsewhere."""
+    CLOSING = "closing"
+    """The batch that ends the members is on its way."""
+    STOPPING = "stopping"
+    """The members were told to stop; not all have confirmed."""
+    BACKOFF = "backoff"
+    """Nothing is left of the old generation; waits before the next."""
+    ENDED = "ended"
+
+
+class Move(StrEnum):
+    """What takes a gang from one step to another."""
+
+    PLACED = "placed"
+    HELD = "held"
+    REFUSED = "refused"
+    COMMITTED = "committed"
+    LOST_MEMBER = "lost_member"
+    RETIRE = "retire"
+    CLOSE = "close"
+    RESTART = "restart"
+    FINISH = "finish"
+    ELAPSED = "elapsed"
+    DROP = "drop"
+
+
+TRANSITIONS: Final[dict[tuple[Step, Move], Step]] = {
+    (Step.QUEUED, Move.PLACED): Step.HOLDING,
+    (Step.QUEUED, Move.DROP): Step.ENDED,
+    (Step.HOLDING, Move.HELD): Step.COMMITTING,
+    (Step.HOLDING, Move.REFUSED): Step.QUEUED,
+    (Step.HOLDING, Move.DROP): Step.ENDED,
+    (Step.COMMITTING, Move.COMMITTED): Step.FORMED,
+    (Step.COMMITTING, Move.REFUSED): Step.QUEUED,
+    (Step.FORMED, Move.LOST_MEMBER): Step.REPAIRING,
+    (Step.FORMED, Move.RETIRE): Step.RETIRING,
+    (Step.FORMED, Move.CLOSE): Step.CLOSING,
+    (Step.REPAIRING, Move.HELD): Step.REJOINING,
+    (Step.REPAIRING, Move.LOST_MEMBER): Step.REPAIRING,
+    (Step.REPAIRING, Move.CLOSE): Step.CLOSING,
+    (Step.REJOINING, Move.COMMITTED): Step.FORMED,
+    (Step.REJOINING, Move.REFUSED): Step.REPAIRING,
+    (Step.RETIRING, Move.CLOSE): Step.CLOSING,
+    (Step.CLOSING, Move.COMMITTED): Step.STOPPING,
+    (Step.STOPPING, Move.RESTART): Step.BACKOFF,
+    (Step.STOPPING, Move.FINISH): Step.ENDED,
+    (Step.BACKOFF, Move.ELAPSED): Step.QUEUED,
+    (Step.BACKOFF, Move.DROP): Step.ENDED,
+}
+
+GRANTED: Final = frozenset({Step.FORMED, Step.REPAIRING, Step.REJOINING, Step.RETIRING, Step.CLOSING})
+"""The ledger has the members' records."""
+
+WAITING: Final = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING, Step.BACKOFF})
+"""Not formed yet, or not formed again."""
+
+
+class IllegalMove(Exception):
+    """A defect of the coordinator: the table does not have this move."""
+
+
+class Stepping(Protocol):
+    id: str
+    step: Step
+
+
+def move(gang: Stepping, what: Move) -> None:
+    """Change the gang's step as the table says.
+
+    Raises:
+        IllegalMove: the table has no such move; the gang is unchanged.
+    """
+    found = TRANSITIONS.get((gang.step, what))
+    if found is None:
+        raise IllegalMove(f"gang {gang.id} cannot be {what.value} while it is {gang.step.value}")
+    gang.step = found
+
+
+def diagram() -> str:
+    """The table as a mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", f"    [*] --> {Step.QUEUED.value}"]
+    lines += [f"    {before.value} --> {after.value}: {what.value}" for (before, what), after in TRANSITIONS.items()]
+    lines.append(f"    {Step.ENDED.value} --> [*]")
+    return "\n".join(lines) + "\n"

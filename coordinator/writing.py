@@ -1,0 +1,190 @@
+"""The line of commits at work: makes each batch when its turn comes, and acts on how it went."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from ..schemas.gangs import GangRecord, GangState
+from ..schemas.names import Names
+from .books import Books
+from .commits import CommitKind, Pending, close_writes, end_writes, record_of, rewrites, sweep_writes
+from .effects import Answer, Commit, LedgerWrite, Refence
+from .events import CommitRefused, Committed, CommitUnknown, Refenced
+from .gang import Gang
+from .granting import Granting
+from .members import Members
+from .recovery import Recovery
+from .sets import Sets
+from .states import Step
+from .teardown import Teardown
+
+Writes = tuple[LedgerWrite, ...]
+
+_STEP_OF = {
+    CommitKind.FORM: Step.COMMITTING,
+    CommitKind.REJOIN: Step.REJOINING,
+    CommitKind.RETIRE: Step.RETIRING,
+    CommitKind.CLOSE: Step.CLOSING,
+}
+"""A commit of this kind is void when its gang is in another step by now."""
+
+
+class Writing:
+    """Sends batches one by one. A part of the core."""
+
+    def __init__(
+        self,
+        books: Books,
+        members: Members,
+        teardown: Teardown,
+        granting: Granting,
+        sets: Sets,
+        recovery: Recovery,
+    ) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+        self._granting = granting
+        self._sets = sets
+        self._recovery = recovery
+
+    def next(self) -> bool:
+        """Send the next batch, if none is in flight. True: something was taken from the line."""
+        ledger = self._books.ledger
+        if ledger.busy or not ledger.line:
+            return False
+        pending = ledger.line.popleft()
+        writes = self._writes(pending)
+        if writes:
+            ledger.in_flight = pending
+            ledger.number += 1
+            self._books.out.append(
+                Commit(number=ledger.number, what=pending.kind.value, gang=pending.gang, writes=writes)
+            )
+        return True
+
+    def _writes(self, pending: Pending) -> Writes | None:
+        books, ledger = self._books, self._books.ledger
+        match pending.kind:
+            case CommitKind.END:
+                return end_writes(ledger, pending.record) if pending.record is not None else None
+            case CommitKind.SWEEP:
+                still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
+                return sweep_writes(ledger, still) if still else None
+        gang = books.gangs.get(pending.gang)
+        if gang is None or gang.step is not _STEP_OF.get(pending.kind, gang.step):
+            return None
+        match pending.kind:
+            case CommitKind.QUEUE if not gang.seats:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.QUEUED)),)
+            case CommitKind.QUEUE:
+                self._queued(gang)  # it was granted meanwhile
+                return None
+            case CommitKind.FORM | CommitKind.REJOIN:
+                return self._granting.writes(gang)
+            case CommitKind.RETIRE:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
+            case CommitKind.CLOSE:
+                return close_writes(ledger, gang)
+            case CommitKind.REWRITE:
+                return rewrites(ledger, gang)
+            case _:
+                assert_never(pending.kind)
+
+    # -- how it went -------------------------------------------------------------------------------------------------
+
+    def answered(self, event: Committed | CommitRefused | CommitUnknown | Refenced) -> None:
+        ledger = self._books.ledger
+        if event.number != ledger.number or not ledger.busy:
+            return
+        if isinstance(event, Refenced):
+            if ledger.refencing:
+                self._refenced(event)
+            return
+        if ledger.refencing or ledger.in_flight is None:
+            return
+        pending = ledger.in_flight
+        match event:
+            case Committed():
+                ledger.in_flight = None
+                self._done(pending, event.revision)
+            case CommitRefused():
+                # Certain: nothing was written. A registration was stale, or we are deposed: the Refence tells.
+                ledger.in_flight = None
+                self._refence(pending)
+                self._failed(pending)
+            case CommitUnknown():
+                self._refence(pending)
+            case _:
+                assert_never(event)
+
+    def _refence(self, pending: Pending) -> None:
+        ledger = self._books.ledger
+        ledger.refencing = True
+        self._books.out.append(Refence(number=ledger.number, gang=pending.gang))
+
+    def _refenced(self, event: Refenced) -> None:
+        """What was in flight is void or written, and the record tells which."""
+        ledger = self._books.ledger
+        ledger.refencing = False
+        ledger.fence = event.fence
+        pending, ledger.in_flight = ledger.in_flight, None
+        if pending is None:
+            return
+        if event.record is not None and self._written(pending, event.record):
+            self._done(pending, event.revision)
+        else:
+            self._failed(pending)
+
+    def _written(self, pending: Pending, record: GangRecord) -> bool:
+        gang = self._books.gangs.get(pending.gang)
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                attempt = gang.attempt if gang is not None else None
+                return attempt is not None and record.state is GangState.FORMED and record.seats == attempt.seats
+            case CommitKind.CLOSE:
+                same = gang is not None and record.generation == gang.generation
+                return same and record.state is GangState.TEARING_DOWN
+            case CommitKind.RETIRE:
+                return record.state is GangState.RETIRING
+            case CommitKind.QUEUE:
+                return record.state is GangState.QUEUED
+            case CommitKind.END:
+                return record.state is GangState.ENDED
+            case CommitKind.REWRITE | CommitKind.SWEEP:
+                return False
+            case _:
+                assert_never(pending.kind)
+
+    def _done(self, pending: Pending, revision: int) -> None:
+        gang = self._books.gangs.get(pending.gang)
+        if gang is None:
+            return
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                self._granting.committed(gang, revision)
+            case CommitKind.RETIRE if gang.step is Step.RETIRING:
+                self._sets.retiring(gang)
+            case CommitKind.CLOSE:
+                self._teardown.closed(gang)
+            case CommitKind.QUEUE:
+                self._queued(gang)
+            case _:
+                pass
+
+    def _queued(self, gang: Gang) -> None:
+        for waiter in gang.queue_waiters:
+            self._books.out.append(Answer(reply_to=waiter, reply=gang.describe(to_owner=True)))
+        gang.queue_waiters.clear()
+
+    def _failed(self, pending: Pending) -> None:
+        """Nothing was written: give up what can be tried anew, insist on the rest."""
+        gang = self._books.gangs.get(pending.gang)
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                if gang is not None:
+                    self._members.refused(gang)
+            case CommitKind.SWEEP:
+                pass  # the next reading finds them again
+            case _:
+                self._books.ledger.line.appendleft(pending)

@@ -1,7 +1,7 @@
 """The gang coordinator's core: every decision about gangs, and nothing else.
 
-Nothing in here (or in its parts) awaits, reads a clock, draws a random number or logs: time and draws arrive in the event,
- `handle` returns effects. Nothing outside changes state.
+Nothing in here (or in its parts) awaits, reads a clock, draws a random number or logs: time and
+draws arrive in the event, `handle` returns effects. Nothing outside changes state.
 
 The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
 

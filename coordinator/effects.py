@@ -2,7 +2,8 @@
 need be finished.
 
 What must precede what is built into the order of events: nothing that tells of a commit (Form, Teardown of a whole
-gang, Broadcast, Answer) is in the world before the Committed event of that commit, and there is one Commit in flight at most.
+gang, Broadcast, Answer) is in the world before the Committed event of that commit, and there is one Commit in
+flight at most.
 """
 
 from __future__ import annotations

@@ -1,0 +1,584 @@
+"""A world for the gang core: workers, a ledger and a network that is delivered by hand. No clock, no loop.
+
+Every state of the ledger is checked against L7 as it comes to be, every start of a member against L7 and L8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gangline.coordinator import effects as do
+from gangline.coordinator import events as on
+from gangline.coordinator.core import GangCore
+from gangline.coordinator.settings import CoordinatorSettings
+from gangline.schemas.frames import Load, LoadFlag
+from gangline.schemas.gang_messages import (
+    AcquireRequest,
+    FormRequest,
+    HoldRequest,
+    MemberCause,
+    OwnedRequest,
+    TeardownRequest,
+    UnholdRequest,
+)
+from gangline.schemas.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord
+from gangline.schemas.names import Names, WorkerId
+
+NAMES = Names()
+WALL = 1_000_000.0
+
+
+class Ledger:
+    """Keys with revisions; a batch is all or nothing."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self.keys: dict[str, tuple[Any, int]] = {}
+        self.granted: set[tuple[str, int]] = set()
+        """(gang, generation) that were ever formed."""
+
+    def put(self, key: str, record: Any) -> int:
+        self.revision += 1
+        self.keys[key] = (record, self.revision)
+        return self.revision
+
+    def revision_of(self, key: str) -> int:
+        return self.keys[key][1] if key in self.keys else 0
+
+    def commit(self, writes: tuple[do.LedgerWrite, ...]) -> int | None:
+        """The revision of the last write; None: refused."""
+        assert 0 < len(writes) <= 1000
+        for write in writes:
+            if write.revision is not None and self.revision_of(write.condition_key or write.key) != write.revision:
+                return None
+        for write in writes:
+            if write.record is None:
+                self.revision += 1
+                self.keys.pop(write.key, None)
+            else:
+                self.put(write.key, write.record)
+        self.check()
+        return self.revision
+
+    def gangs(self) -> dict[str, GangRecord]:
+        return {record.id: record for record, _ in self.keys.values() if isinstance(record, GangRecord)}
+
+    def members(self) -> list[tuple[WorkerId, MemberRecord]]:
+        return [
+            (NAMES.parse_worker_key(key), record)
+            for key, (record, _) in self.keys.items()
+            if isinstance(record, MemberRecord)
+        ]
+
+    def check(self, leaked: frozenset[str] = frozenset()) -> None:
+        """L7: members are granted exactly as the gang's record says, all of them or none."""
+        found: dict[str, dict[str, str]] = {}
+        for worker, member in self.members():
+            for seat in member.seats:
+                where = f"{worker} rank {seat.rank}.{seat.part} gen {member.generation}"
+                found.setdefault(member.gang, {})[seat.token] = where
+        for gang in set(self.gangs()) | set(found):
+            record = self.gangs().get(gang)
+            expected: dict[str, str] = {}
+            if record is not None and record.state in (GangState.FORMED, GangState.RETIRING):
+                self.granted.add((gang, record.generation))
+                expected = {
+                    seat.token: f"{seat.pool}.{seat.worker} rank {seat.rank}.{seat.part} gen {record.generation}"
+                    for seat in record.seats
+                }
+            if gang not in leaked:
+                assert found.get(gang, {}) == expected, f"L7: {gang} is granted in part"
+
+
+@dataclass
+class Member:
+    generation: int
+    tokens: dict[str, tuple[int, int, int]]
+    """(rank, part, slots) by token."""
+
+
+@dataclass
+class SimWorker:
+    id: WorkerId
+    total: int
+    node: str
+    labels: dict[str, str] = field(default_factory=dict)
+    epoch: int = 1
+    alive: bool = True
+    draining: bool = False
+    plain: int = 0
+    holds: dict[tuple[str, int, int], tuple[float, dict[str, tuple[int, int, int]]]] = field(default_factory=dict)
+    tombs: set[tuple[str, int, int]] = field(default_factory=set)
+    members: dict[str, Member] = field(default_factory=dict)
+    torn: dict[str, int] = field(default_factory=dict)
+    """Highest generation that was torn down here, by gang."""
+    kept: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def held(self) -> int:
+        holds = sum(slots for _, tokens in self.holds.values() for _, _, slots in tokens.values())
+        members = sum(slots for member in self.members.values() for _, _, slots in member.tokens.values())
+        return holds + members
+
+    @property
+    def load(self) -> Load:
+        kept = sum(self.kept.values())
+        return Load(self.plain, self.held + kept, self.total, LoadFlag.DRAINING if self.draining else 0)
+
+    def check(self) -> None:
+        assert self.load.ongoing <= self.total, f"L1: {self.id} has {self.load}"
+
+
+class World:
+    def __init__(self, settings: CoordinatorSettings | None = None) -> None:
+        self.settings = settings or CoordinatorSettings()
+        self.now = 0.0
+        self.ledger = Ledger()
+        self.workers: dict[WorkerId, SimWorker] = {}
+        self.core = GangCore(self.settings)
+        self.zombies: list[GangCore] = []
+        self.term = 0
+        self.wakes: dict[int, float | None] = {}
+        self.network: list[tuple[str, Callable[[], None], Callable[[], None]]] = []
+        """(what, deliver, lose)"""
+        self.answers: dict[int, do.Answer] = {}
+        self.asked = 0
+        self.tokens = 0
+        self.events: list[Any] = []
+        self.story: list[str] = []
+        self.fences: dict[str, int] = {}
+        self.stopped: list[GangCore] = []
+
+    # -- workers ------------------------------------------------------------------------------------------------------
+
+    def add_worker(self, name: str, slots: int, *, pool: str = "p", node: str = "", **labels: str) -> SimWorker:
+        worker = SimWorker(id=WorkerId(pool, name), total=slots, node=node or f"n-{name}", labels=labels)
+        self.workers[worker.id] = worker
+        self.register(worker)
+        return worker
+
+    def facts(self, worker: SimWorker) -> on.WorkerFacts:
+        return on.WorkerFacts(
+            id=worker.id,
+            epoch=worker.epoch,
+            revision=self.ledger.revision_of(NAMES.registration_key(worker.id)),
+            total=worker.total,
+            load=worker.load,
+            node=worker.node,
+            address=f"{worker.node}:7000",
+            labels=worker.labels,
+            draining=worker.draining,
+        )
+
+    def register(self, worker: SimWorker) -> None:
+        self.ledger.put(NAMES.registration_key(worker.id), ("reg", worker.epoch))
+        self.send(f"{worker.id} registers", lambda: self.to_leader(on.WorkerSeen, worker=self.facts(worker)))
+
+    def crash(self, worker: SimWorker) -> None:
+        worker.alive = False
+        worker.holds.clear()
+        worker.members.clear()
+        worker.tombs.clear()
+        worker.torn.clear()
+        worker.kept.clear()
+        worker.plain = 0
+
+    def restart(self, worker: SimWorker) -> None:
+        self.crash(worker)
+        worker.alive = True
+        worker.epoch += 1
+        self.register(worker)
+
+    def gone(self, worker: SimWorker) -> None:
+        self.to_leader(on.WorkerGone, worker=worker.id, reason="heartbeat expired")
+
+    def to_leader_tick(self) -> None:
+        self.to_leader(on.MembersRead, members=tuple(self.ledger.members()))
+
+    def heartbeat(self, worker: SimWorker) -> None:
+        if worker.alive:
+            self.to_leader(on.LoadSeen, worker=worker.id, epoch=worker.epoch, load=worker.load)
+
+    # -- time and network -----------------------------------------------------------------------------------------------
+
+    def send(self, what: str, deliver: Callable[[], None], lose: Callable[[], None] = lambda: None) -> None:
+        self.network.append((what, deliver, lose))
+
+    def deliver(self, index: int = 0) -> None:
+        _, deliver, _ = self.network.pop(index)
+        deliver()
+        self.check()
+
+    def lose(self, index: int = 0) -> None:
+        _, _, lose = self.network.pop(index)
+        lose()
+        self.check()
+
+    def flush(self) -> None:
+        """Deliver all, in order, and what follows from it."""
+        for _ in range(10_000):
+            if not self.network:
+                return
+            self.deliver()
+        raise AssertionError("the network never comes to rest: " + self.network[0][0])
+
+    def advance(self, seconds: float, *, flush: bool = True) -> None:
+        """Let time pass; timers fire in order."""
+        end = self.now + seconds
+        for _ in range(10_000):
+            if flush:
+                self.flush()
+            wakes = [at for at in self.wakes.values() if at is not None]
+            holds = [until for w in self.workers.values() if w.alive for until, _ in w.holds.values()]
+            at = min([*wakes, *holds], default=end)
+            if at > end:
+                break
+            self.now = max(self.now, at)
+            for worker in self.workers.values():
+                self.expire_holds(worker)
+            for core in [self.core, *self.zombies]:
+                wake = self.wakes.get(id(core))
+                if wake is not None and wake <= self.now:
+                    self.wakes[id(core)] = None
+                    self.give(core, on.Tick(now=self.now, wall=WALL + self.now))
+            self.check()
+        else:
+            raise AssertionError("time stands still")
+        self.now = end
+        if flush:
+            self.flush()
+
+    def to_leader(self, kind: Any, **fields: Any) -> None:
+        self.give(self.core, kind(now=self.now, wall=WALL + self.now, **fields))
+
+    def give(self, core: GangCore, event: Any) -> None:
+        for effect in core.handle(event):
+            self.carry_out(core, effect)
+        core.check()
+
+    # -- leadership -----------------------------------------------------------------------------------------------------
+
+    def elect(self, *, keep_zombie: bool = False) -> None:
+        """A new coordinator takes over; the old one is dead, or goes on believing that it leads."""
+        self.wakes.pop(id(self.core), None) if not keep_zombie else None
+        if keep_zombie and self.term:
+            self.zombies.append(self.core)
+        self.core = GangCore(self.settings)
+        self.term += 1
+        self.answers_lost()
+        fence = self.ledger.put("leader", LeaderRecord(term=self.term, instance=f"c{self.term}"))
+        self.fences[str(id(self.core))] = fence
+        self.to_leader(
+            on.LeadershipGained,
+            term=self.term,
+            fence=fence,
+            gangs=tuple((record, self.ledger.revision_of(f"gang.{gang}")) for gang, record in self.ledger.gangs().items()),
+            members=tuple(self.ledger.members()),
+            sets=tuple(
+                (key.split(".")[1], record)
+                for key, (record, _) in self.ledger.keys.items()
+                if isinstance(record, GangSetRecord)
+            ),
+            workers=tuple(self.facts(worker) for worker in self.workers.values() if worker.alive),
+        )
+
+    def answers_lost(self) -> None:
+        """Requests to the coordinator before are not answered by this one."""
+
+    # -- owners -----------------------------------------------------------------------------------------------------------
+
+    def acquire(self, gang: str, size: int = 2, **more: Any) -> int:
+        self.asked += 1
+        fields = {"id": gang, "owner_token": f"t-{gang}", **more}
+        if "bundles" not in fields:
+            fields = {"pool": "p", "size": size, **fields}
+        self.to_leader(
+            on.AcquireAsked,
+            request=AcquireRequest.model_validate(fields),
+            reply_to=self.asked,
+            new_id="unused",
+            new_token="unused",
+        )
+        return self.asked
+
+    def renew(self, gang: str, **more: Any) -> int:
+        self.asked += 1
+        request = OwnedRequest.model_validate({"id": gang, "owner_token": f"t-{gang}", **more})
+        self.to_leader(on.RenewAsked, request=request, reply_to=self.asked)
+        return self.asked
+
+    def release(self, gang: str, **more: Any) -> int:
+        self.asked += 1
+        request = OwnedRequest.model_validate({"id": gang, "owner_token": f"t-{gang}", **more})
+        self.to_leader(on.ReleaseAsked, request=request, reply_to=self.asked)
+        return self.asked
+
+    def declare(self, name: str, gangs: int, **gang: Any) -> None:
+        fields = {"pool": "p", "size": 2, **gang}
+        more = {key: fields.pop(key) for key in ("surge", "retire_s") if key in fields}
+        record = GangSetRecord.model_validate({"gangs": gangs, "gang": fields, **more})
+        self.ledger.put(f"gangset.{name}", record)
+        self.to_leader(on.SetSeen, name=name, record=record)
+
+    def undeclare(self, name: str) -> None:
+        self.ledger.keys.pop(f"gangset.{name}", None)
+        self.to_leader(on.SetSeen, name=name, record=None)
+
+    def report(self, worker: SimWorker, gang: str, cause: MemberCause = MemberCause.CRASHED) -> None:
+        """The first member of a gang on that worker fails."""
+        member = worker.members[gang]
+        token, (rank, _, _) = next(iter(member.tokens.items()))
+        del member.tokens[token]
+        generation = member.generation
+        self.send(
+            f"{worker.id} reports {gang} rank {rank}",
+            lambda: self.to_leader(on.MemberFailed, gang=gang, generation=generation, rank=rank, cause=cause),
+        )
+
+    # -- effects ------------------------------------------------------------------------------------------------------------
+
+    def carry_out(self, core: GangCore, effect: do.Effect) -> None:
+        match effect:
+            case do.SendHold():
+                lost = on.HoldUnanswered(
+                    now=0, worker=effect.worker, gang=effect.request.gang, generation=effect.request.generation,
+                    attempt=effect.request.attempt, reason="timeout",
+                )  # fmt: skip
+                self.ask(core, f"hold {effect.request.gang} at {effect.worker}", lambda: self.hold(effect), lost)
+            case do.ReleaseHold():
+                self.send(f"unhold {effect.request.gang} at {effect.worker}", lambda: self.unhold(effect))
+            case do.SendKeep():
+                self.ask(core, f"keep {effect.request.slots} at {effect.worker}", lambda: self.keep(effect), None)
+            case do.Commit():
+                self.send(
+                    f"commit {effect.what} {effect.gang}",
+                    lambda: self.commit(core, effect),
+                    lambda: self.lose_commit(core, effect),
+                )
+            case do.Refence():
+                self.send(f"refence {effect.gang}", lambda: self.refence(core, effect), lambda: self.carry_out(core, effect))
+            case do.SendForm():
+                self.send(f"form {effect.request.gang} at {effect.worker}", lambda: self.form(core, effect))
+            case do.SendTeardown():
+                gone = on.TeardownUnanswered(
+                    now=0, worker=effect.worker, gang=effect.request.gang, generation=effect.request.generation
+                )
+                self.ask(core, f"teardown {effect.request.gang} at {effect.worker}", lambda: self.teardown(effect), gone)
+            case do.Ping():
+                gone = on.PingUnanswered(now=0, worker=effect.worker)
+                self.ask(core, f"ping {effect.worker}", lambda: self.ping(effect), gone)
+            case do.Broadcast():
+                self.events.append(effect.event)
+            case do.Answer():
+                assert effect.reply_to not in self.answers, "answered twice"
+                self.answers[effect.reply_to] = effect
+            case do.WakeAt():
+                self.wakes[id(core)] = effect.at
+            case do.Stop():
+                self.stopped.append(core)
+                self.wakes[id(core)] = None
+
+    def ask(self, core: GangCore, what: str, serve: Callable[[], Any], gone: Any) -> None:
+        """A request: reaches the worker, whose answer travels back. A dead worker is no responders."""
+
+        def give(event: Any) -> None:
+            self.give(core, replace_time(event, self.now))
+
+        def arrive() -> None:
+            answer = serve()
+            if answer is not None:
+                self.send(f"answer to {what}", lambda: give(answer))
+            elif gone is not None:
+                self.send(f"no responders to {what}", lambda: give(gone))
+
+        self.send(what, arrive)
+
+    def hold(self, effect: do.SendHold) -> Any:
+        worker, request = self.workers[effect.worker], effect.request
+        if not worker.alive:
+            return None
+        key = (request.gang, request.generation, request.attempt)
+        fields: dict[str, Any] = {
+            "now": 0, "worker": worker.id, "gang": request.gang, "generation": request.generation,
+            "attempt": request.attempt,
+        }  # fmt: skip
+        reason = self.take(worker, request, key)
+        until_tokens = worker.holds.get(key)
+        return on.HoldAnswered(
+            **fields,
+            accepted=not reason,
+            reason=reason,
+            epoch=worker.epoch,
+            reg_revision=self.ledger.revision_of(NAMES.registration_key(worker.id)),
+            tokens=tuple(until_tokens[1]) if until_tokens is not None and not reason else (),
+            port=4711,
+            load=worker.load,
+        )
+
+    def take(self, worker: SimWorker, request: HoldRequest, key: tuple[str, int, int]) -> str:
+        if key in worker.holds:
+            return ""
+        if key in worker.tombs or worker.torn.get(request.gang, 0) >= request.generation:
+            return "expired"
+        if worker.draining:
+            return "draining"
+        need = sum(seat.slots for seat in request.seats)
+        kept = worker.kept.get(request.gang, 0)
+        if worker.load.free + kept < need:
+            return "full"
+        worker.kept.pop(request.gang, None)
+        tokens = {}
+        for seat in request.seats:
+            self.tokens += 1
+            tokens[f"k{self.tokens}"] = (seat.rank, seat.part, seat.slots)
+        worker.holds[key] = (self.now + request.hold_s, tokens)
+        return ""
+
+    def unhold(self, effect: do.ReleaseHold) -> None:
+        worker, request = self.workers[effect.worker], effect.request
+        key = (request.gang, request.generation, request.attempt)
+        assert isinstance(request, UnholdRequest)
+        if worker.alive:
+            worker.tombs.add(key)
+            worker.holds.pop(key, None)
+
+    def keep(self, effect: do.SendKeep) -> Any:
+        worker, request = self.workers[effect.worker], effect.request
+        if not worker.alive:
+            return None
+        before = worker.kept.pop(request.gang, 0)
+        kept = min(request.slots, max(0, worker.total - worker.plain - worker.held - sum(worker.kept.values())))
+        assert before >= 0
+        if kept:
+            worker.kept[request.gang] = kept
+        return on.KeepAnswered(now=0, worker=worker.id, gang=request.gang, kept=kept, load=worker.load)
+
+    def expire_holds(self, worker: SimWorker) -> None:
+        """The worker's own rule: rewrite `reg`, then look for the member record."""
+        for key, (until, tokens) in list(worker.holds.items()):
+            if until > self.now or not worker.alive:
+                continue
+            self.register(worker)
+            del worker.holds[key]
+            worker.tombs.add(key)
+            gang, generation, _ = key
+            record = self.ledger.keys.get(NAMES.member_key(worker.id, gang), (None, 0))[0]
+            if record is not None and record.generation == generation:
+                if any(seat.token in tokens for seat in record.seats):
+                    self.start(worker, gang, generation, tokens)
+
+    def form(self, core: GangCore, effect: do.SendForm) -> None:
+        worker, request = self.workers[effect.worker], effect.request
+        if not worker.alive:
+            return
+        assert isinstance(request, FormRequest)
+        assert (request.gang, request.generation) in self.ledger.granted, "L7: told to start before the commit"
+        if worker.torn.get(request.gang, 0) >= request.generation:
+            return
+        mine = {seat.token for seat in request.seats if WorkerId(seat.pool, seat.worker) == worker.id}
+        member = worker.members.get(request.gang)
+        if member is not None and member.generation > request.generation:
+            return
+        for key, (_, tokens) in list(worker.holds.items()):
+            if key[0] == request.gang and key[1] == request.generation and set(tokens) <= mine:
+                del worker.holds[key]
+                worker.tombs.add(key)
+                self.start(worker, request.gang, request.generation, tokens)
+        member = worker.members.get(request.gang)
+        have = set(member.tokens) if member is not None else set()
+        if member is not None and have & mine:
+            member.generation = request.generation
+        for seat in request.seats:
+            if seat.token in mine - have and worker.epoch == seat.epoch:
+                failed = on.MemberFailed(
+                    now=0, gang=request.gang, generation=request.generation, rank=seat.rank,
+                    cause=MemberCause.FAILED_AT_START,
+                )  # fmt: skip
+                self.send(f"{worker.id} cannot form {request.gang}", lambda e=failed: self.give(core, replace_time(e, self.now)))
+
+    def start(self, worker: SimWorker, gang: str, generation: int, tokens: dict[str, tuple[int, int, int]]) -> None:
+        assert (gang, generation) in self.ledger.granted, "L7: a member started before the commit"
+        assert worker.torn.get(gang, 0) < generation, "L8: a member of a generation that was torn down started"
+        member = worker.members.setdefault(gang, Member(generation, {}))
+        member.generation = max(member.generation, generation)
+        member.tokens.update(tokens)
+
+    def teardown(self, effect: do.SendTeardown) -> Any:
+        worker, request = self.workers[effect.worker], effect.request
+        if not worker.alive:
+            return None
+        assert isinstance(request, TeardownRequest)
+        member = worker.members.get(request.gang)
+        if request.only is not None:
+            if member is not None:
+                for token in request.only:
+                    member.tokens.pop(token, None)
+            return on.LoadSeen(now=0, worker=worker.id, epoch=worker.epoch, load=worker.load)
+        worker.torn[request.gang] = max(worker.torn.get(request.gang, 0), request.generation)
+        if member is not None and member.generation <= request.generation:
+            del worker.members[request.gang]
+        for key in [key for key in worker.holds if key[0] == request.gang and key[1] <= request.generation]:
+            del worker.holds[key]
+            worker.tombs.add(key)
+        return on.TeardownConfirmed(
+            now=0, worker=worker.id, gang=request.gang, generation=request.generation, load=worker.load
+        )
+
+    def ping(self, effect: do.Ping) -> Any:
+        worker = self.workers[effect.worker]
+        if not worker.alive:
+            return None
+        missing = {
+            gang: generation
+            for gang, generation in effect.request.gangs.items()
+            if not (gang in worker.members and worker.members[gang].tokens)
+            and not any(key[0] == gang for key in worker.holds)
+        }
+        return on.PingAnswered(now=0, worker=worker.id, missing=missing)
+
+    def commit(self, core: GangCore, effect: do.Commit) -> None:
+        revision = self.ledger.commit(effect.writes)
+        if core is not self.core:
+            assert revision is None, "L9: a deposed coordinator wrote"
+        if revision is None:
+            event: Any = on.CommitRefused(now=0, number=effect.number)
+        else:
+            event = on.Committed(now=0, number=effect.number, revision=revision)
+        self.send(
+            f"{'acked' if revision else 'refused'} {effect.what} {effect.gang}",
+            lambda: self.give(core, replace_time(event, self.now)),
+            lambda: self.give(core, on.CommitUnknown(now=self.now, number=effect.number)),
+        )
+
+    def lose_commit(self, core: GangCore, effect: do.Commit) -> None:
+        self.give(core, on.CommitUnknown(now=self.now, number=effect.number))
+
+    def refence(self, core: GangCore, effect: do.Refence) -> None:
+        if core is not self.core:
+            self.give(core, on.LeadershipLost(now=self.now, reason="conflict"))
+            return
+        record = self.ledger.keys["leader"][0]
+        fence = self.ledger.put("leader", record)
+        gang, revision = self.ledger.keys.get(f"gang.{effect.gang}", (None, 0))
+        event = on.Refenced(now=0, number=effect.number, fence=fence, record=gang, revision=revision)
+        self.send(f"refenced {effect.gang}", lambda: self.give(core, replace_time(event, self.now)))
+
+    # -- laws -------------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        for worker in self.workers.values():
+            worker.check()
+
+    def states(self) -> dict[str, str]:
+        return {gang.id: gang.step for gang in self.core.gangs()}
+
+    def kinds(self, gang: str) -> list[str]:
+        return [event.kind.value for event in self.events if event.gang == gang]
+
+
+def replace_time(event: Any, now: float) -> Any:
+    from dataclasses import replace
+
+    return replace(event, now=now, wall=WALL + now)

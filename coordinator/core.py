@@ -54,7 +54,7 @@ class GangCore:
         self._granting = Granting(books, self._members, self._teardown)
         self._owners = Owners(books, self._teardown)
         self._sets = Sets(books, self._teardown)
-        self._liveness = Liveness(books, self._members)
+        self._liveness = Liveness(books, self._members, self._granting)
         self._recovery = Recovery(books, self._members, self._teardown, self._granting, self._sets)
         self._writing = Writing(books, self._members, self._teardown, self._granting, self._sets, self._recovery)
         self._wake_at: float | None = None

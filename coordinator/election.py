@@ -1,13 +1,13 @@
 """Who leads: pure. Time and draws arrive in the event.
 
-Two keys of the ledger: `leader` names the leader and is rewritten only by compare-and-set; its revision fences everything
-that the leader writes. `leader_alive` expires `alive_ttl_s` after its last renewal. Laws:
+Two keys of the ledger: `leader` names the leader and is rewritten only by compare-and-set; its revision fences
+everything that the leader writes. `leader_alive` expires `alive_ttl_s` after its last renewal. Laws:
 
 1. A claim is a compare-and-set on `leader` with a higher term: of two candidates that saw the same leader, one wins.
 2. Nobody claims while `leader_alive` is there, nor before a drawn wait after it went.
-3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded, on
-   its own monotonic clock. It stops before the key can expire, without asking anybody. What it writes in spite of that
-   (frozen between the look at the clock and the write) is refused by the server: law L9 does not rest on clocks.
+3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded,
+   on its own monotonic clock. It stops before the key can expire, without asking anybody. What it writes in spite of
+   that (frozen between the look at the clock and the write) is refused by the server: law L9 does not rest on clocks.
 4. A claim whose answer was lost is looked up, not believed.
 """
 
@@ -47,7 +47,7 @@ class ElectionSettings:
             raise InvalidSettings("margin_s, jitter_s and retry_s must not be negative")
 
 
-# -- events --------------------------------------------------------------------------------------------------------------
+# -- events ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ AnyElectionEvent = (
 )
 
 
-# -- effects -------------------------------------------------------------------------------------------------------------
+# -- effects --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -267,7 +267,7 @@ class Cause(StrEnum):
     WORKER_LOST = "worker_lost"
     EPOCH_CHANGED = "epoch_changed"
     MISSING = "missing"
-    """The worker answers, and does not have it."""
+    """A new leader found the gang formed, and no record of this member."""
     NOT_REPAIRED = "not_repaired"
     PREEMPTED = "preempted"
     RELEASED = "released"

@@ -9,6 +9,8 @@ Laws:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..schemas.gang_messages import KeepRequest
 from ..schemas.names import WorkerId
 from . import holds
@@ -19,7 +21,7 @@ from .events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
 from .gang import Failure, Gang
 from .members import Members
 from .placement import Placement, place, wanted_of
-from .queue import Head, guard, still_possible, target_of, victims
+from .queue import Head, Target, guard, still_good, target_of, victims
 from .states import Move, Step, move
 from .teardown import Teardown
 
@@ -70,7 +72,7 @@ class Forming:
             for worker, slots in head.kept.items():
                 books.inventory.occupy(worker, -slots)
             if head.keeping:
-                self._keep(gang.id, {worker: 0 for worker in head.target if worker not in used})
+                self._keep(gang.id, {worker: 0 for worker in head.target.slots if worker not in used})
         books.queue.discard(gang.id)
         books.agenda.cancel(("retry", gang.id))
         books.agenda.cancel(("starve", gang.id))
@@ -80,7 +82,7 @@ class Forming:
     def _backfill(self, index: int) -> None:
         books = self._books
         assert books.head is not None
-        changes = guard(books.head.target)
+        changes = guard(books.head.target.slots)
         last = index + books.settings.backfill_depth
         while index < min(last, len(books.queue)):
             gang = books.gangs[books.queue.at(index)]
@@ -99,41 +101,44 @@ class Forming:
         books = self._books
         head = books.head
         if head is None or head.gang != gang.id:
-            self._set_head(Head(gang=gang.id, target=target_of(gang.spec, books.inventory)))
-        elif not still_possible(head.target, books.inventory):
-            target = target_of(gang.spec, books.inventory)
-            if head.keeping:
-                self._keep(gang.id, {worker: 0 for worker in head.target if worker not in target})
-            head.target = target
-            head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target}
+            head = Head(gang=gang.id, target=target_of(gang.spec, books.inventory))
+            self._set_head(head)
+        elif not self._still_leaving(head) and not still_good(gang.spec, head.target, books.inventory):
+            self._move_target(head, target_of(gang.spec, books.inventory))
         if gang.spec.preempt:
-            self._preempt(gang)
+            self._preempt(gang, head)
         starved_at = gang.queued_at + books.settings.starve_after_s
         if books.now < starved_at:
             books.agenda.set(("starve", gang.id), starved_at)
         elif ("keep",) not in books.agenda:
             self.renew_keeps()
 
+    def _move_target(self, head: Head, target: Target) -> None:
+        if head.keeping:
+            self._keep(head.gang, {worker: 0 for worker in head.target.slots if worker not in target.slots})
+        head.target = target
+        head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target.slots}
+
     def _set_head(self, head: Head | None) -> None:
         books = self._books
         before, books.head = books.head, head
         if before is not None and before.keeping:
             books.agenda.cancel(("keep",))
-            self._keep(before.gang, dict.fromkeys(before.target, 0))
+            self._keep(before.gang, dict.fromkeys(before.target.slots, 0))
 
     def renew_keeps(self) -> None:
         """Ask the workers of the head's target to keep slots, and again after a while."""
         books = self._books
         head = books.head
-        if head is None or not head.target:
+        if head is None or not head.target.slots:
             return
         if books.now < books.gangs[head.gang].queued_at + books.settings.starve_after_s:
             return
         head.keeping = True
-        self._keep(head.gang, head.target)
+        self._keep(head.gang, head.target.slots)
         books.agenda.set(("keep",), books.now + books.settings.keep_renew_s)
 
-    def _keep(self, gang: str, slots: dict[WorkerId, int]) -> None:
+    def _keep(self, gang: str, slots: Mapping[WorkerId, int]) -> None:
         books = self._books
         for worker, count in slots.items():
             request = KeepRequest(gang=gang, slots=count, keep_s=books.settings.keep_s)
@@ -141,22 +146,33 @@ class Forming:
 
     def kept(self, event: KeepAnswered) -> None:
         books = self._books
-        if event.load is not None:
-            books.inventory.load(event.worker, event.load)
+        if event.load is not None and books.inventory.load(event.worker, event.load):
+            books.look_for_room = True
         head = books.head
-        if head is not None and head.gang == event.gang and event.worker in head.target:
-            head.kept[event.worker] = event.kept
-        books.look_for_room = True
+        if head is None or head.gang != event.gang or event.worker not in head.target.slots:
+            return
+        if event.kept > head.kept.get(event.worker, 0):
+            books.look_for_room = True
+        head.kept[event.worker] = event.kept
 
-    def _preempt(self, gang: Gang) -> None:
-        """Tear down gangs of lower priority, unless some are on their way out already."""
+    def _preempt(self, gang: Gang, head: Head) -> None:
+        """Tear down gangs of lower priority. What they leave is guarded: they cannot come back first."""
         books = self._books
-        leaving = (other for other in books.gangs.values() if other.step in (Step.CLOSING, Step.STOPPING))
-        if any(other.closing and other.closing.failure.cause is Cause.PREEMPTED for other in leaving):
+        if gang.not_before > books.now or self._still_leaving(head):
             return
         formed = [other for other in books.gangs.values() if other.step is Step.FORMED]
-        for victim in victims(gang, formed, books.inventory):
+        found = victims(gang, formed, books.inventory)
+        if found is None:
+            return
+        chosen, target = found
+        self._move_target(head, target)
+        head.preempting = tuple(victim.id for victim in chosen)
+        for victim in chosen:
             self._members.fail(victim, Failure(cause=Cause.PREEMPTED, detail=f"by gang {gang.id}"))
+
+    def _still_leaving(self, head: Head) -> bool:
+        gangs = (self._books.gangs.get(gang) for gang in head.preempting)
+        return any(gang is not None and gang.step in (Step.CLOSING, Step.STOPPING) for gang in gangs)
 
     # -- repairs -----------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,8 @@ class Granting:
         assert attempt is not None
         generation = gang.next_generation
         books.unseat(gang)
+        stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
+        self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
         gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
         gang.attempt = None
         gang.fence, gang.persisted = revision, True
@@ -133,8 +135,8 @@ class Granting:
             else:
                 self._members.fail(gang, doom)
 
-    def announce(self, gang: Gang) -> None:
-        """Tell every worker of the gang to form; also again, under a new leader."""
+    def announce(self, gang: Gang, *, only: WorkerId | None = None) -> None:
+        """Tell every worker of the gang (or one) to form; idempotent, so also again, under a new leader."""
         books = self._books
         request = FormRequest(
             gang=gang.id,
@@ -148,7 +150,7 @@ class Granting:
             owner=gang.spec.owner,
             traceparent=gang.spec.traceparent,
         )
-        for worker in gang.seats_by_worker:
+        for worker in gang.seats_by_worker if only is None else (only,):
             books.out.append(SendForm(worker=worker, request=request))
             if ("ping", str(worker)) not in books.agenda:
                 books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)

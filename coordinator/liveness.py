@@ -7,7 +7,9 @@ from ..schemas.names import WorkerId
 from .books import Books
 from .effects import Ping
 from .events import PingAnswered, PingUnanswered
+from .granting import Granting
 from .members import Members
+from .states import GRANTED
 
 GONE_AFTER = 2
 """Pings in a row without responders. One may hit a worker that is just connecting again."""
@@ -16,8 +18,9 @@ GONE_AFTER = 2
 class Liveness:
     """Asks workers whether they are there. A part of the core."""
 
-    def __init__(self, books: Books, members: Members) -> None:
+    def __init__(self, books: Books, members: Members, granting: Granting) -> None:
         self._books = books
+        self._granting = granting
         self._members = members
 
     def ping(self, worker: WorkerId) -> None:
@@ -32,8 +35,11 @@ class Liveness:
         view = self._books.inventory.workers.get(event.worker)
         if view is not None:
             view.silent = 0
-        for gang, generation in event.missing.items():
-            self._members.missing(event.worker, gang, generation)
+        for gang_id, generation in event.missing.items():
+            gang = self._books.gangs.get(gang_id)
+            if gang is not None and gang.step in GRANTED and gang.generation == generation:
+                # Our `form` was lost. Told again, the worker either has it or refuses, which is a failure of its own.
+                self._granting.announce(gang, only=event.worker)
 
     def unanswered(self, event: PingUnanswered) -> None:
         books = self._books

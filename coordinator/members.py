@@ -53,19 +53,8 @@ class Members:
             if gangset is not None:
                 books.sets_to_look_at[gangset] = None
         head = books.head
-        if head is not None and worker in head.target:
+        if head is not None and worker in head.target.slots:
             books.look_for_room = True
-
-    def missing(self, worker: WorkerId, gang_id: str, generation: int) -> None:
-        """The worker answers pings and does not have a member that was formed long enough ago."""
-        gang = self._books.gangs.get(gang_id)
-        if gang is None or gang.generation != generation or not gang.seats:
-            return
-        settings = self._books.settings
-        if self._books.now < gang.formed_at + settings.hold_s + settings.resend_s:
-            return  # the hold's own time-out has not yet looked into the ledger
-        ranks = {seat.rank for seat in gang.seats_by_worker.get(worker, [])}
-        self._fail_ranks(gang, Cause.MISSING, str(worker), ranks)
 
     def _lost(self, worker: WorkerId, cause: Cause, detail: str, *, epoch: int | None = None) -> None:
         books = self._books

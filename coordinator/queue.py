@@ -63,32 +63,45 @@ class GangQueue:
         return None if place_ is None else bisect_left(self._order, place_)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """Where a gang waits for room."""
+
+    slots: Mapping[WorkerId, int]
+    """By worker; empty if not even empty workers could hold it."""
+    waits_for_gangs: bool
+    """Plain traffic going away is not enough."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Head:
     """The first gang that cannot be placed, and what it waits for."""
 
     gang: str
-    target: dict[WorkerId, int]
-    """Slots by worker; empty if not even empty workers could hold it."""
+    target: Target
+    preempting: tuple[str, ...] = ()
+    """Gangs that are torn down for it; until they are gone, the target is where they were."""
     keeping: bool = False
     """Workers were asked to keep slots for it."""
     kept: dict[WorkerId, int] = field(default_factory=dict)
     """What they said they keep."""
 
 
-def target_of(spec: GangSpec, inventory: Inventory) -> dict[WorkerId, int]:
+def target_of(spec: GangSpec, inventory: Inventory) -> Target:
     """Where a gang that cannot be placed now should wait for room."""
-    for measure in (inventory.claimable, inventory.total):
-        found = place(spec, measure)
-        if found is not None:
-            return found.slots_by_worker()
-    return {}
+    found = place(spec, inventory.claimable)
+    if found is not None:
+        return Target(slots=found.slots_by_worker(), waits_for_gangs=False)
+    found = place(spec, inventory.total)
+    return Target(slots=found.slots_by_worker() if found is not None else {}, waits_for_gangs=True)
 
 
-def still_possible(target: Mapping[WorkerId, int], inventory: Inventory) -> bool:
-    """Whether a target can be waited for on. One that waits for plain traffic only is left for nothing; one that waits
-    for gangs as well is looked for anew, as a better one may exist by now."""
-    return bool(target) and all(inventory.claimable.get(worker) >= slots for worker, slots in target.items())
+def still_good(spec: GangSpec, target: Target, inventory: Inventory) -> bool:
+    """Whether to wait on for a target. One that waits for gangs is left as soon as another would not have to."""
+    measure = inventory.total if target.waits_for_gangs else inventory.claimable
+    if not target.slots or any(measure.get(worker) < slots for worker, slots in target.slots.items()):
+        return False
+    return not (target.waits_for_gangs and place(spec, inventory.claimable) is not None)
 
 
 def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
@@ -96,23 +109,25 @@ def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
     return {worker: -slots for worker, slots in target.items()}
 
 
-def victims(gang: Gang, formed: Iterable[Gang], inventory: Inventory) -> list[Gang]:
-    """Which gangs to tear down so that `gang` can be placed; empty if it would not help. A gang in which all of its
-    victims' slots came back is placeable at once, but for plain traffic that comes first."""
+def victims(gang: Gang, formed: Iterable[Gang], inventory: Inventory) -> tuple[list[Gang], Target] | None:
+    """Which gangs to tear down so that `gang` can be placed, and where it then will be; None if it would not help."""
     lower = [other for other in formed if other.spec.priority < gang.spec.priority]
     lower.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
     chosen: list[Gang] = []
+    found = None
     for other in lower:
         chosen.append(other)
-        if place(gang.spec, inventory.free, changes=_freed(chosen)) is not None:
+        found = place(gang.spec, inventory.free, changes=_freed(chosen))
+        if found is not None:
             break
-    else:
-        return []
+    if found is None:
+        return None
     for other in list(chosen):
         fewer = [kept for kept in chosen if kept is not other]
-        if place(gang.spec, inventory.free, changes=_freed(fewer)) is not None:
-            chosen = fewer
-    return chosen
+        better = place(gang.spec, inventory.free, changes=_freed(fewer))
+        if better is not None:
+            chosen, found = fewer, better
+    return chosen, Target(slots=found.slots_by_worker(), waits_for_gangs=True)
 
 
 def _freed(gangs: Iterable[Gang]) -> dict[WorkerId, int]:

@@ -165,6 +165,11 @@ class Teardown:
             if lost and worker in self._books.inventory.workers:
                 self._send(gang, worker, lost)
 
+    def leave(self, gang: Gang, workers: list[WorkerId]) -> None:
+        """A repair took the gang off these workers: whatever they still have of the old generation goes."""
+        for worker in workers:
+            self._send(gang, worker)
+
     def _forget(self, gang: Gang, unconfirmed: tuple[str, ...], error: GanglineError | None = None) -> None:
         books = self._books
         assert gang.step is Step.ENDED and gang.step not in GRANTED

@@ -18,9 +18,9 @@ def why(books: Books, gang_id: str) -> WhyReply | None:
         ended = books.ended.get(gang_id)
         return None if ended is None else WhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
     head = books.head if books.head is not None and books.head.gang == gang_id else None
-    target = head.target if head is not None else {}
+    target = head.target.slots if head is not None else {}
     if not target and gang.step is Step.QUEUED:
-        target = target_of(gang.spec, books.inventory)
+        target = target_of(gang.spec, books.inventory).slots
     return WhyReply(
         id=gang_id,
         step=gang.step.value,

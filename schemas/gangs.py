@@ -204,8 +204,9 @@ class Rendezvous(BaseModel):
 
 
 class GangRecord(Record):
-    """`gang.<id>`. Within its batch it is the last write when members are granted and the first when they are ended, so
-    that whoever reads in the order of revisions sees members granted only while `state` is formed or retiring."""
+    """`gang.<id>`. Within its batch it is the last write when members are granted and the first when they are ended:
+    whoever reads in the order of revisions and comes to a record that says formed has just seen exactly its members,
+    and judges there; one that says tearing_down is followed by their end."""
 
     id: str
     state: GangState

@@ -25,6 +25,7 @@ from gangline.schemas.gang_messages import (
 )
 from gangline.schemas.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord
 from gangline.schemas.names import Names, WorkerId
+from tests.coordinator.transcript import said_effect, said_event
 
 NAMES = Names()
 WALL = 1_000_000.0
@@ -151,7 +152,7 @@ class World:
         self.fences: dict[str, int] = {}
         self.stopped: list[GangCore] = []
 
-    # -- workers ------------------------------------------------------------------------------------------------------
+    # -- workers -----------------------------------------------------------------------------------------------------
 
     def add_worker(self, name: str, slots: int, *, pool: str = "p", node: str = "", **labels: str) -> SimWorker:
         worker = SimWorker(id=WorkerId(pool, name), total=slots, node=node or f"n-{name}", labels=labels)
@@ -201,7 +202,7 @@ class World:
         if worker.alive:
             self.to_leader(on.LoadSeen, worker=worker.id, epoch=worker.epoch, load=worker.load)
 
-    # -- time and network -----------------------------------------------------------------------------------------------
+    # -- time and network --------------------------------------------------------------------------------------------
 
     def send(self, what: str, deliver: Callable[[], None], lose: Callable[[], None] = lambda: None) -> None:
         self.network.append((what, deliver, lose))
@@ -232,7 +233,7 @@ class World:
                 self.flush()
             wakes = [at for at in self.wakes.values() if at is not None]
             holds = [until for w in self.workers.values() if w.alive for until, _ in w.holds.values()]
-            at = min([*wakes, *holds], default=end)
+            at = min([*wakes, *holds], default=float("inf"))
             if at > end:
                 break
             self.now = max(self.now, at)
@@ -245,7 +246,7 @@ class World:
                     self.give(core, on.Tick(now=self.now, wall=WALL + self.now))
             self.check()
         else:
-            raise AssertionError("time stands still")
+            raise AssertionError(f"time stands still at {self.now}: {self.states()}")
         self.now = end
         if flush:
             self.flush()
@@ -254,11 +255,15 @@ class World:
         self.give(self.core, kind(now=self.now, wall=WALL + self.now, **fields))
 
     def give(self, core: GangCore, event: Any) -> None:
+        if core is not self.core and core not in self.zombies:
+            return  # a dead process
+        self.story.append(said_event(event))
         for effect in core.handle(event):
+            self.story.append(said_effect(effect))
             self.carry_out(core, effect)
         core.check()
 
-    # -- leadership -----------------------------------------------------------------------------------------------------
+    # -- leadership --------------------------------------------------------------------------------------------------
 
     def elect(self, *, keep_zombie: bool = False) -> None:
         """A new coordinator takes over; the old one is dead, or goes on believing that it leads."""
@@ -267,14 +272,15 @@ class World:
             self.zombies.append(self.core)
         self.core = GangCore(self.settings)
         self.term += 1
-        self.answers_lost()
         fence = self.ledger.put("leader", LeaderRecord(term=self.term, instance=f"c{self.term}"))
         self.fences[str(id(self.core))] = fence
         self.to_leader(
             on.LeadershipGained,
             term=self.term,
             fence=fence,
-            gangs=tuple((record, self.ledger.revision_of(f"gang.{gang}")) for gang, record in self.ledger.gangs().items()),
+            gangs=tuple(
+                (record, self.ledger.revision_of(f"gang.{gang}")) for gang, record in self.ledger.gangs().items()
+            ),
             members=tuple(self.ledger.members()),
             sets=tuple(
                 (key.split(".")[1], record)
@@ -284,10 +290,7 @@ class World:
             workers=tuple(self.facts(worker) for worker in self.workers.values() if worker.alive),
         )
 
-    def answers_lost(self) -> None:
-        """Requests to the coordinator before are not answered by this one."""
-
-    # -- owners -----------------------------------------------------------------------------------------------------------
+    # -- owners ------------------------------------------------------------------------------------------------------
 
     def acquire(self, gang: str, size: int = 2, **more: Any) -> int:
         self.asked += 1
@@ -332,12 +335,14 @@ class World:
         token, (rank, _, _) = next(iter(member.tokens.items()))
         del member.tokens[token]
         generation = member.generation
+        if not member.tokens:
+            del worker.members[gang]
         self.send(
             f"{worker.id} reports {gang} rank {rank}",
             lambda: self.to_leader(on.MemberFailed, gang=gang, generation=generation, rank=rank, cause=cause),
         )
 
-    # -- effects ------------------------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------------------------
 
     def carry_out(self, core: GangCore, effect: do.Effect) -> None:
         match effect:
@@ -358,14 +363,18 @@ class World:
                     lambda: self.lose_commit(core, effect),
                 )
             case do.Refence():
-                self.send(f"refence {effect.gang}", lambda: self.refence(core, effect), lambda: self.carry_out(core, effect))
+                self.send(
+                    f"refence {effect.gang}", lambda: self.refence(core, effect), lambda: self.carry_out(core, effect)
+                )
             case do.SendForm():
                 self.send(f"form {effect.request.gang} at {effect.worker}", lambda: self.form(core, effect))
             case do.SendTeardown():
                 gone = on.TeardownUnanswered(
                     now=0, worker=effect.worker, gang=effect.request.gang, generation=effect.request.generation
                 )
-                self.ask(core, f"teardown {effect.request.gang} at {effect.worker}", lambda: self.teardown(effect), gone)
+                self.ask(
+                    core, f"teardown {effect.request.gang} at {effect.worker}", lambda: self.teardown(effect), gone
+                )
             case do.Ping():
                 gone = on.PingUnanswered(now=0, worker=effect.worker)
                 self.ask(core, f"ping {effect.worker}", lambda: self.ping(effect), gone)
@@ -465,9 +474,18 @@ class World:
             worker.tombs.add(key)
             gang, generation, _ = key
             record = self.ledger.keys.get(NAMES.member_key(worker.id, gang), (None, 0))[0]
-            if record is not None and record.generation == generation:
-                if any(seat.token in tokens for seat in record.seats):
-                    self.start(worker, gang, generation, tokens)
+            granted = {seat.token for seat in record.seats} if record is not None else set()
+            if record is not None and record.generation == generation and granted & set(tokens):
+                self.start(worker, gang, generation, tokens)
+
+    def reconcile(self, worker: SimWorker) -> None:
+        """What a worker does with members of which it has heard nothing for long: look into the ledger."""
+        for gang, member in list(worker.members.items()):
+            record = self.ledger.keys.get(NAMES.member_key(worker.id, gang), (None, 0))[0]
+            granted = {seat.token for seat in record.seats} if record is not None else set()
+            member.tokens = {token: seat for token, seat in member.tokens.items() if token in granted}
+            if not member.tokens:
+                del worker.members[gang]
 
     def form(self, core: GangCore, effect: do.SendForm) -> None:
         worker, request = self.workers[effect.worker], effect.request
@@ -488,15 +506,19 @@ class World:
                 self.start(worker, request.gang, request.generation, tokens)
         member = worker.members.get(request.gang)
         have = set(member.tokens) if member is not None else set()
-        if member is not None and have & mine:
+        if member is not None:
             member.generation = request.generation
+            member.tokens = {token: seat for token, seat in member.tokens.items() if token in mine}
         for seat in request.seats:
             if seat.token in mine - have and worker.epoch == seat.epoch:
                 failed = on.MemberFailed(
                     now=0, gang=request.gang, generation=request.generation, rank=seat.rank,
                     cause=MemberCause.FAILED_AT_START,
                 )  # fmt: skip
-                self.send(f"{worker.id} cannot form {request.gang}", lambda e=failed: self.give(core, replace_time(e, self.now)))
+                self.send(
+                    f"{worker.id} cannot form {request.gang}",
+                    lambda e=failed: self.give(core, replace_time(e, self.now)),
+                )
 
     def start(self, worker: SimWorker, gang: str, generation: int, tokens: dict[str, tuple[int, int, int]]) -> None:
         assert (gang, generation) in self.ledger.granted, "L7: a member started before the commit"
@@ -515,6 +537,8 @@ class World:
             if member is not None:
                 for token in request.only:
                     member.tokens.pop(token, None)
+                if not member.tokens:
+                    del worker.members[request.gang]
             return on.LoadSeen(now=0, worker=worker.id, epoch=worker.epoch, load=worker.load)
         worker.torn[request.gang] = max(worker.torn.get(request.gang, 0), request.generation)
         if member is not None and member.generation <= request.generation:
@@ -533,7 +557,7 @@ class World:
         missing = {
             gang: generation
             for gang, generation in effect.request.gangs.items()
-            if not (gang in worker.members and worker.members[gang].tokens)
+            if not (gang in worker.members and worker.members[gang].generation == generation)
             and not any(key[0] == gang for key in worker.holds)
         }
         return on.PingAnswered(now=0, worker=worker.id, missing=missing)
@@ -565,7 +589,7 @@ class World:
         event = on.Refenced(now=0, number=effect.number, fence=fence, record=gang, revision=revision)
         self.send(f"refenced {effect.gang}", lambda: self.give(core, replace_time(event, self.now)))
 
-    # -- laws -------------------------------------------------------------------------------------------------------------
+    # -- laws --------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         for worker in self.workers.values():

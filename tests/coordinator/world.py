@@ -116,6 +116,8 @@ class SimWorker:
     torn: dict[str, int] = field(default_factory=dict)
     """Highest generation that was torn down here, by gang."""
     kept: dict[str, int] = field(default_factory=dict)
+    to_keep: dict[str, int] = field(default_factory=dict)
+    """What was asked to be kept; slots that become free go there first."""
 
     @property
     def held(self) -> int:
@@ -127,6 +129,11 @@ class SimWorker:
     def load(self) -> Load:
         kept = sum(self.kept.values())
         return Load(self.plain, self.held + kept, self.total, LoadFlag.DRAINING if self.draining else 0)
+
+    def top_up(self) -> None:
+        for gang, wanted in self.to_keep.items():
+            room = max(0, self.load.free)
+            self.kept[gang] = min(wanted, self.kept.get(gang, 0) + room)
 
     def check(self) -> None:
         assert self.load.ongoing <= self.total, f"L1: {self.id} has {self.load}"
@@ -184,6 +191,7 @@ class World:
         worker.tombs.clear()
         worker.torn.clear()
         worker.kept.clear()
+        worker.to_keep.clear()
         worker.plain = 0
 
     def restart(self, worker: SimWorker) -> None:
@@ -438,6 +446,7 @@ class World:
         if worker.load.free + kept < need:
             return "full"
         worker.kept.pop(request.gang, None)
+        worker.to_keep.pop(request.gang, None)
         tokens = {}
         for seat in request.seats:
             self.tokens += 1
@@ -457,11 +466,12 @@ class World:
         worker, request = self.workers[effect.worker], effect.request
         if not worker.alive:
             return None
-        before = worker.kept.pop(request.gang, 0)
-        kept = min(request.slots, max(0, worker.total - worker.plain - worker.held - sum(worker.kept.values())))
-        assert before >= 0
-        if kept:
-            worker.kept[request.gang] = kept
+        worker.kept.pop(request.gang, None)
+        worker.to_keep[request.gang] = request.slots
+        if not request.slots:
+            del worker.to_keep[request.gang]
+        worker.top_up()
+        kept = worker.kept.get(request.gang, 0)
         return on.KeepAnswered(now=0, worker=worker.id, gang=request.gang, kept=kept, load=worker.load)
 
     def expire_holds(self, worker: SimWorker) -> None:
@@ -587,7 +597,11 @@ class World:
         fence = self.ledger.put("leader", record)
         gang, revision = self.ledger.keys.get(f"gang.{effect.gang}", (None, 0))
         event = on.Refenced(now=0, number=effect.number, fence=fence, record=gang, revision=revision)
-        self.send(f"refenced {effect.gang}", lambda: self.give(core, replace_time(event, self.now)))
+        self.send(
+            f"refenced {effect.gang}",
+            lambda: self.give(core, replace_time(event, self.now)),
+            lambda: self.carry_out(core, effect),
+        )
 
     # -- laws --------------------------------------------------------------------------------------------------------
 

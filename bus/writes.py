@@ -1,0 +1,247 @@
+"""Writing single keys: conditions, time-outs, vanished buckets.
+
+A conditional write carries a header with a name of its own. When its outcome stays unknown (time-out, lost connection,
+cancelled caller) the name is remembered, and a later Conflict on that key is compared with what is stored: then it is
+our own write that stands in the way, and not somebody else's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from ..schemas.errors import Disconnected, Unavailable
+from .jetstream_api import WRONG_LAST_SEQUENCE, ApiError, parse_answer
+from .kv_wire import WRITE_ID, Stored, write_headers
+from .port import Conflict, KvWrite, Message, NoResponders, RequestTimeout, StorageUnavailable
+
+if TYPE_CHECKING:
+    from .jetstream_kv import JetStreamKeyValue
+
+log = logging.getLogger("gangline.bus")
+
+_PROBE_AFTER_S: Final = 1.0
+"""An answer that takes longer makes us look whether the bucket is still there: observers of its subjects keep the
+server from saying "no responders"."""
+_NO_LEADER_S: Final = 1.0
+"""How long a bucket without a leader is tried before the caller hears of it; stepping down takes half of it at most."""
+_RETRY_S: Final = 0.05
+_CONFLICT_TRIES: Final = 8
+_MAX_UNSURE_KEYS: Final = 1024
+_PIPELINE: Final = 256
+"""Writes between two looks at the buffer."""
+
+
+class Writer:
+    """Writes of one bucket."""
+
+    def __init__(self, bucket: JetStreamKeyValue) -> None:
+        self._bucket = bucket
+        self._bus = bucket.bus
+        self._id = bucket.bus.ambient.token()
+        self._count = 0
+        self._unsure: OrderedDict[str, set[str]] = OrderedDict()
+        """Names of conditional writes whose outcome we never learnt, by key. Bounded."""
+
+    def new_id(self) -> str:
+        """A name for one write, unique over all writers."""
+        self._count += 1
+        return f"{self._id}.{self._count}"
+
+    def is_own(self, stored: Stored | None) -> bool:
+        """Whether that revision was written by a write of ours with an unknown outcome."""
+        if stored is None:
+            return False
+        return stored.headers.get(WRITE_ID, "") in self._unsure.get(stored.key, ())
+
+    def unsure(self, key: str, write_id: str) -> None:
+        """Remember a write whose outcome is unknown."""
+        names = self._unsure.setdefault(key, set())
+        names.add(write_id)
+        self._unsure.move_to_end(key)
+        if len(self._unsure) > _MAX_UNSURE_KEYS:
+            self._unsure.popitem(last=False)
+
+    # -- one ------------------------------------------------------------------------------------------------------
+
+    async def store(self, write: KvWrite) -> int:
+        """Write one key; the new revision.
+
+        Raises:
+            Conflict, StorageUnavailable, Disconnected.
+        """
+        expected = write.revision
+        for _ in range(_CONFLICT_TRIES):
+            try:
+                return await self._attempt(write, expected)
+            except ApiError as error:
+                if error.number != WRONG_LAST_SEQUENCE:
+                    raise
+            stored = await self._bucket.stored(write.key)
+            if stored is not None and self.is_own(stored):
+                if _same(stored, write):
+                    self._unsure.pop(write.key, None)
+                    return stored.revision
+                expected = stored.revision  # our own lost write: go on from it
+                continue
+            expected = self._expected_after(write, stored)
+        raise Conflict(f"key {write.key!r} keeps changing: read it again", details={"key": write.key})
+
+    @staticmethod
+    def _expected_after(write: KvWrite, stored: Stored | None) -> int:
+        """What to expect instead of 0 when a marker stands where nothing should be.
+
+        Raises:
+            Conflict: the condition is really not met.
+        """
+        if write.revision == 0 and (stored is None or stored.marker):
+            return 0 if stored is None else stored.revision
+        raise conflict(write, stored)
+
+    async def _attempt(self, write: KvWrite, expected: int | None) -> int:
+        headers = write_headers(write)
+        write_id = ""
+        if expected is not None:
+            write_id = self.new_id()
+            headers[WRITE_ID] = write_id
+            headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
+        known = False
+        try:
+            revision = await self._publish(write, headers)
+            known = True
+            return revision
+        except Unavailable as error:
+            known = not error.may_have_started
+            raise
+        finally:
+            if write_id and not known:
+                self.unsure(write.key, write_id)
+
+    async def _publish(self, write: KvWrite, headers: dict[str, str]) -> int:
+        """Publish until it is acknowledged; makes the bucket again if it vanished."""
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        deadline = start + self._bus.api.timeout_s
+        subject, data = self._bucket.prefix + write.key, write.value or b""
+        await self._bucket.ensure()
+        while True:
+            reply, future = self._bus.start_request(subject, data, headers=headers)
+            try:
+                await asyncio.wait({future}, timeout=min(_PROBE_AFTER_S, deadline - loop.time()))
+                if not future.done() and await self._bucket.ensure(look=True):
+                    continue  # the bucket had vanished and is there again
+                answer = await self._bus.finish_request(reply, future, max(deadline - loop.time(), 0.0))
+                return revision_of(answer, write.key)
+            except NoResponders as error:
+                remade = await self._bucket.ensure(look=True)
+                if not remade:
+                    if loop.time() - start > _NO_LEADER_S:
+                        raise StorageUnavailable(
+                            f"the bucket {self._bucket.name!r} has no leader right now: try again",
+                            may_have_started=False,
+                        ) from error
+                    await asyncio.sleep(_RETRY_S)
+            except RequestTimeout as error:
+                raise StorageUnavailable(
+                    f"JetStream did not acknowledge the write of {write.key!r} within {self._bus.api.timeout_s:g} s: "
+                    f"it may have been written"
+                ) from error
+            finally:
+                self._bus.forget_request(reply)
+
+    # -- many -----------------------------------------------------------------------------------------------------
+
+    async def store_many(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
+        """All in flight together; those that do not succeed at once go the careful way of `store`."""
+        if not writes:
+            return []
+        results: list[int | Unavailable | None] = [None] * len(writes)
+        try:
+            await self._bucket.ensure()
+            under_way = await self._start_all(writes)
+        except Unavailable as error:
+            return [error] * len(writes)
+        late = await self._collect(writes, under_way, results)
+        last = {write.key: index for index, write in enumerate(writes)}
+        again = [self._settle(writes[index], error, newest=last[writes[index].key] == index) for index, error in late]
+        for (index, _), result in zip(late, await asyncio.gather(*again), strict=True):
+            results[index] = result
+        return [result for result in results if result is not None]
+
+    async def _start_all(self, writes: Sequence[KvWrite]) -> list[tuple[str, asyncio.Future[Message], str]]:
+        under_way = []
+        try:
+            for number, write in enumerate(writes, 1):
+                headers = write_headers(write)
+                write_id = ""
+                if write.revision is not None:
+                    write_id = self.new_id()
+                    headers[WRITE_ID] = write_id
+                    headers["Nats-Expected-Last-Subject-Sequence"] = str(write.revision)
+                subject = self._bucket.prefix + write.key
+                reply, future = self._bus.start_request(subject, write.value or b"", headers=headers)
+                under_way.append((reply, future, write_id))
+                if number % _PIPELINE == 0:
+                    await self._bus.writable()
+        except BaseException:
+            for (reply, _, write_id), write in zip(under_way, writes, strict=False):
+                self._bus.forget_request(reply)
+                if write_id:
+                    self.unsure(write.key, write_id)
+            raise
+        return under_way
+
+    async def _collect(
+        self,
+        writes: Sequence[KvWrite],
+        under_way: list[tuple[str, asyncio.Future[Message], str]],
+        results: list[int | Unavailable | None],
+    ) -> list[tuple[int, Unavailable]]:
+        """Fill `results`; return the places that need another try, each with what went wrong."""
+        late: list[tuple[int, Unavailable]] = []
+        try:
+            await asyncio.wait({future for _, future, _ in under_way}, timeout=_PROBE_AFTER_S)
+        finally:
+            for index, (reply, future, write_id) in enumerate(under_way):
+                self._bus.forget_request(reply)
+                try:
+                    if not future.done():
+                        raise RequestTimeout("no acknowledgement yet")
+                    results[index] = revision_of(future.result(), writes[index].key)
+                except Unavailable as error:
+                    if write_id and error.may_have_started:
+                        self.unsure(writes[index].key, write_id)
+                    late.append((index, error))
+        return late
+
+    async def _settle(self, write: KvWrite, error: Unavailable, *, newest: bool) -> int | Unavailable:
+        """Second try of one of many. An unconditional write that may be stored already is simply written again, unless
+        a newer one of the same key went out with it."""
+        lasting = isinstance(error, ApiError) and error.number != WRONG_LAST_SEQUENCE and not error.temporary
+        if lasting or not newest or (isinstance(error, Disconnected) and not self._bus.connected):
+            return error
+        try:
+            return await self.store(write)
+        except Unavailable as again:
+            return again
+
+
+def revision_of(answer: Message, key: str) -> int:
+    """The sequence in a publish acknowledgement; raises ApiError."""
+    return int(parse_answer(answer, f"write {key}")["seq"])
+
+
+def conflict(write: KvWrite, stored: Stored | None) -> Conflict:
+    """The error of a condition that is not met."""
+    actual = 0 if stored is None or stored.marker else stored.revision
+    return Conflict(
+        f"key {write.condition_key or write.key!r} is at revision {actual}, not {write.revision}: read it again",
+        details={"key": write.condition_key or write.key, "revision": actual, "expected": write.revision},
+    )
+
+
+def _same(stored: Stored, write: KvWrite) -> bool:
+    return stored.marker if write.value is None else not stored.marker and stored.value == write.value

@@ -112,7 +112,7 @@ class Books:
             return
         ledger.changed(lease.token)
         if self.journal.enabled:
-            self.journal.lease(change, lease.token)
+            self.journal.lease(change, lease)
         if change is Change.GRANT:
             self.metrics.granted()
         elif change is Change.EXPIRE:

@@ -94,8 +94,8 @@ class WorkerCore:
         """Grows with `new_epoch`; names this worker's present in every envelope."""
         self.draining = False
         """Set by `drain`, never reset."""
-        self.tasks: set[TaskRecord] = set()
-        """On their slots; the limiter's running borrowers are exactly these."""
+        self.tasks: dict[TaskRecord, None] = {}
+        """On their slots, oldest first; the limiter's running borrowers are exactly these. A dict, for its order."""
         self._cut_at = NEVER
         """No lease lives longer than this: the end of the drain's grace."""
         self._declared = total if declared is None else declared
@@ -180,7 +180,7 @@ class WorkerCore:
             token,
             slots=slots,
             ttl_s=ttl_s,
-            due_at=now + claim_s,
+            claim_s=claim_s,
             single_use=single_use,
             owner=owner,
             fence=self._fences.next(),
@@ -275,7 +275,7 @@ class WorkerCore:
 
         The answer may be noted before (code that cannot be stopped) or after; a task is `running` until it is.
         """
-        self.tasks.remove(record)
+        del self.tasks[record]
         record.due_at = NEVER
         if record.lease is None:
             self._limiter.finish(record)
@@ -384,7 +384,7 @@ class WorkerCore:
 
     def _admitted(self, record: TaskRecord) -> TaskRecord:
         assert record.id not in record.sender.running
-        self.tasks.add(record)
+        self.tasks[record] = None
         record.sender.running[record.id] = record
         self._deadlines.push(record)
         return record

@@ -5,8 +5,6 @@ Plain functions from one end to the other: a message is worked off in the turn i
 
 from __future__ import annotations
 
-import asyncio
-
 from ..bus.port import Message
 from ..schemas import frames
 from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled, Unavailable
@@ -235,9 +233,7 @@ class Intake:
         if isinstance(lease, Refusal):
             self._not_granted(caller, rid, lease, slots)
         elif flags & ReserveFlag.SYNC and not self._grants.recorded(lease):
-            task = asyncio.get_running_loop().create_task(self._grant_recorded(caller, rid, sender, lease.token))
-            self._grants.background.add(task)
-            task.add_done_callback(self._grants.background.discard)
+            self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
             caller.send_frame((Answer.GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
 

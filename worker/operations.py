@@ -6,7 +6,6 @@ Each is answered exactly once, in the format of the request; errors travel as `N
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -221,9 +220,7 @@ class Operations:
         if isinstance(lease, Refusal):
             self._not_granted(requester, lease, request.slots)
         elif request.ledger == "sync" and not self._grants.recorded(lease):
-            task = asyncio.get_running_loop().create_task(self._grant_recorded(requester, lease.token))
-            self._grants.background.add(task)
-            task.add_done_callback(self._grants.background.discard)
+            self._grants.in_background(self._grant_recorded(requester, lease.token))
         else:
             requester.reply(self._granted(lease))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
+from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
 from ..schemas.names import WorkerId
 from ..telemetry.tracing import NO_SPAN, Span, tracer
@@ -121,17 +122,27 @@ class Runs:
         books.metrics.started(task.name)
         if books.journal.enabled:
             books.journal.write("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
-        with span.current():
-            execution = self._executors.launch(
-                call,
-                context,
-                on_done=run.done,
-                on_item=run.item if stream else None,
-                on_abandoned=run.answer,
-                window=self._stream_window,
-            )
-        run.launched(execution)
+        if task.timeout_s is not None:
+            own_at = run.started_at + task.timeout_s
+            deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
+        if span is NO_SPAN and deadline_at is None:
+            self._launch(run, context, stream)
+        else:
+            # Clients that the task's code uses inherit both.
+            with span.current(), deadline(deadline_at):
+                self._launch(run, context, stream)
         return run
+
+    def _launch(self, run: Run, context: TaskContext, stream: bool) -> None:
+        execution = self._executors.launch(
+            run.call,
+            context,
+            on_done=run.done,
+            on_item=run.item if stream else None,
+            on_abandoned=run.answer,
+            window=self._stream_window,
+        )
+        run.launched(execution)
 
     def overdue(self, record: TaskRecord) -> None:
         """The deadline has passed: the caller hears at once, the code is stopped."""

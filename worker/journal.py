@@ -64,13 +64,6 @@ class Journal:
         """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
         event = _EVENTS.get(change)
         if change is Change.GRANT:
-            self.write(
-                "grant",
-                token=lease.token,
-                slots=lease.slots,
-                single_use=lease.single_use,
-                ttl_s=lease.ttl_s,
-                claim_s=lease.claim_s,
-            )
+            self.write("grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s)
         elif event is not None:
             self.write(event, token=lease.token)

@@ -6,8 +6,9 @@ pydantic or rich is imported inside their functions. A test holds them to it.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -28,6 +29,25 @@ COMMANDS: Final = {
 
 class LazyGroup(click.Group):
     """Finds commands by name in `COMMANDS` and imports the one that is asked for."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """As click's, but every error is one line: what was wrong, and what to do next."""
+        if not standalone_mode:
+            return super().main(*args, standalone_mode=False, **extra)
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+        except click.Abort:
+            click.echo("gangline: interrupted", err=True)
+            code = 130
+        except click.UsageError as error:
+            help_at = f"{error.ctx.command_path} --help" if error.ctx else "gangline --help"
+            where = "" if "--help" in error.format_message() else f" ({help_at!r} shows how)"
+            click.echo(f"gangline: {error.format_message().rstrip('.')}{where}", err=True)
+            code = error.exit_code
+        except click.ClickException as error:
+            click.echo(f"gangline: {error.format_message()}", err=True)
+            code = error.exit_code
+        sys.exit(code if isinstance(code, int) else 0)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -43,10 +43,15 @@ async def ask(
         answer = await bus.request(names.worker(worker, operation), body, timeout_s=DEFAULT_TIMEOUT_S)
     except NoResponders:
         raise NoWorkers(f"there is no worker {worker}") from None
-    return reply.model_validate(_value(answer))
+    return reply.model_validate(answer_value(answer))
 
 
-def _value(answer: Message) -> object:
+def answer_value(answer: Message) -> object:
+    """What an answer on a call or worker subject says.
+
+    Raises:
+        GanglineError: the error it carries.
+    """
     value = codec.decode(answer.data, codec.Format.of(answer.headers))
     if answer.headers and headers.ERROR in answer.headers:
         raise wire_error(value, answer.headers[headers.ERROR])

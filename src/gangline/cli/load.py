@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from ..worker.pool import Pool
 
 
-class PoolNotFound(click.UsageError):
+class PoolNotFound(click.ClickException):
     """MODULE:POOL names nothing that can be served."""
+
+    exit_code = 2
 
 
 def split(target: str) -> tuple[str, str]:

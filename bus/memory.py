@@ -64,6 +64,7 @@ class MemoryHub:
         self._watches: dict[MemoryWatch, None] = {}
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
+        self.delivery_taps: list[MessageTap] = []
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -87,9 +88,22 @@ class MemoryHub:
     def connections(self) -> list[MemoryBus]:
         return list(self._buses)
 
-    def tap(self, on_message: MessageTap | None = None, on_change: ChangeTap | None = None) -> None:
-        """See every message that reaches the server (sender's name, message) and every change of a bucket (name,
-        entry), for checkers and for debugging."""
+    def tap(
+        self,
+        *,
+        on_message: MessageTap | None = None,
+        on_delivery: MessageTap | None = None,
+        on_change: ChangeTap | None = None,
+    ) -> None:
+        """See what passes, for checkers and for debugging.
+
+        Args:
+            on_message: each message that reaches the server, with its sender's name.
+            on_delivery: each message just before a handler gets it, with the receiver's name.
+            on_change: each new revision in a bucket, with the bucket's name.
+        """
+        if on_delivery is not None:
+            self.delivery_taps.append(on_delivery)
         if on_message is not None:
             self._message_taps.append(on_message)
         if on_change is not None:

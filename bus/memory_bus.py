@@ -65,6 +65,8 @@ class MemorySubscription:
     def _handle(self, message: Message) -> None:
         if self._handler is None or self.bus.link is Link.CLOSED:
             return
+        for tap in self.bus.hub.delivery_taps:
+            tap(self.bus.name, message)
         try:
             self._handler(message)
         except Exception:
@@ -138,9 +140,9 @@ class MemoryBus:
         self.check_open()
         if self._answers is None:
             # Two tokens below the inbox: `<inbox>.*` is free for subscriptions of the application's own.
-            self._answers = self._listen(f"{self.inbox}.r.*", self._on_answer, "")
+            self._answers = self._listen(f"{self.inbox}._req.*", self._on_answer, "")
         loop = asyncio.get_running_loop()
-        reply = f"{self.inbox}.r.{next(self._numbers)}"
+        reply = f"{self.inbox}._req.{next(self._numbers)}"
         waiting: Waiting = loop.create_future()
         timer = loop.call_later(
             timeout_s, _fail, waiting, RequestTimeout(f"no answer from {subject} in {timeout_s:g} s")

@@ -11,7 +11,7 @@ NATS ?= embedded
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench sim clean
+.PHONY: help install demo test check format docs bench sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,9 @@ check: $(STAMP) ## what CI runs: format, lint, types, tests
 format: $(STAMP) ## rewrite the code as `make check` wants it
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the code
+	@$(BIN)/python docs/generate.py
 
 sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
 	@$(BIN)/python -m gangline.testing.simulator --seeds $(SEEDS) $(ARGS)

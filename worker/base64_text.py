@@ -62,6 +62,8 @@ class _Builder:
             return (
                 None if any(hasattr(mark, "encoder") for mark in annotation.__metadata__) else self.build(arguments[0])
             )
+        if origin in (typing.Required, typing.NotRequired):
+            return self.build(arguments[0])
         if origin is Union or origin is types.UnionType:
             return self._union(arguments)
         if origin is tuple:
@@ -70,8 +72,9 @@ class _Builder:
             return _each(self.build(arguments[0]))
         if origin in _MAPS and len(arguments) == 2:
             return _values(self.build(arguments[1]))
-        if isinstance(annotation, typing.TypeAliasType) if hasattr(typing, "TypeAliasType") else False:
-            return self.build(annotation.__value__)
+        alias = getattr(annotation, "__value__", None)  # of a `type` statement
+        if alias is not None:
+            return self.build(alias)
         return self._model(annotation) if isinstance(annotation, type) else None
 
     def _union(self, members: tuple[Any, ...]) -> Decoder | None:
@@ -105,7 +108,7 @@ class _Builder:
         fields = _fields_of(kind)
         if not fields:
             return None
-        decoder = self._models[kind] = _FieldsDecoder()
+        decoder = self._models[kind] = _FieldsDecoder([names[0] for names, _ in fields])
         for names, annotation in fields:
             found = self.build(annotation)
             if found is not None:
@@ -121,7 +124,7 @@ def _fields_of(kind: type) -> list[tuple[list[str], Any]]:
              _with_metadata(field.annotation, field.metadata))
             for name, field in kind.model_fields.items()
         ]  # fmt: skip
-    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields"):
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or hasattr(kind, "__total__"):
         try:
             hints = typing.get_type_hints(kind, include_extras=True)
         except NameError:
@@ -135,18 +138,22 @@ def _with_metadata(annotation: Any, metadata: list[Any]) -> Any:
 
 
 class _FieldsDecoder:
-    """Decodes the fields of a map."""
+    """Decodes the fields of a map, or of a list of them in order (named tuples)."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("_order", "fields")
 
-    def __init__(self) -> None:
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
         self.fields: dict[str, Decoder] = {}
 
     def __call__(self, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
         fields = self.fields
-        return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+        if isinstance(value, dict):
+            return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+        if isinstance(value, list) and len(value) <= len(self._order):
+            named = zip(self._order, value, strict=False)
+            return [fields[name](item) if name in fields else item for name, item in named]
+        return value
 
     def reaches_bytes(self) -> bool:
         return bool(self.fields)

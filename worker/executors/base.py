@@ -115,14 +115,16 @@ class Executors:
         run: LoopRun | ThreadRun | ProcessRun
         if call.task.executor is ExecutorKind.ASYNC:
             run = LoopRun(call, context, self._scope, self._settings, listeners)
+            run.arm()
             run.start(window)
         elif call.task.executor is ExecutorKind.PROCESS:
             run = ProcessRun(call, context, self._scope, self._settings, listeners)
+            run.arm()
             run.start(window, self._processes)
         else:
             run = ThreadRun(call, context, self._scope, self._settings, listeners)
+            run.arm()
             run.start(window, self._threads)
-        run.arm()
         return run
 
     def statistics(self) -> dict[str, int]:

@@ -6,9 +6,10 @@ pydantic or rich is imported inside their functions. A test holds them to it.
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import click
 
@@ -27,27 +28,49 @@ COMMANDS: Final = {
 """Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""
 
 
+class OneLine(click.ClickException):
+    """An error of click's, told in one line: what was wrong, and what to do next."""
+
+    def __init__(self, error: click.ClickException) -> None:
+        message = error.format_message().rstrip(".")
+        if isinstance(error, click.UsageError) and error.ctx is not None and "--help" not in message:
+            message = f"{message} ('{error.ctx.command_path} --help' shows how)"
+        super().__init__(message)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"gangline: {self.message}", err=True, file=file)
+
+
+class OneLineUsage(OneLine):
+    """The same for what is wrong with the request itself."""
+
+    exit_code = 2
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except OneLine:
+        raise
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as error:
+        raise (OneLineUsage if error.exit_code == 2 else OneLine)(error) from error
+
+
 class LazyGroup(click.Group):
     """Finds commands by name in `COMMANDS` and imports the one that is asked for."""
 
-    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """As click's, but every error is one line: what was wrong, and what to do next."""
-        if not standalone_mode:
-            return super().main(*args, standalone_mode=False, **extra)
-        try:
-            code = super().main(*args, standalone_mode=False, **extra)
-        except click.Abort:
-            click.echo("gangline: interrupted", err=True)
-            code = 130
-        except click.UsageError as error:
-            help_at = f"{error.ctx.command_path} --help" if error.ctx else "gangline --help"
-            where = "" if "--help" in error.format_message() else f" ({help_at!r} shows how)"
-            click.echo(f"gangline: {error.format_message().rstrip('.')}{where}", err=True)
-            code = error.exit_code
-        except click.ClickException as error:
-            click.echo(f"gangline: {error.format_message()}", err=True)
-            code = error.exit_code
-        sys.exit(code if isinstance(code, int) else 0)
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with one_line_errors():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

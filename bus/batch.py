@@ -14,17 +14,17 @@ from ..schemas.errors import InvalidRequest, Unavailable
 from .jetstream_api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from .kv_wire import Stored, write_headers
 from .port import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable
-from .writes import conflict, revision_of
+from .writes import NO_LEADER_S, conflict, revision_of
 
 if TYPE_CHECKING:
     from .jetstream_kv import JetStreamKeyValue
 
 MAX_WRITES: Final = 1000
 _BATCH_ID: Final = "Nats-Batch-Id"
-_PROBE_AFTER_S: Final = 1.0
+_SILENCE_S: Final = 2.0
+"""A commit that takes longer is sent again, under another id; conditions keep it from being written twice."""
 _RETRY_S: Final = 0.01
 _MOST_RETRY_S: Final = 0.2
-_NO_LEADER_S: Final = 1.0
 
 
 class Batch:
@@ -50,6 +50,7 @@ class Batch:
         Raises:
             Conflict: some condition is not met, nothing was written.
             StorageUnavailable: no leader, or the outcome is unknown.
+            Disconnected.
         """
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -57,66 +58,67 @@ class Batch:
         pause = _RETRY_S
         await self._bucket.ensure()
         while True:
-            batch_id = self._bus.ambient.token()
+            timeout_s = min(_SILENCE_S, max(deadline - loop.time(), 0.0))
             try:
-                return await self._try(batch_id, deadline)
+                return await self._try(self._bus.ambient.token(), timeout_s)
             except ApiError as error:
+                last: Unavailable = error
                 if error.number == WRONG_LAST_SEQUENCE:
                     committed = await self._after_conflict()
                     if committed is not None:
                         return committed
                 elif error.number != TRANSIENT_CONFLICT and not error.temporary:
                     raise
-                last: Unavailable = error
-            except NoResponders as error:
-                last = StorageUnavailable(
-                    f"the bucket {self._bucket.name!r} has no leader right now: try again", may_have_started=False
-                )
-                if await self._bucket.ensure(look=True):
-                    continue
-                if loop.time() - start > _NO_LEADER_S:
-                    raise last from error
+            except NoResponders:
+                last = self._no_leader()
+                remade = await self._bucket.restore(_SILENCE_S)
+                if not remade and loop.time() - start > NO_LEADER_S:
+                    raise last from None
             except RequestTimeout:
-                committed = await self._committed(await self._bucket.stored(self._writes[-1].key))
+                last = StorageUnavailable("JetStream did not acknowledge an atomic batch: it may have been written")
+                committed = await self._after_silence()
                 if committed is not None:
                     return committed
-                if not await self._bucket.ensure(look=True):
-                    raise StorageUnavailable(
-                        "JetStream did not acknowledge an atomic batch: it may have been written"
-                    ) from None
-                continue
             if loop.time() + pause > deadline:
                 raise last
             await asyncio.sleep(pause * (0.5 + self._bus.ambient.random.random()))
             pause = min(pause * 2, _MOST_RETRY_S)
 
-    async def _try(self, batch_id: str, deadline: float) -> int:
+    def _no_leader(self) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"the bucket {self._bucket.name!r} has no leader right now: try again", may_have_started=bool(self._tried)
+        )
+
+    async def _try(self, batch_id: str, timeout_s: float) -> int:
         prefix = self._bucket.prefix
-        for number, write in enumerate(self._writes[:-1], 1):
-            self._bus.publish(prefix + write.key, write.value or b"", headers=self._headers(batch_id, number))
-        count = len(self._writes)
-        headers = self._headers(batch_id, count)
-        headers["Nats-Batch-Commit"] = "1"
-        last = self._writes[-1]
-        reply, future = self._bus.start_request(prefix + last.key, last.value or b"", headers=headers)
         known = False
+        reply = ""
         try:
-            loop = asyncio.get_running_loop()
-            await asyncio.wait({future}, timeout=min(_PROBE_AFTER_S, deadline - loop.time()))
-            if not future.done() and await self._bucket.vanished():
-                raise RequestTimeout("the bucket vanished")
-            answer = await self._bus.finish_request(reply, future, max(deadline - loop.time(), 0.0))
-            revision = revision_of(answer, last.key)
+            for number, write in enumerate(self._writes[:-1], 1):
+                self._bus.publish(prefix + write.key, write.value or b"", headers=self._headers(batch_id, number))
+            headers = self._headers(batch_id, len(self._writes))
+            headers["Nats-Batch-Commit"] = "1"
+            last = self._writes[-1]
+            reply, future = self._bus.start_request(prefix + last.key, last.value or b"", headers=headers)
+            revision = revision_of(await self._bus.finish_request(reply, future, timeout_s), last.key)
             known = True
             return revision
         except Unavailable as error:
             known = not error.may_have_started
             raise
         finally:
-            self._bus.forget_request(reply)
-            if not known:
+            if reply and not known:
                 self._tried.add(batch_id)
-                self._bucket.unsure_batches.add(batch_id)
+                self._bucket.unsure_batches.append(batch_id)
+
+    async def _after_silence(self) -> int | None:
+        """The revision, if our batch was stored and only its acknowledgement was lost."""
+        await self._bucket.restore(_SILENCE_S)
+        try:
+            async with asyncio.timeout(_SILENCE_S):
+                return self._committed(await self._bucket.stored(self._writes[-1].key))
+        except (TimeoutError, StorageUnavailable):
+            return None
 
     def _headers(self, batch_id: str, number: int) -> dict[str, str]:
         write = self._writes[number - 1]
@@ -138,7 +140,7 @@ class Batch:
             Conflict: that.
         """
         last = await self._bucket.stored(self._writes[-1].key)
-        committed = await self._committed(last)
+        committed = self._committed(last)
         if committed is not None:
             return committed
         changed = False
@@ -157,7 +159,7 @@ class Batch:
             raise Conflict("a condition of the atomic batch was not met a moment ago: read the keys again")
         return None
 
-    async def _committed(self, last: Stored | None) -> int | None:
+    def _committed(self, last: Stored | None) -> int | None:
         """The revision of our last write if it was stored by one of our batches with an unknown outcome."""
         if last is None:
             return None

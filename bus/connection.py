@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from ..schemas.errors import GanglineError, InvalidSettings, ServerUnreachable
 from .ambient import Ambient
-from .direct import DirectClient, Observer
+from .direct import DirectClient
+from .direct_life import Observer
 from .settings import ConnectionSettings
 
 _ATTEMPT_TIMEOUT_S: Final = 2.0
@@ -107,7 +108,7 @@ def _explain(settings: ConnectionSettings, error: BaseException | None) -> Gangl
         )
     if error is not None and not isinstance(error, OSError | TimeoutError) and type(error).__module__ != "nats.errors":
         return InvalidSettings(
-            f"the credentials or nkey file cannot be used ({text or type(error).__name__}): it must be what `nsc` wrote",
+            f"the credentials or nkey file cannot be used ({text}): it must be what `nsc` wrote",
             details=details,
         )
     return ServerUnreachable(

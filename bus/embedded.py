@@ -119,16 +119,16 @@ class EmbeddedServer:
             ServerUnsupported: the program is older than 2.12.
         """
         if not self.running:
-            self._launch()
-            self._await_ready()
+            self.launch()
+            self.await_ready()
         return self
 
     async def astart(self) -> Self:
         """`start` without blocking the event loop."""
         if not self.running:
-            self._launch()
+            self.launch()
             try:
-                await asyncio.to_thread(self._await_ready)
+                await asyncio.to_thread(self.await_ready)
             except asyncio.CancelledError:
                 self.kill()
                 raise
@@ -137,7 +137,8 @@ class EmbeddedServer:
     def _program(self) -> Path:
         return self._binary or find_server()
 
-    def _launch(self) -> None:
+    def launch(self) -> None:
+        """Start without waiting; `await_ready` follows. For several servers at once."""
         program = self._program()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="gangline-nats-"))
@@ -174,7 +175,8 @@ class EmbeddedServer:
             if not line or pattern.search(line):
                 event.set()
 
-    def _await_ready(self) -> None:
+    def await_ready(self) -> None:
+        """Block until it takes connections; errors as `start`."""
         process = self._process
         assert process is not None
         answered = self._ready.wait(_START_TIMEOUT_S)

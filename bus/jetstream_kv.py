@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from .jetstream import JetStreamBus
 
 _RETRY_S: Final = 0.1
+_MAX_UNSURE_BATCHES: Final = 256
 
 
 class JetStreamKeyValue:
@@ -54,7 +56,7 @@ class JetStreamKeyValue:
         self._making: asyncio.Future[bool] | None = None
         self._watches: set[Watch] = set()
         self._writer = Writer(self)
-        self.unsure_batches: set[str] = set()
+        self.unsure_batches: deque[str] = deque(maxlen=_MAX_UNSURE_BATCHES)
         """Ids of atomic batches whose outcome their callers never learnt."""
         self._stop_listening = bus.on_connection(self._on_connection)
 
@@ -83,6 +85,15 @@ class JetStreamKeyValue:
             self._making.add_done_callback(self._made)
         # Shielded: one caller's cancellation must not fail the others.
         return await asyncio.shield(self._making)
+
+    async def restore(self, timeout_s: float) -> bool:
+        """Look whether the stream is there and make it if it is not; True if it was made. No answer within
+        `timeout_s` is no news, and no error."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.ensure(look=True)
+        except (TimeoutError, StorageUnavailable):
+            return False
 
     def _made(self, task: asyncio.Future[bool]) -> None:
         self._making = None

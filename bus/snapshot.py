@@ -99,14 +99,14 @@ async def _by_consumer(bucket: JetStreamKeyValue, pattern: str) -> list[Stored]:
     found: dict[str, Stored] = {}  # a key that changes meanwhile comes again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def take(event: FeedEvent) -> None:
+    def take(event: Stored | FeedEvent) -> None:
         if event is FeedEvent.CAUGHT_UP:
             if not done.done():
                 done.set_result(None)
         elif event is FeedEvent.BROKEN:
             if not done.done():
                 done.set_exception(StorageUnavailable(f"a list of {bucket.name!r} was cut off: try again"))
-        else:
+        elif isinstance(event, Stored):
             found[event.key] = event
 
     feed = Feed(bucket, pattern, take)

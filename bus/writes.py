@@ -1,8 +1,9 @@
 """Writing single keys: conditions, time-outs, vanished buckets.
 
-A conditional write carries a header with a name of its own. When its outcome stays unknown (time-out, lost connection,
-cancelled caller) the name is remembered, and a later Conflict on that key is compared with what is stored: then it is
-our own write that stands in the way, and not somebody else's.
+Each single write has a name of its own in `Nats-Msg-Id`. So it can be sent again after a second of silence (the leader
+that had it may be gone) and is still stored once. When its outcome stays unknown all the same (time-out, lost
+connection, cancelled caller) the name of a conditional write is remembered, and a later Conflict on that key is
+compared with what is stored: then it is our own write that stands in the way, and not somebody else's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gangline.bus")
 
-_PROBE_AFTER_S: Final = 1.0
-"""An answer that takes longer makes us look whether the bucket is still there: observers of its subjects keep the
-server from saying "no responders"."""
-_NO_LEADER_S: Final = 1.0
+SILENCE_S: Final = 1.0
+"""An acknowledgement that takes longer makes us look whether the bucket is still there (observers of its subjects keep
+the server from saying "no responders") and send again."""
+NO_LEADER_S: Final = 1.0
 """How long a bucket without a leader is tried before the caller hears of it; stepping down takes half of it at most."""
 _RETRY_S: Final = 0.05
 _CONFLICT_TRIES: Final = 8
@@ -73,14 +74,31 @@ class Writer:
         Raises:
             Conflict, StorageUnavailable, Disconnected.
         """
+        write_id = self.new_id()
+        known = False
+        try:
+            revision = await self._store(write, write_id)
+            known = True
+            return revision
+        except Unavailable as error:
+            known = not error.may_have_started
+            raise
+        finally:
+            if write.revision is not None and not known:
+                self.unsure(write.key, write_id)
+
+    async def _store(self, write: KvWrite, write_id: str) -> int:
         expected = write.revision
         for _ in range(_CONFLICT_TRIES):
+            headers = _headers(write, write_id, expected)
             try:
-                return await self._attempt(write, expected)
+                return await Publication(self._bucket, write, headers).acknowledged()
             except ApiError as error:
                 if error.number != WRONG_LAST_SEQUENCE:
                     raise
             stored = await self._bucket.stored(write.key)
+            if stored is not None and stored.headers.get(WRITE_ID) == write_id:
+                return stored.revision
             if stored is not None and self.is_own(stored):
                 if _same(stored, write):
                     self._unsure.pop(write.key, None)
@@ -100,57 +118,6 @@ class Writer:
         if write.revision == 0 and (stored is None or stored.marker):
             return 0 if stored is None else stored.revision
         raise conflict(write, stored)
-
-    async def _attempt(self, write: KvWrite, expected: int | None) -> int:
-        headers = write_headers(write)
-        write_id = ""
-        if expected is not None:
-            write_id = self.new_id()
-            headers[WRITE_ID] = write_id
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
-        known = False
-        try:
-            revision = await self._publish(write, headers)
-            known = True
-            return revision
-        except Unavailable as error:
-            known = not error.may_have_started
-            raise
-        finally:
-            if write_id and not known:
-                self.unsure(write.key, write_id)
-
-    async def _publish(self, write: KvWrite, headers: dict[str, str]) -> int:
-        """Publish until it is acknowledged; makes the bucket again if it vanished."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        deadline = start + self._bus.api.timeout_s
-        subject, data = self._bucket.prefix + write.key, write.value or b""
-        await self._bucket.ensure()
-        while True:
-            reply, future = self._bus.start_request(subject, data, headers=headers)
-            try:
-                await asyncio.wait({future}, timeout=min(_PROBE_AFTER_S, deadline - loop.time()))
-                if not future.done() and await self._bucket.ensure(look=True):
-                    continue  # the bucket had vanished and is there again
-                answer = await self._bus.finish_request(reply, future, max(deadline - loop.time(), 0.0))
-                return revision_of(answer, write.key)
-            except NoResponders as error:
-                remade = await self._bucket.ensure(look=True)
-                if not remade:
-                    if loop.time() - start > _NO_LEADER_S:
-                        raise StorageUnavailable(
-                            f"the bucket {self._bucket.name!r} has no leader right now: try again",
-                            may_have_started=False,
-                        ) from error
-                    await asyncio.sleep(_RETRY_S)
-            except RequestTimeout as error:
-                raise StorageUnavailable(
-                    f"JetStream did not acknowledge the write of {write.key!r} within {self._bus.api.timeout_s:g} s: "
-                    f"it may have been written"
-                ) from error
-            finally:
-                self._bus.forget_request(reply)
 
     # -- many -----------------------------------------------------------------------------------------------------
 
@@ -175,12 +142,9 @@ class Writer:
         under_way = []
         try:
             for number, write in enumerate(writes, 1):
-                headers = write_headers(write)
-                write_id = ""
-                if write.revision is not None:
-                    write_id = self.new_id()
-                    headers[WRITE_ID] = write_id
-                    headers["Nats-Expected-Last-Subject-Sequence"] = str(write.revision)
+                # Unconditional ones go without a name: the server would have to remember each of very many.
+                write_id = "" if write.revision is None else self.new_id()
+                headers = _headers(write, write_id, write.revision)
                 subject = self._bucket.prefix + write.key
                 reply, future = self._bus.start_request(subject, write.value or b"", headers=headers)
                 under_way.append((reply, future, write_id))
@@ -203,7 +167,7 @@ class Writer:
         """Fill `results`; return the places that need another try, each with what went wrong."""
         late: list[tuple[int, Unavailable]] = []
         try:
-            await asyncio.wait({future for _, future, _ in under_way}, timeout=_PROBE_AFTER_S)
+            await asyncio.wait({future for _, future, _ in under_way}, timeout=SILENCE_S)
         finally:
             for index, (reply, future, write_id) in enumerate(under_way):
                 self._bus.forget_request(reply)
@@ -227,6 +191,82 @@ class Writer:
             return await self.store(write)
         except Unavailable as again:
             return again
+
+
+class Publication:
+    """One write on its way: sent again after silence or "no responders", until acknowledged."""
+
+    def __init__(self, bucket: JetStreamKeyValue, write: KvWrite, headers: dict[str, str]) -> None:
+        self._bucket = bucket
+        self._bus = bucket.bus
+        self._key = write.key
+        self._data = write.value or b""
+        self._headers = headers
+        self._loop = asyncio.get_running_loop()
+        self._deadline = self._loop.time() + bucket.bus.api.timeout_s
+        self._leaderless_since: float | None = None
+        self._under_way: dict[asyncio.Future[Message], str] = {}
+        """Reply subjects of what was sent and not answered."""
+
+    async def acknowledged(self) -> int:
+        """The revision.
+
+        Raises:
+            ApiError: refused; the number says why.
+            StorageUnavailable: no leader for a second, or no acknowledgement in time.
+            Disconnected.
+        """
+        await self._bucket.ensure()
+        try:
+            while True:
+                reply, future = self._bus.start_request(
+                    self._bucket.prefix + self._key, self._data, headers=self._headers
+                )
+                self._under_way[future] = reply
+                left = self._deadline - self._loop.time()
+                done, _ = await asyncio.wait(
+                    self._under_way, timeout=min(SILENCE_S, max(left, 0)), return_when=asyncio.FIRST_COMPLETED
+                )
+                for answered in done:
+                    self._bus.forget_request(self._under_way.pop(answered))
+                    try:
+                        return revision_of(answered.result(), self._key)
+                    except NoResponders:
+                        await self._without_leader()
+                if not done:
+                    await self._after_silence()
+        finally:
+            for reply in self._under_way.values():
+                self._bus.forget_request(reply)
+
+    async def _without_leader(self) -> None:
+        now = self._loop.time()
+        if self._leaderless_since is None:
+            self._leaderless_since = now
+        if now - self._leaderless_since > NO_LEADER_S or now > self._deadline:
+            raise StorageUnavailable(
+                f"the bucket {self._bucket.name!r} has no leader right now: try again",
+                may_have_started=bool(self._under_way),
+            )
+        if not await self._bucket.restore(SILENCE_S):
+            await asyncio.sleep(_RETRY_S)
+
+    async def _after_silence(self) -> None:
+        if self._loop.time() >= self._deadline:
+            raise StorageUnavailable(
+                f"JetStream did not acknowledge the write of {self._key!r} within {self._bus.api.timeout_s:g} s: "
+                f"it may have been written"
+            )
+        await self._bucket.restore(min(SILENCE_S, max(self._deadline - self._loop.time(), 0)))
+
+
+def _headers(write: KvWrite, write_id: str, expected: int | None) -> dict[str, str]:
+    headers = write_headers(write)
+    if write_id:
+        headers[WRITE_ID] = write_id
+    if expected is not None:
+        headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
+    return headers
 
 
 def revision_of(answer: Message, key: str) -> int:

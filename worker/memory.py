@@ -1,7 +1,8 @@
 """What each sender has asked before: so that nothing is granted twice, started twice, or started after it was undone.
 
 Everything is bounded: by age, by count, and answers by bytes. What was forgotten is never taken for new: ids of one
-sender grow, so all up to the newest forgotten one (the *floor*) count as seen.
+sender grow, so all up to the newest forgotten one (the *floor*) count as seen. A sender is forgotten as a whole when it
+has been silent, and without a trace, for as long as an answer is kept.
 
 Pure: no clock, no randomness; part of worker.core, whose laws it keeps.
 """
@@ -63,6 +64,7 @@ class Sender:
         self.remembered = 0
         """Entries in the memory's queues that name this sender."""
         self.seen_at = 0.0
+        """When it last said something, or something of it was forgotten."""
 
     def __repr__(self) -> str:
         return f"<Sender {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
@@ -113,12 +115,12 @@ class Memory:
         self._bytes += len(answer)
         self._done.append((now + self._keep_s, sender, task_id))
         while self._done and (len(self._done) > self._keep or self._bytes > self._keep_bytes):
-            self._forget_done()
+            self._forget_done(now)
 
     def sweep(self, now: float) -> None:
         """Forget what is too old."""
         while self._done and self._done[0][0] <= now:
-            self._forget_done()
+            self._forget_done(now)
         while self._reserves and self._reserves[0][0] <= now:
             self._forget_reserve(now)
         for sender in [s for s in self.senders.values() if s.seen_at + self._keep_s <= now and s.idle]:
@@ -144,8 +146,9 @@ class Memory:
             assert not sender.running.keys() & sender.done.keys(), sender
             assert all(task.sender is sender and not task.answered for task in sender.running.values()), sender
 
-    def _forget_done(self) -> None:
+    def _forget_done(self, now: float) -> None:
         _, sender, task_id = self._done.popleft()
+        sender.seen_at = now  # its floor is worth as long a life again
         self._bytes -= len(sender.done.pop(task_id))
         sender.remembered -= 1
         if task_id > sender.floor:

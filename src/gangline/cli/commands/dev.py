@@ -35,11 +35,12 @@ def command(
     server is used instead of an own one. Ctrl-C ends everything.
     """
     from ...telemetry.logformat import configure_logging
-    from ..develop import develop
     from ..load import split
-    from ..session import run
 
     split(target)
+    from ..develop import develop
+    from ..session import run
+
     configure_logging(level=log_level, fmt=log_format)
     options = ["--log-level", log_level, "--log-format", log_format]
     if slots is not None:

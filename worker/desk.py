@@ -15,6 +15,7 @@ from ..telemetry.metrics import WorkerMetrics
 from .books import Books
 from .core import WorkerCore
 from .describe import Description
+from .discovery import Discovery
 from .epochs import TICK_S, FreezeGuard, next_epoch
 from .executors.base import Executors
 from .grants import Grants
@@ -106,6 +107,15 @@ class Desk:
             on_confirmed=self.ledger.reconcile,
             log=log,
         )
+        self.discovery = Discovery(
+            bus,
+            names,
+            worker,
+            ambient=ambient,
+            instance=instance,
+            registration=self.description.registration,
+            counts=self._counts,
+        )
 
     # -- at the door ----------------------------------------------------------------------------------------------
 
@@ -141,7 +151,7 @@ class Desk:
             why,
             extra={"action": "worker.epoch", "epoch": core.epoch},
         )
-        self.presence.rewrite()
+        self.changed()
         self.presence.announce(WorkerEvent.EPOCH)
 
     # -- time and connection --------------------------------------------------------------------------------------
@@ -182,16 +192,24 @@ class Desk:
         self.books.after()
         self.journal.write("resize", slots=slots)
         self._log.info("resized from %d to %d slots", old, slots, extra={"action": "worker.resize", "slots": slots})
-        self.presence.rewrite()
+        self.changed()
 
     def models_changed(self, models: tuple[str, ...]) -> None:
         """Other models are loaded now: routers shall know."""
         self.description.models = models
+        self.changed()
+
+    def changed(self) -> None:
+        """What the registration says has changed: tell everybody."""
         self.presence.rewrite()
+        self.discovery.refresh()
 
     def task_counts(self) -> dict[str, int]:
         """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
         return {**self.runs.counts, "rejected": self.intake.rejected}
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        return {**self.operations.counts, str(Operation.FRAMES): (self.intake.messages, self.intake.malformed)}
 
     def stats(self) -> StatsReply:
         return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
@@ -222,6 +240,7 @@ class Desk:
         self.stop_clock()
         self.books.close()
         self.metrics.close()
+        await self.discovery.stop()
         await self.grants.stop()
         await self.ledger.stop()
         await self.presence.stop()

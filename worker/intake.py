@@ -35,8 +35,10 @@ class Intake:
         self._grants = grants
         self._outbox = outbox
         self._log = log
-        self.rejected = 0
+        self.messages = 0
         self.malformed = 0
+        self.rejected = 0
+        """Task and reserve frames that were refused, for whatever reason."""
 
     def take(self, message: Message, now: float, stall_s: float) -> None:
         """Work off one message.
@@ -49,6 +51,7 @@ class Intake:
         Raises:
             MalformedMessage: nothing of it was acted on.
         """
+        self.messages += 1
         try:
             envelope = frames.decode_request(message.data)
         except MalformedMessage:

@@ -178,6 +178,8 @@ class Worker:
         self._forget_connection = bus.on_connection(desk.on_connection)
         await bus.flush()
         await desk.presence.publish()
+        desk.discovery.refresh()
+        await desk.discovery.start()
         self.state = WorkerState.SERVING
         desk.ledger.reconcile()
         desk.presence.announce(WorkerEvent.JOINED)
@@ -220,7 +222,7 @@ class Worker:
             self.state = WorkerState.DRAINING
             self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
             desk.journal.write("drain", grace_s=grace_s)
-            desk.presence.rewrite()
+            desk.changed()
             desk.presence.announce(WorkerEvent.DRAINING)
             self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
 

@@ -126,6 +126,8 @@ class ModelCache:
         """Whether one more may be loaded, after the idlest was sent away if need be."""
         if len(self._entries) + self._unloading < self._max_models:
             return True
+        if len(self._entries) < self._max_models:
+            return False  # room is on its way
         idle = next((entry for entry in self._entries.values() if not entry.users and entry.load.done()), None)
         if idle is None:
             return False

@@ -69,7 +69,7 @@ async def test_context_variables_of_the_launch_are_seen_in_the_thread():
         assert variable.get() == "mine"
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), ValueError("v")],
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), StopIteration(), ValueError()],
                          ids=lambda error: type(error).__name__)  # fmt: skip
 async def test_nothing_that_a_thread_raises_ends_its_worker(error):
     pool = Pool("p")
@@ -163,7 +163,7 @@ async def test_a_thread_is_told_of_its_own_timeout():
     def work() -> None:
         remaining_s = current_task().remaining_s()
         assert remaining_s is not None
-        assert remaining_s <= 0.05
+        assert remaining_s < 0.06
         while True:
             current_task().check_cancelled()
 

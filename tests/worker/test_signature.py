@@ -11,13 +11,13 @@ import inspect
 import ipaddress
 import pathlib
 import uuid
-from typing import Annotated, Any, Literal, NamedTuple, Optional, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from gangline.schemas import codec
 from gangline.schemas.codec import Format
@@ -131,7 +131,6 @@ def test_what_is_not_annotated_is_passed_as_it_came():
         (bool, "yes", True),
         (str, "é", "é"),
         (bytes, b"\x00\xff", b"\x00\xff"),
-        (Optional[int], None, None),
         (int | None, "3", 3),
         (list[int], ["1", 2], [1, 2]),
         (set[int], [1, 1, 2], {1, 2}),
@@ -239,25 +238,21 @@ def test_annotations_can_name_classes_of_the_enclosing_function():
     assert pool.tasks["work"].bind([{"n": "1"}], None).args == [Local(n=1)]
 
 
-def test_a_class_that_is_defined_later_is_found_when_the_worker_starts():
-    def work(x: _DefinedBelow) -> Any:
+def test_a_class_that_is_defined_later_is_found_when_the_worker_starts(monkeypatch):
+    def work(x) -> Any:
         return x
 
     work.__annotations__["x"] = "_DefinedBelow"
     task = declare(work)
-    global _DefinedBelow
     with pytest.raises(InvalidSettings, match="_DefinedBelow.*define it at the top level"):
         task.prepare()
 
-    class _DefinedBelow(BaseModel):
+    class Later(BaseModel):
         n: int
 
-    try:
-        task.prepare()
-        call = task.bind([{"n": "1"}], None)
-        assert call.args == [_DefinedBelow(n=1)]
-    finally:
-        del _DefinedBelow
+    monkeypatch.setitem(globals(), "_DefinedBelow", Later)
+    task.prepare()
+    assert task.bind([{"n": "1"}], None).args == [Later(n=1)]
 
 
 def test_models_in_strict_mode_take_what_json_can_say():
@@ -301,7 +296,7 @@ def test_text_for_bytes_that_did_not_come_as_json_is_text():
     ("annotation", "given_value", "expected"),
     [
         (bytes | None, None, None),
-        (Optional[bytes], URL_SAFE, BLOB),
+        (bytes | None, URL_SAFE, BLOB),
         (list[bytes], [STANDARD], [BLOB]),
         (dict[str, list[bytes]], {"a": [STANDARD]}, {"a": [BLOB]}),
         (tuple[int, bytes], [1, STANDARD], (1, BLOB)),

@@ -93,6 +93,7 @@ class Child(asyncio.Protocol):
             self._watch()
             await self._loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
+            self._transport = None
             ours.close()
             self.kill()
             if self._popen is not None and self._pidfd is None:

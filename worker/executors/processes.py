@@ -127,7 +127,7 @@ class Processes:
             _log.error("a child process could not start", exc_info=error, extra={"action": "child_not_started"})
             run.no_child(error)
             return
-        if run.done:
+        if run.reason is not None:
             self.give_back(child)
         else:
             run.assign(child)
@@ -229,7 +229,7 @@ class ProcessRun(Run):
             self.finish(Outcome(error=TaskCrashed(f"{self.where}: {crash.message}", details=crash.details)))
 
     def _begin(self) -> None:
-        if not self.done:
+        if self.reason is None:
             self._processes.begin(self)
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from gangline.bus.jetstream import connect
 from gangline.bus.settings import ConnectionSettings
-from gangline.cli.ask import ask
 from gangline.schemas.messages import ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId
 
@@ -25,8 +24,10 @@ def serve(commands, name="w1", *options):
 async def reserve(nats_url, namespace, worker="w1", **fields):
     bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
     try:
-        request = ReserveRequest(**fields)
-        return await ask(bus, Names(namespace), WorkerId("words", worker), Operation.RESERVE, request, ReserveReply)
+        subject = Names(namespace).worker(WorkerId("words", worker), Operation.RESERVE)
+        body = ReserveRequest(**fields).model_dump_json(exclude_none=True).encode()
+        answer = await bus.request(subject, body, timeout_s=5)
+        return ReserveReply.model_validate_json(answer.data)
     finally:
         await bus.close()
 
@@ -126,7 +127,8 @@ def test_a_worker_that_is_not_there_is_exit_code_3(commands):
     for arguments in (["stats", "words.w9"], ["drain", "words.w9"], ["resize", "words.w9", "1"]):
         done = commands.run(*arguments)
         assert done.returncode == 3
-        assert done.stderr.startswith("gangline: there is no worker words.w9 (")
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("gangline: no worker 'words.w9' is there: `gangline workers`")
 
 
 async def test_the_journal_has_a_line_for_each_event_and_is_appended_to(commands, nats_url, namespace):

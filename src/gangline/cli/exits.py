@@ -56,7 +56,7 @@ def next_step(error: BaseException) -> str:
     match error:
         case ServerUnreachable():
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
-        case NoWorkers():
+        case NoWorkers() if "gangline workers" not in str(error):
             return "start one with 'gangline worker MODULE:POOL'; 'gangline workers' shows who serves"
         case TaskFailed() if error.remote_traceback:
             return "--debug shows the task's traceback"

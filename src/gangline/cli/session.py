@@ -12,6 +12,7 @@ from .options import Connection
 
 if TYPE_CHECKING:
     from ..bus.port import Bus, KeyValue
+    from ..dispatcher.client import Client
 
 T = TypeVar("T")
 
@@ -46,6 +47,21 @@ async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus.close()
+
+
+@asynccontextmanager
+async def open_client(connection: Connection, name: str) -> AsyncIterator[Client]:
+    """A client, closed at the end.
+
+    Raises:
+        ServerUnreachable: no server at that address.
+    """
+    from ..bus.port import BucketSettings
+    from ..dispatcher.client import connect
+
+    how, bucket = connection.settings(), BucketSettings.from_environment()
+    async with connect(how, namespace=connection.namespace, name=name, bucket=bucket) as client:
+        yield client
 
 
 async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:

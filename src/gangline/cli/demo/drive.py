@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from ...dispatcher.operators import raise_if_error
 from ...schemas import codec
-from ..ask import answer_value
 from .checks import Done
 from .screen import Tick
 
 if TYPE_CHECKING:
     from ...bus.port import Bus
     from ...dispatcher.client import Client
-    from ...dispatcher.lease import Lease
+    from ...dispatcher.leases import Lease
     from ...schemas.names import Names
 
 POOL: Final = "squeeze"
@@ -53,7 +53,8 @@ class Drive:
         """What `nats req gangline.call.squeeze.file '{"path": ...}'` does, from any language."""
         body = codec.to_json({"path": path})
         answer = await self._bus.request(self._names.call(POOL, METHOD), body, timeout_s=TIMEOUT_S)
-        return answer_value(answer)
+        raise_if_error(answer)
+        return codec.decode(answer.data, codec.Format.of(answer.headers))
 
     def lease(self, lease: Lease) -> One:
         """One round trip on slots that are ours already."""

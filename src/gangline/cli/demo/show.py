@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...schemas.errors import DeadlineExceeded, Unavailable
-from ..registry import WorkerRow, read_leases, read_workers
+from ..registry import WorkerRow, read_workers
 from ..tables import leases_table, workers_table
 from .checks import AtRest
 from .corpus import Expected, expectations, library_files
@@ -140,7 +140,7 @@ class Show:
     async def _show_ledger(self, held: int) -> None:
         """The ledger, the limiters and this router's gauge must tell the same."""
         await asyncio.sleep(0.05)  # L6: a token is visible within 50 ms of its grant
-        leases = await read_leases(self.ledger, self.names, POOL)
+        leases = await self.client.leases(POOL)
         self.screen.show(leases_table(leases))
         limiters = await self.limiters()
         told = {
@@ -175,25 +175,19 @@ class Show:
 
     async def limiters(self) -> dict[str, tuple[int, int]]:
         """Running and reserved slots of every living worker, asked from each."""
-        from ...schemas.messages import StatsReply
-        from ...schemas.names import Operation
-        from ..ask import ask
-
-        rows = await read_workers(self.ledger, self.names, POOL)
         found = {}
-        for row in rows:
-            if row.heartbeat is not None:
-                reply = await ask(self.bus, self.names, row.id, Operation.STATS, None, StatsReply)
-                found[row.id.worker] = (reply.load.running, reply.load.reserved)
+        for info in await self.client.workers(POOL):
+            stats = await self.client.stats(info.name)
+            found[info.registration.worker] = (stats.load.running, stats.load.reserved)
         return found
 
     async def at_rest(self) -> AtRest:
         """Wait a little for everything to be zero, and tell how it is then."""
         deadline = asyncio.get_running_loop().time() + REST_S
         while True:
-            rows = await read_workers(self.ledger, self.names, POOL)
-            beats = {r.id.worker: (r.heartbeat.running, r.heartbeat.reserved) for r in rows if r.heartbeat}
-            leases = await read_leases(self.ledger, self.names, POOL)
+            workers = await self.client.workers(POOL)
+            beats = {w.registration.worker: (w.heartbeat.running, w.heartbeat.reserved) for w in workers}
+            leases = await self.client.leases(POOL)
             rest = AtRest(
                 limiters=await self.limiters(),
                 heartbeats=beats,

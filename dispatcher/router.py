@@ -141,6 +141,13 @@ class Router:
             pool = await self.pool(order.pool, order.deadline)
             return await self.caller.run(pool, order, ticket, span)
 
+    async def execute(self, order: Order) -> tuple[Any, str]:
+        """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
+        with self._observed(order) as (ticket, span):
+            pool = await self.pool(order.pool, order.deadline)
+            result = await self.caller.run(pool, order, ticket, span)
+            return result, str(ticket.last or "")
+
     async def stream(
         self,
         target: str,

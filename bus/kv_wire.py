@@ -16,8 +16,10 @@ from .wire import decode_headers
 _SECOND_NS: Final = 1_000_000_000
 MARKER_TTL_S: Final = 10
 """How long the trace of a deleted or expired key stays, for watchers that are a little behind."""
-WRITE_ID: Final = "Nats-Msg-Id"
-"""Names one write: the server stores it once, and its writer knows it again after a time-out."""
+WRITE_ID: Final = "Gangline-Write"
+"""Names one conditional write, so that its writer knows it again after a time-out."""
+MESSAGE_ID: Final = "Nats-Msg-Id"
+"""Names one unconditional write: sent twice, it is stored once."""
 
 _OPERATION: Final = "KV-Operation"
 _BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")

@@ -1,9 +1,10 @@
 """Writing single keys: conditions, time-outs, vanished buckets.
 
-Each single write has a name of its own in `Nats-Msg-Id`. So it can be sent again after a second of silence (the leader
-that had it may be gone) and is still stored once. When its outcome stays unknown all the same (time-out, lost
-connection, cancelled caller) the name of a conditional write is remembered, and a later Conflict on that key is
-compared with what is stored: then it is our own write that stands in the way, and not somebody else's.
+A write is sent again after a second of silence, since the leader that had it may be gone. It is stored once all the
+same: an unconditional one because the server knows its `Nats-Msg-Id`, a conditional one because its condition is met
+once. A conditional one has a name in a header of ours (not in `Nats-Msg-Id`: a cluster remembers that of a write that
+failed, too). When its outcome stays unknown (time-out, lost connection, cancelled caller) the name is kept, and a later
+Conflict on that key is compared with what is stored: then our own write stands in the way, and not somebody else's.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..schemas.errors import Disconnected, Unavailable
-from .jetstream_api import WRONG_LAST_SEQUENCE, ApiError, parse_answer
-from .kv_wire import WRITE_ID, Stored, write_headers
+from .jetstream_api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError, parse_answer
+from .kv_wire import MESSAGE_ID, WRITE_ID, Stored, write_headers
 from .port import Conflict, KvWrite, Message, NoResponders, RequestTimeout, StorageUnavailable
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ the server from saying "no responders") and send again."""
 NO_LEADER_S: Final = 1.0
 """How long a bucket without a leader is tried before the caller hears of it; stepping down takes half of it at most."""
 _RETRY_S: Final = 0.05
+_ID_IN_PROCESS: Final = 10158
+_BUSY: Final = (_ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
+"""Another write of this key or id is on its way through the cluster: ask again."""
 _CONFLICT_TRIES: Final = 8
 _MAX_UNSURE_KEYS: Final = 1024
 _PIPELINE: Final = 256
@@ -184,7 +188,10 @@ class Writer:
     async def _settle(self, write: KvWrite, error: Unavailable, *, newest: bool) -> int | Unavailable:
         """Second try of one of many. An unconditional write that may be stored already is simply written again, unless
         a newer one of the same key went out with it."""
-        lasting = isinstance(error, ApiError) and error.number != WRONG_LAST_SEQUENCE and not error.temporary
+        refused = isinstance(error, ApiError) and error.number == WRONG_LAST_SEQUENCE
+        lasting = isinstance(error, ApiError) and not refused and not error.temporary and error.number not in _BUSY
+        if refused and not newest:
+            return Conflict(f"key {write.key!r} was not at revision {write.revision}: read it again")
         if lasting or not newest or (isinstance(error, Disconnected) and not self._bus.connected):
             return error
         try:
@@ -205,6 +212,7 @@ class Publication:
         self._loop = asyncio.get_running_loop()
         self._deadline = self._loop.time() + bucket.bus.api.timeout_s
         self._leaderless_since: float | None = None
+        self._busy_since: float | None = None
         self._under_way: dict[asyncio.Future[Message], str] = {}
         """Reply subjects of what was sent and not answered."""
 
@@ -233,6 +241,10 @@ class Publication:
                         return revision_of(answered.result(), self._key)
                     except NoResponders:
                         await self._without_leader()
+                    except ApiError as error:
+                        if error.number not in _BUSY and not error.temporary:
+                            raise
+                        await self._while_busy(error)
                 if not done:
                     await self._after_silence()
         finally:
@@ -251,6 +263,17 @@ class Publication:
         if not await self._bucket.restore(SILENCE_S):
             await asyncio.sleep(_RETRY_S)
 
+    async def _while_busy(self, error: ApiError) -> None:
+        now = self._loop.time()
+        if now >= self._deadline:
+            raise error
+        self._busy_since = self._busy_since or now
+        if error.number == _ID_IN_PROCESS and now - self._busy_since > SILENCE_S:
+            # A cluster may remember an id whose write failed, for minutes: go on under another.
+            self._headers[MESSAGE_ID] += "+"
+            self._busy_since = now
+        await asyncio.sleep(_RETRY_S)
+
     async def _after_silence(self) -> None:
         if self._loop.time() >= self._deadline:
             raise StorageUnavailable(
@@ -263,7 +286,7 @@ class Publication:
 def _headers(write: KvWrite, write_id: str, expected: int | None) -> dict[str, str]:
     headers = write_headers(write)
     if write_id:
-        headers[WRITE_ID] = write_id
+        headers[MESSAGE_ID if write.revision is None else WRITE_ID] = write_id
     if expected is not None:
         headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
     return headers

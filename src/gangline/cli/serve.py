@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from ..bus.port import Bus, ConnectionEvent
+from ..bus.port import BucketSettings, Bus, ConnectionEvent
+from ..dispatcher.gateway import Gateway
+from ..dispatcher.gateway_settings import GatewaySettings
+from ..dispatcher.settings import RouterSettings
 from ..schemas.errors import Disconnected
-from ..telemetry.logs import logger_for
 from ..telemetry.setup import configure
 from ..worker.pool import Pool
 from ..worker.service import Worker
@@ -18,8 +20,6 @@ from .journal import journal_file
 from .options import Connection
 from .session import open_bus
 from .signals import on_signals
-
-_log = logger_for("cli")
 
 
 @asynccontextmanager
@@ -45,32 +45,95 @@ async def serve_worker(
         Disconnected: the server closed the connection for good.
         Unavailable: no server, no storage.
     """
+
+    async def life() -> None:
+        try:
+            await worker.start()
+            await worker.wait_closed()
+        finally:
+            await worker.stop()
+
+    def finish() -> bool:
+        if worker.state in ("new", "starting"):
+            return False
+        worker.begin_drain()
+        return True
+
     with journal_file(journal) as sink:
         async with telemetry("gangline-worker"), open_bus(connection, f"gangline worker {pool.name}") as bus:
             worker = Worker(pool, bus=bus, names=connection.names, settings=settings, journal=sink)
-            await _until_left(worker, bus)
+            await run_until_left(bus, life(), finish=finish, stop=lambda: worker.begin_drain(0.0))
 
 
-async def _until_left(worker: Worker, bus: Bus) -> None:
-    life = asyncio.get_running_loop().create_task(_life(worker), name=f"gangline worker {worker.id}")
+async def serve_gateway(connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> None:
+    """Answer calls until a signal. The first one lets what is under way finish, a second one ends it.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server.
+    """
+    async with telemetry("gangline-gateway"), open_bus(connection, "gangline gateway") as bus:
+        gateway = _gateway(bus, connection, settings, router_settings)
+        ends: set[asyncio.Task[None]] = set()
+
+        def end(grace_s: float | None) -> bool:
+            ends.add(asyncio.get_running_loop().create_task(gateway.stop() if grace_s == 0 else gateway.drain(grace_s)))
+            return True
+
+        async def life() -> None:
+            async with gateway:
+                await gateway.wait_closed()
+
+        await run_until_left(bus, life(), finish=lambda: end(None), stop=lambda: end(0))
+        await asyncio.gather(*ends)
+
+
+def open_gateway(bus: Bus, connection: Connection) -> Gateway:
+    """A gateway on a bus that is open already; for `async with`."""
+    return _gateway(bus, connection, GatewaySettings(), RouterSettings())
+
+
+def _gateway(bus: Bus, connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> Gateway:
+    return Gateway(
+        bus,
+        names=connection.names,
+        settings=settings,
+        router_settings=router_settings,
+        bucket=BucketSettings.from_environment(),
+    )
+
+
+async def run_until_left(
+    bus: Bus, life: Coroutine[object, object, None], *, finish: Callable[[], bool], stop: Callable[[], object]
+) -> None:
+    """Run `life` to its end, with signals and the connection's end looked after.
+
+    Args:
+        finish: what the first signal does; False: nothing has begun that could finish, so `life` is cancelled.
+        stop: what each further signal does.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+    """
+    task = asyncio.get_running_loop().create_task(life, name="gangline life")
     ended_by: list[str] = []
 
-    def finish() -> None:
-        if worker.state in ("new", "starting"):
-            ended_by.append("signal")  # a start under way is given up
-            life.cancel()
-        else:
-            worker.begin_drain()
+    def give_up(why: str) -> None:
+        ended_by.append(why)
+        task.cancel()
+
+    def first() -> None:
+        if not finish():
+            give_up("signal")
 
     def connection(event: ConnectionEvent) -> None:
         if event is ConnectionEvent.CLOSED:
-            ended_by.append("server")
-            life.cancel()
+            give_up("server")
 
     forget = bus.on_connection(connection)
     try:
-        with on_signals(finish, lambda: worker.begin_drain(0.0)):
-            await life
+        with on_signals(first, stop):
+            await task
     except asyncio.CancelledError:
         if "server" in ended_by:
             raise Disconnected("the server closed the connection for good; its log says why") from None
@@ -78,11 +141,3 @@ async def _until_left(worker: Worker, bus: Bus) -> None:
             raise
     finally:
         forget()
-
-
-async def _life(worker: Worker) -> None:
-    try:
-        await worker.start()
-        await worker.wait_closed()
-    finally:
-        await worker.stop()

@@ -9,9 +9,15 @@ import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+from ...bus.embedded import EmbeddedServer
+from ...bus.jetstream import connect
+from ...bus.port import BucketSettings, Bus, KeyValue
+from ...bus.settings import ConnectionSettings
+from ...dispatcher.client import Client
 from ...schemas.errors import DeadlineExceeded, Unavailable
+from ...schemas.names import Names
 from ..registry import WorkerRow, read_workers
 from ..tables import leases_table, workers_table
 from .checks import AtRest
@@ -22,11 +28,6 @@ from .gauges import Gauges
 from .pool import SLOTS, squeeze_bytes
 from .report import final_line, print_latencies, print_work, verdicts
 from .screen import Screen
-
-if TYPE_CHECKING:
-    from ...bus.port import Bus, KeyValue
-    from ...dispatcher.client import Client
-    from ...schemas.names import Names
 
 AT_ONCE: Final = 32
 """Calls in flight together: more than there are slots, so that full workers refuse and the router has to look on."""
@@ -242,7 +243,17 @@ def _judge(screen: Screen, show: Show, expected: dict[str, Expected], rest: AtRe
 
 async def _stage(stack: AsyncExitStack, screen: Screen, namespace: str) -> tuple[Show, str]:
     """Server, connection, client and an empty crew; all of it goes when the stack closes."""
-    raise NotImplementedError
+    server = await stack.enter_async_context(EmbeddedServer())
+    screen.title(f"Gangline demo: nats-server {server.version} at {server.url}, one gateway, three workers")
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-demo-")))
+    names = Names(namespace)
+    bus = await connect(ConnectionSettings(urls=(server.url,)), name="gangline demo")
+    stack.push_async_callback(bus.close)
+    crew = Crew(server.url, namespace, folder)
+    stack.push_async_callback(crew.stop)
+    client = await stack.enter_async_context(Client(bus, names=names, name="demo"))
+    ledger = await bus.bucket(names.ledger_bucket, BucketSettings())
+    return Show(screen, crew, bus, ledger, client, names, Gauges()), server.url
 
 
 def _spread(files: list[Path], limit: int | None) -> list[Path]:

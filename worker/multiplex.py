@@ -91,6 +91,8 @@ class ModelCache:
 
     def done_with(self, context: TaskContext) -> None:
         """The task ended: its model may make room now. Nothing if it used none."""
+        if not self._pinned:
+            return
         entry = self._pinned.pop(context, None)
         if entry is not None:
             self._unpin(entry)

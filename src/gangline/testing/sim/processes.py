@@ -56,6 +56,9 @@ class Process(ABC):
             await self._main(self.bus)
         except GanglineError as error:
             self.world.trace.note(self.node, f"ends: {type(error).__name__}: {error}")
+        except Exception as error:
+            self.world.checker.fail("error", f"{self.node} died of {error!r}")
+            raise
         if self.bus is not None:
             await self.bus.close()
             self.bus = None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...schemas.records import Heartbeat
-
 if TYPE_CHECKING:
     from .world import World
 
@@ -41,14 +39,8 @@ async def check_rest(world: World) -> None:
 
 
 def _check_heartbeats(world: World) -> None:
-    entries = {entry.key: entry.value for entry in world.hub.peek(world.names.ledger_bucket)}
-    for worker in world.workers.values():
-        if worker.worker is None:
-            continue
-        key = world.names.alive_key(worker.worker.id)
-        if key not in entries:
-            world.checker.fail("L12", f"{worker.node}: at rest it has no heartbeat in the ledger")
-            continue
-        beat = Heartbeat.model_validate_json(entries[key])
-        if beat.running or beat.reserved:
-            world.checker.fail("L12", f"{worker.node}: at rest its heartbeat says {beat.running}+{beat.reserved} slots")
+    for name, beat in world.heartbeats().items():
+        if beat is None:
+            world.checker.fail("L12", f"{name}: at rest it has no heartbeat in the ledger")
+        elif beat.running or beat.reserved:
+            world.checker.fail("L12", f"{name}: at rest its heartbeat says {beat.running}+{beat.reserved} slots")

@@ -15,6 +15,7 @@ from ...bus.memory_faults import FaultRates, RandomFaults
 from ...dispatcher.leases import Lease
 from ...dispatcher.selection import Selection
 from ...schemas.names import Names
+from ...schemas.records import Heartbeat
 from ...worker.context import TaskContext
 from ..loop import VirtualLoop, current_node
 from .accidents import Accidents
@@ -93,6 +94,15 @@ class World:
     def ledger_keys(self) -> list[str]:
         return [entry.key for entry in self.hub.peek(self.names.ledger_bucket)]
 
+    def heartbeats(self) -> dict[str, Heartbeat | None]:
+        """What the ledger shows of each worker, by its name."""
+        found = {
+            entry.key: Heartbeat.model_validate_json(entry.value)
+            for entry in self.hub.peek(self.names.ledger_bucket)
+            if entry.key.startswith("alive.")
+        }
+        return {name: found.get(f"alive.{each.plan.pool}.{name}") for name, each in self.workers.items()}
+
     # -- what task code tells -------------------------------------------------------------------------------------
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:
@@ -159,7 +169,6 @@ class World:
             if self.at_rest():
                 break
             await asyncio.sleep(SETTLE_LOOK_S)
-        await asyncio.sleep(1.5)  # heartbeats tell the last loads
         self.trace.note("sim", "rest")
         await check_rest(self)
 
@@ -171,6 +180,7 @@ class World:
             and all(worker.settled for worker in self.workers.values())
             and not any(model.living or model.running or model.bodies for model in self.models.values() if model.alive)
             and not any(key.startswith("lease.") for key in self.ledger_keys())
+            and all(beat is not None and not beat.running + beat.reserved for beat in self.heartbeats().values())
         )
 
     async def _look(self) -> None:

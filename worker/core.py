@@ -165,6 +165,8 @@ class WorkerCore:
                 return known
             found = self._leases.find(known.token, now)
             return found if isinstance(found, Lease) else Refusal.EXPIRED
+        if isinstance(rid, int):
+            sender.saw_new(rid)
         answer = self._grant(slots, ttl_s, claim_s, single_use, owner, token, now)
         if rid is not None:
             self._memory.note_reserve(sender, rid, answer, now)
@@ -241,8 +243,9 @@ class WorkerCore:
         """Take `cost` slots for a task that starts now: from the lease of `token`, or without one from the free ones.
 
         A Refusal means that nothing starts and nothing more is held; the answer must be noted with `settle`.
-        `deadline_at` is NEVER when there is none.
+        `deadline_at` is NEVER when there is none. The id must be new, see `repeated`.
         """
+        sender.saw_new(task_id)
         if deadline_at <= now:
             if token is not None:
                 self._leases.spend(token, now)
@@ -293,6 +296,8 @@ class WorkerCore:
 
     def look_up(self, sender: Sender, task_id: int, now: float) -> Repeat:
         """What became of a task. One that never came is from now on refused, so that it is safe to send elsewhere."""
+        if sender.doubtful:
+            sender.floor = max(sender.floor, task_id)
         known = self.repeated(sender, task_id)
         if known is None:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import itertools
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gangline.bus.memory import MemoryHub
@@ -225,3 +228,23 @@ class Rig:
         await self.worker.stop()
         for bus in self._buses:
             await bus.close()
+
+
+Test = Callable[..., Coroutine[Any, Any, None]]
+
+
+def on_rig(**settings: Any) -> Callable[[Test], Test]:
+    """Give a test its `rig`, started, and close it before the test ends: no test leaves a task behind."""
+
+    def wrap(test: Test) -> Test:
+        @functools.wraps(test)
+        async def with_rig(**rest: Any) -> None:
+            async with Rig(**settings) as rig:
+                await test(rig=rig, **rest)
+
+        signature = inspect.signature(test)
+        others = [parameter for name, parameter in signature.parameters.items() if name != "rig"]
+        with_rig.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return with_rig
+
+    return wrap

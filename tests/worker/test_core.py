@@ -295,6 +295,19 @@ def test_a_task_that_was_asked_after_before_it_came_never_starts():
     assert bench.core.repeated(bench.me(), 1) is not None
 
 
+def test_a_task_of_a_forgotten_sender_is_never_called_unknown():
+    bench = Bench(keep_s=1.0)
+    bench.end(bench.started(7))
+    for bench.now in (5.0, 10.0):
+        bench.core.sweep(bench.now)
+    assert bench.core.statistics()["senders"] == 0
+    for task_id in (7, 3):
+        assert bench.core.look_up(bench.me(), task_id, bench.now).state is TaskState.FORGOTTEN
+    assert bench.core.repeated(bench.me(), 8) is None
+    bench.started(8)
+    assert bench.core.look_up(bench.me(), 9, bench.now).state is TaskState.UNKNOWN
+
+
 def test_a_running_task_that_is_withdrawn_is_handed_out_for_cancelling():
     bench = Bench()
     record = bench.started(1)
@@ -472,7 +485,7 @@ def test_its_statistics_are_zero_at_rest_and_its_repr_tells_the_state():
     assert repr(bench.core).startswith("<WorkerCore epoch=1000 1 leases, SlotLimiter(total=2, running=1")
     bench.end(record)
     bench.core.release(bench.me(), None, lease.token, bench.now)
-    for bench.now in (10.0, 20.0):
+    for bench.now in (5.0, 10.0):
         bench.core.sweep(bench.now)
     assert bench.core.statistics() == dict.fromkeys(
         ("leases", "tasks", "senders", "reserves", "answers", "answer_bytes"), 0

@@ -60,17 +60,28 @@ def test_senders_do_not_share_ids():
     assert mind.sender("r1", 1.0) is one
 
 
-def test_idle_senders_are_forgotten_and_those_with_traces_are_not():
-    mind = memory()
+def test_silent_senders_are_forgotten_late_and_those_with_traces_never():
+    mind = memory(keep_s=10.0)
     mind.sender("gone", 0.0)
     kept = mind.sender("kept", 0.0)
-    mind.note_done(kept, 1, WITHDRAWN, 5.0)
-    mind.sweep(10.0)
+    mind.note_done(kept, 1, WITHDRAWN, 95.0)
+    mind.sweep(99.0)
+    assert list(mind.senders) == ["gone", "kept"]
+    mind.sweep(100.0)
     assert list(mind.senders) == ["kept"]
-    mind.sweep(15.0)
-    assert list(mind.senders) == ["kept"], "its floor is kept for as long again"
-    mind.sweep(25.0)
+    mind.sweep(105.0)
     assert mind.senders == {}
+
+
+def test_a_sender_is_doubtful_only_after_one_was_forgotten_and_until_it_sends_something_new():
+    mind = memory(keep_s=10.0)
+    assert not mind.sender("first", 0.0).doubtful
+    mind.sweep(100.0)
+    again = mind.sender("first", 100.0)
+    assert again.doubtful
+    again.saw_new(7)
+    assert not again.doubtful
+    assert again.floor == 6
 
 
 def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():

@@ -19,9 +19,13 @@ def command(files: int | None, debug: bool) -> None:
 
     The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.
     """
+    from ...telemetry.logformat import configure_logging
     from ..demo.screen import Screen
     from ..demo.show import perform
     from ..session import run
+
+    # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.
+    configure_logging(level="warning" if debug else "error")
 
     def play() -> bool:
         return run(perform(Screen(), "demo", limit=files))

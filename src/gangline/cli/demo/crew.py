@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,16 @@ class Member:
         del rest
         return [json.loads(line) for line in lines]
 
+    async def until_busy(self, timeout_s: float = 2.0) -> None:
+        """Wait for a moment at which its journal shows a running task; go on without one after so long."""
+        assert self.journal_file is not None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                with self.journal_file.open("rb") as stream:
+                    stream.seek(0, os.SEEK_END)
+                    while not _running(stream.read()):  # noqa: ASYNC110 - another process's file wakes nobody
+                        await asyncio.sleep(0)
+
     def log_tail(self, lines: int = 5) -> str:
         with contextlib.suppress(OSError):
             return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
@@ -53,6 +64,15 @@ class Member:
 
     def __repr__(self) -> str:
         return f"<Member {self.name} pid={self.pid} exit={self.exit_code}>"
+
+
+def _running(lines: bytes) -> bool:
+    """Whether the last whole one of these journal lines shows a running task."""
+    whole = lines.rpartition(b"\n")[0].rpartition(b"\n")[2]
+    try:
+        return bool(json.loads(whole)["running"] > 0)
+    except ValueError:  # none, or the end of one
+        return False
 
 
 class Crew:

@@ -20,6 +20,7 @@ from ...schemas.errors import DeadlineExceeded, Unavailable
 from ...schemas.names import Names
 from ..registry import WorkerRow, read_workers
 from ..tables import leases_table, workers_table
+from . import checks
 from .checks import AtRest
 from .corpus import Expected, expectations, library_files
 from .crew import Crew, ProcessFailed
@@ -93,6 +94,7 @@ class Show:
 
         async def kill() -> None:
             self.killed = "w2"
+            await self.crew.members["w2"].until_busy()
             self.crew.kill("w2")
             self.screen.event(
                 "kill -9 w2, in the middle of its work. Its tasks are idempotent: they run again elsewhere."
@@ -103,6 +105,12 @@ class Show:
         with self.screen.progress("call", len(files)) as tick:
             await self.drive.feed("call", [self.drive.call] * AT_ONCE, files, tick=tick, milestones=[(0.5, kill)])
         await self.ready("w1", "w3", "w4")
+        again = checks.interrupted(self.crew.members[self.killed].journal())
+        slowest = max((one.seconds for one in self.drive.done), default=0.0)
+        self.screen.say(
+            f"{again} task{'s'[: again != 1]} had begun on w2. Silence counts as death after 3 s, then they ran again"
+        )
+        self.screen.say(f"elsewhere: the slowest call took {slowest:.1f} s, and none failed.")
 
     async def act_dispatches(self, files: Sequence[str]) -> None:
         """All files by `choose_worker` and `dispatch`; half-way one worker drains."""
@@ -212,11 +220,13 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
     async with AsyncExitStack() as stack:
         show, url = await _stage(stack, screen, namespace)
         size = sum(file.stat().st_size for file in files)
-        screen.say(f"Input: {len(files)} Python files of the standard library, {size / 1e6:.1f} MB, four times over.")
-        await show.cast()
-        screen.note(
-            f"In another terminal:  gangline workers -s {url}    nats -s {url} kv watch {show.names.ledger_bucket}"
+        screen.say(
+            f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB."
         )
+        screen.say("Each of them by call, by dispatch and by lease; every fourth also by a plain NATS request.")
+        await show.cast()
+        screen.note(f"To watch from another terminal:  gangline workers -s {url} --namespace {namespace}")
+        screen.note(f"                                 nats -s {url} kv watch {show.names.ledger_bucket}")
         local = asyncio.create_task(asyncio.to_thread(expectations, files, squeeze_bytes))
         paths = [str(file) for file in files]
         await show.act_calls(paths)

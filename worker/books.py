@@ -57,7 +57,7 @@ class Books:
         self.ledger: LedgerWriter | None = None
         """Set once the bucket is open; before that nothing can be granted."""
         self.on_rest: Callable[[], None] | None = None
-        """Called whenever nothing is held any more; drains wait for it."""
+        """Called when nothing is held any more while the core drains."""
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -70,7 +70,7 @@ class Books:
         for change, lease in self.core.take_changes():
             self._tell(change, lease)
         self._arm()
-        if self.on_rest is not None and self.core.at_rest:
+        if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
 
     def describe(self, token: str) -> Desired | None:

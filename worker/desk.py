@@ -77,6 +77,8 @@ class Desk:
         )
         self.ledger = LedgerWriter(kv, names, worker, self.books.describe, ambient=ambient, log=log)
         self.books.ledger = self.ledger
+        self._at_rest = asyncio.Event()
+        self.books.on_rest = self._at_rest.set
         self.outbox = Outbox(bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=log)
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
@@ -218,17 +220,13 @@ class Desk:
 
     async def rest(self, timeout_s: float | None) -> bool:
         """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound)."""
-        if self.core.at_rest:
-            return True
-        event = asyncio.Event()
-        self.books.on_rest = event.set
         try:
             async with asyncio.timeout(timeout_s):
-                await event.wait()
+                while not self.core.at_rest:
+                    self._at_rest.clear()
+                    await self._at_rest.wait()
         except TimeoutError:
             return self.core.at_rest
-        finally:
-            self.books.on_rest = None
         return True
 
     def cancel_all(self, why: str) -> int:

@@ -1,8 +1,8 @@
 """What each sender has asked before: so that nothing is granted twice, started twice, or started after it was undone.
 
 Everything is bounded: by age, by count, and answers by bytes. What was forgotten is never taken for new: ids of one
-sender grow, so all up to the newest forgotten one (the *floor*) count as seen. A sender that has been silent for long is
-forgotten as a whole; from then on a sender that seems new is *doubtful*: what it did before its first new id is not
+sender grow, so all up to the newest forgotten one (the *floor*) count as seen. A sender that has been silent for long
+is forgotten as a whole; from then on a sender that seems new is *doubtful*: what it did before its first new id is not
 known, and is not called "never seen".
 
 Pure: no clock, no randomness; part of worker.core, whose laws it keeps.

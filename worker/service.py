@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, Subscription
-from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken
+from ..bus.port import Bus, KeyValue, Subscription
+from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
 from ..telemetry.logs import logger_for
@@ -22,7 +22,7 @@ from .executors.run import ExecutorSettings
 from .journal import JournalSink
 from .ledger import LedgerStatistics
 from .pool import Pool
-from .registration import WorkerEvent
+from .registration import POLL_S, WorkerEvent
 from .settings import WorkerSettings
 
 LAST_WORDS_S = 2.0
@@ -150,7 +150,7 @@ class Worker:
 
     async def _start(self) -> None:
         bus = self._bus
-        kv = await bus.bucket(self.names.ledger_bucket, self.settings.bucket)
+        kv = await self._open_bucket()
         desk = self._desk = Desk(
             self.pool,
             self.id,
@@ -186,6 +186,20 @@ class Worker:
         self._log.info(
             "serves %d slots in epoch %d", self.core.load.total, self.core.epoch, extra={"action": "worker.started"}
         )
+
+    async def _open_bucket(self) -> KeyValue:
+        """Open the ledger; a cluster that holds an election just now is waited for."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.settings.start_timeout_s
+        while True:
+            try:
+                return await self._bus.bucket(self.names.ledger_bucket, self.settings.bucket)
+            except ServerUnsupported:
+                raise
+            except Unavailable:
+                if loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     # -- leave ----------------------------------------------------------------------------------------------------
 
@@ -248,6 +262,8 @@ class Worker:
             self._leaving.cancel()
         if self._desk is not None:
             self._desk.outbox.mute()
+            now = self._desk.books.now()
+            self.core.drain(now, now)
             await self._desk.close()
             if self._subscription is not None:
                 await self._subscription.unsubscribe()

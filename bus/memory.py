@@ -217,6 +217,10 @@ class MemoryHub:
             return _PROMPT
         return self.faults.storage(bus.name, asyncio.get_running_loop().time())
 
+    def link_fate(self) -> StorageFate:
+        """A round trip to the server itself, which loses nothing while the connection holds."""
+        return _PROMPT
+
     def listen(self, subscription: MemorySubscription) -> None:
         self._table.add(subscription)
 
@@ -237,8 +241,8 @@ class MemoryHub:
         bus.held.clear()
         for subscription in bus.subscriptions:
             self._table.remove(subscription)
-        bus.fail_waiting()
         if tell:
+            bus.fail_waiting()
             bus.tell(ConnectionEvent.DISCONNECTED)
 
     # -- buckets --------------------------------------------------------------------------------------------------

@@ -21,10 +21,7 @@ def main() -> int:
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
-    if arguments.trace:
-        reports = (_traced(seed) for seed in seeds)
-    else:
-        reports = run_many(seeds, processes=arguments.processes)
+    reports = map(_traced, seeds) if arguments.trace else run_many(seeds, processes=arguments.processes)
     done: list[Report] = []
     for report in reports:
         done.append(report)

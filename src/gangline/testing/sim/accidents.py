@@ -83,10 +83,10 @@ class Accidents:
             case Accident.PARTITION:
                 hub.partition(bus)
                 self.excuses_late_messages = True
-                if event.for_s > NOTICED_S:
-                    asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
+                notice = asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
 
                 def mend() -> None:
+                    notice.cancel()
                     hub.heal(bus)
                     hub.reconnect(bus)
 

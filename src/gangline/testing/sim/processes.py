@@ -187,7 +187,7 @@ class WorkerProcess(Process):
     def freeze(self) -> None:
         super().freeze()
         if self.model is not None:
-            self.model.froze()
+            self.model.froze(serving=self.worker is not None and self.worker.state in ("serving", "draining"))
 
     def thaw(self) -> None:
         if self.model is not None:

@@ -95,6 +95,7 @@ class WorkerModel:
     left: bool = False
     dead: bool = False
     frozen_at: float | None = None
+    froze_serving: bool = False
     thawed_at: float = 0.0
     guard_due: bool = False
     """It stood still for longer than FREEZE_S and has not taken a new epoch since."""
@@ -298,13 +299,14 @@ class WorkerModel:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    def froze(self) -> None:
-        self.frozen_at = self.clock()
+    def froze(self, *, serving: bool) -> None:
+        """It stands still from now on. One that does not serve yet was never told to anybody, so it keeps its epoch."""
+        self.frozen_at, self.froze_serving = self.clock(), serving
 
     def thawed(self) -> None:
         if self.frozen_at is not None:
             # A second freeze may come before the first was noticed.
-            self.guard_due = self.guard_due or self.clock() - self.frozen_at > FREEZE_S
+            self.guard_due |= self.froze_serving and self.clock() - self.frozen_at > FREEZE_S
             self.frozen_at, self.thawed_at = None, self.clock()
 
     @property

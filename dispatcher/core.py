@@ -96,6 +96,7 @@ class Ticket:
         self.queue: Hashable = None
         self.waits = False
         self.queued_at = 0.0
+        """Since when it has been waiting to be taken, refusals included."""
         self.attempts = 0
         self.avoid: set[Worker] | None = None
         self.worker: Worker | None = None
@@ -176,6 +177,7 @@ class PoolCore:
         self._numbers += 1
         ticket.number = self._numbers
         ticket.queue = self._class_of(ticket)
+        ticket.queued_at = now
         if self.view.workers:
             self._know_method(ticket)
             if self.connected and not self._line.has_line(ticket.queue) and self._try(ticket, now):
@@ -185,7 +187,6 @@ class PoolCore:
                 f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
                 details={"pool": self.pool, "max_queued": self._settings.max_queued},
             )
-        ticket.queued_at = now
         self._line.add(ticket)
         return False
 
@@ -198,6 +199,8 @@ class PoolCore:
         """
         assert ticket.worker is None and not ticket.waits, ticket
         ticket.fate = fate
+        if fate.may_have_started or fate is Fate.UNSEEN:
+            ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
         if not fate.allows_retry(ticket.repeatable):
             raise self.outcome_unknown(ticket, fate)
         if ticket.attempts >= ticket.max_attempts:
@@ -206,7 +209,6 @@ class PoolCore:
             self._know_method(ticket)
             if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
                 return True
-        ticket.queued_at = now
         self._line.add(ticket)
         return False
 

@@ -46,7 +46,7 @@ class Discovery:
         self._names = names
         self._census = census
         self._subscriptions: list[Subscription] = []
-        self._lookups: set[str] = set()
+        self._lookups: dict[str, None] = {}
         self._lookup_task: asyncio.Task[None] | None = None
         self.pulled = False
         """Whether a pull has ever succeeded."""
@@ -111,13 +111,13 @@ class Discovery:
 
     def _look_up(self, worker: str) -> None:
         """Read a worker's registration, whose feed says something new."""
-        self._lookups.add(worker)
+        self._lookups[worker] = None
         if self._lookup_task is None or self._lookup_task.done():
             self._lookup_task = asyncio.get_running_loop().create_task(self._look_all_up(), name="gangline-look-up")
 
     async def _look_all_up(self) -> None:
         while self._lookups:
-            worker = self._lookups.pop()
+            worker, _ = self._lookups.popitem()
             try:
                 alive = await self._ledger.get(f"alive.{self._pool}.{worker}")
                 entry = await self._ledger.get(f"reg.{self._pool}.{worker}")

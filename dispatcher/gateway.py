@@ -78,7 +78,7 @@ class Gateway:
         )
         self._service = ServiceResponder(bus, self._description(), statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
         self._state = "new"
         self._requests = 0
@@ -124,7 +124,7 @@ class Gateway:
         await self.router.stop()
         if self._pending:
             await asyncio.wait(self._pending, timeout=1.0)
-        for task in self._pending:
+        for task in list(self._pending):
             task.cancel()
         self._closed.set()
         _log.info("stopped", extra={"action": "gateway.stopped"})
@@ -164,8 +164,8 @@ class Gateway:
             self._answer_error(message, full, _format_of(message))
             return
         task = asyncio.get_running_loop().create_task(self._serve(message), name="gangline-gateway-call")
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
+        self._pending[task] = None
+        task.add_done_callback(self._pending.pop)
 
     async def _serve(self, message: Message) -> None:
         loop = asyncio.get_running_loop()

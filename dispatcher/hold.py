@@ -108,7 +108,7 @@ class Hold:
         self.slots = slots
         self.ttl_s = min(ttl_s, granted[4] / 1000)
         self.trusted_until = asked_at + min(first_s, self.ttl_s) - margin_s(min(first_s, self.ttl_s))
-        self.on_end: Callable[[Hold], None] | None = None
+        self.on_end: Callable[[Hold], object] | None = None
         """Called once, when it is released or used up."""
         self.failure: GanglineError | None = None
         """Why it is lost; None while it is not known to be."""
@@ -122,8 +122,6 @@ class Hold:
 
     def trouble(self) -> GanglineError | None:
         """Why the hold must not be used, or None. Asked before each use."""
-        if self.failure is not None:
-            return self.failure
         if not self.pool.contains(self.worker):
             return WorkerLost(
                 f"{self.worker.id} is gone, and the lease with it; nothing was sent",
@@ -132,6 +130,8 @@ class Hold:
             )
         if self.worker.epoch != self.epoch:
             return stale(self.worker, self.epoch)
+        if self.failure is not None:
+            return self.failure
         if self._loop.time() >= self.trusted_until:
             return LeaseExpired(
                 f"the lease on {self.worker.id} may have expired (not renewed in time); nothing was sent: lease again",

@@ -77,7 +77,7 @@ class Router:
         self._reconcile_now = asyncio.Event()
         self._unlisten: Callable[[], None] | None = None
         self._state = "new"
-        self._holds: set[Hold] = set()
+        self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
         self.exchange = Exchange(bus, names, self._ambient, self.settings, self._pools.get)
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
@@ -376,8 +376,8 @@ class Router:
         if self._state != "running":
             hold.release()
             self._check_open()
-        self._holds.add(hold)
-        hold.on_end = self._holds.discard
+        self._holds[hold] = None
+        hold.on_end = self._holds.pop
         return hold
 
     def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:

@@ -262,9 +262,12 @@ class PoolView:
         del self.workers[worker.id.worker]
         worker.reachable = False
         self._place(worker)
+        methods, labels = worker.methods, worker.labels
         self._index_models(worker, ())
         self._index_labels(worker, _NO_LABELS)
         self._use_table(worker, _NO_METHODS)
+        # Whoever still has something there may ask what it was.
+        worker.methods, worker.labels = methods, labels
         self.version += 1
 
     def silent(self, now: float, lost_after_s: float) -> list[Worker]:

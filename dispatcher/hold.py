@@ -249,7 +249,12 @@ class Reserver:
         fate: Fate | None = None
         while True:
             worker = await pool.place(ticket, deadline, fate)
-            result = await self._try(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=probe_s)
+            left_s = probe_s if deadline is None else min(probe_s, deadline - self._exchange.loop.time())
+            if left_s <= 0:
+                pool.settle(ticket)
+                pool.pump()
+                raise pool.core.give_up(ticket, "by the deadline")
+            result = await self._try(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
             if isinstance(result, Hold):
                 pool.accepted(ticket)
                 return result

@@ -664,3 +664,17 @@ async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
     with pytest.raises(WorkerLost):
         await call
     assert sorted(events) == [("completed", "images.w1"), ("lost", "images.w1"), ("routed", "images.w1")]
+
+
+@on_rig()
+async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RESERVE))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Saturated):
+        async with rig.client.options(timeout_s=2.3).choose_worker("images"):
+            pass
+    assert loop.time() - began == pytest.approx(2.3, abs=0.01)
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE))
+    rig.balanced()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,8 +34,10 @@ class TaskContext:
     """
 
     __slots__ = (
+        "_ended",
         "_reason",
         "_scope",
+        "_waiting",
         "attempt",
         "clock",
         "deadline",
@@ -86,6 +89,9 @@ class TaskContext:
         """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
         self._reason: GanglineError | None = None
         self._scope: Scope | None = None
+        self._ended = False
+        self._waiting: Future[Any] | None = None
+        """What a thread of this execution blocks on; cancelled with it."""
 
     @property
     def cancelled(self) -> bool:
@@ -132,6 +138,8 @@ class TaskContext:
         return self._owner().model_blocking(self)
 
     def _owner(self) -> Scope:
+        if self._ended:
+            raise LookupError("this task has ended: code that outlives it has no resources and no models")
         if self._scope is None:
             raise LookupError("this context was not made by a running worker, so it has no resources and no models")
         return self._scope
@@ -142,6 +150,21 @@ class TaskContext:
     def _cancel(self, reason: GanglineError) -> None:
         if self._reason is None:
             self._reason = reason
+            if self._waiting is not None:
+                self._waiting.cancel()
+
+    def _wait(self, future: Future[R]) -> R:
+        """Block this thread until it is there, or until this execution is cancelled."""
+        self._waiting = future
+        if self._reason is not None:
+            future.cancel()
+        try:
+            return future.result()
+        finally:
+            self._waiting = None
+
+    def _end(self) -> None:
+        self._ended = True
 
     def __repr__(self) -> str:
         state = ", cancelled" if self.cancelled else ""

@@ -81,6 +81,9 @@ class ModelCache:
         entry = self._pinned.get(context)
         if entry is None:
             entry = await self._pin(context.model_id)
+            if context._ended:  # asked by code that the task left running
+                self._unpin(entry)
+                raise LookupError("the task has ended: nobody would let go of the model")
             self._pinned[context] = entry
         try:
             return await asyncio.shield(entry.load)
@@ -189,11 +192,9 @@ class ModelCache:
         assert entry is not None
         if not entry.load.cancelled() and entry.load.exception() is None:
             self._report()
-            return
-        # The next who asks tries again.
-        if self._entries.get(entry.id) is entry:
-            del self._entries[entry.id]
-        self._wake()
+        elif self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]  # the next who asks tries again
+        self._wake()  # if nobody wants it any more, it can make room from now on
 
     async def _unload(self, entry: _Entry) -> None:
         if self._unloader is None:

@@ -62,7 +62,7 @@ class Scope:
         except RuntimeError as error:
             if "block" in str(error):
                 raise
-        return asyncio.run_coroutine_threadsafe(self.models.use(context), self._loop).result()
+        return context._wait(asyncio.run_coroutine_threadsafe(self.models.use(context), self._loop))
 
 
 @contextlib.asynccontextmanager

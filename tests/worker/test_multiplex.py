@@ -146,6 +146,14 @@ async def test_a_load_that_nobody_waits_for_any_more_still_ends_and_is_used_late
     assert models.loads == ["a"]
 
 
+async def test_a_load_that_nobody_waits_for_any_more_makes_room_when_it_ends():
+    models = Models(1)
+    task = asyncio.create_task(models.task("a"))
+    await asyncio.sleep(0.5)
+    task.cancel()
+    assert await models.task("b") == "B"
+
+
 @pytest.mark.parametrize("waiting", [1, 2, 3])
 async def test_cancelling_one_who_waits_for_room_lets_the_next_have_it(waiting):
     models = Models(1)
@@ -276,6 +284,41 @@ async def test_a_thread_gets_its_model_too():
     async with running(pool) as harness:
         assert await harness.value("use_in_thread", options={"model_id": "a"}) == "a"
         assert harness.executors.models == ("a",)
+
+
+@pytest.mark.realtime
+async def test_a_thread_that_waits_for_room_is_woken_when_it_is_cancelled():
+    async with running(modelled()) as harness:
+        holding = harness.launch("use", work_s=1000, options={"model_id": "a"})
+        async with asyncio.timeout(10):
+            while harness.executors.models != ("a",):  # noqa: ASYNC110 - on_models is another test's
+                await asyncio.sleep(0.01)
+        waiting = harness.launch("use_in_thread", options={"model_id": "b"})
+        await asyncio.sleep(0.05)
+        reason = waiting.cancel()
+        assert await waiting.done == Outcome(error=reason)
+        holding.cancel()
+        await holding.done
+        assert await harness.value("use_in_thread", options={"model_id": "b"}) == "b"
+
+
+async def test_code_that_outlives_its_task_cannot_hold_a_model():
+    pool = modelled()
+    left: list[asyncio.Task[str]] = []
+
+    @pool.task
+    async def leave() -> None:
+        left.append(asyncio.create_task(pool.tasks["use"].function(0)))
+        await asyncio.sleep(0)
+
+    async with running(pool) as harness:
+        holding = harness.launch("use", work_s=10, options={"model_id": "a"})
+        await asyncio.sleep(2)
+        await harness.value("leave", options={"model_id": "b"})
+        with pytest.raises(LookupError, match="the task has ended"):
+            await left[0]
+        await holding.done
+        assert await harness.value("use", options={"model_id": "c"}) == "c"
 
 
 async def test_asking_wrongly_is_the_tasks_error_and_says_what_to_do():

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from ...schemas.deadline import begin_under
 from ...schemas.errors import GanglineError
 from ..context import CURRENT
 from ..tasks import Outcome, Shape
@@ -47,6 +48,7 @@ class LoopRun(Run):
             return
         self._begun = True
         CURRENT.set(self.context)
+        begin_under(self.context.deadline)
         call = self.call
         task = call.task
         try:

@@ -7,6 +7,7 @@ listens to the worker and ends the process at once when the worker is gone.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import faulthandler
 import importlib
@@ -104,10 +105,12 @@ class _Child:
         stream = Stream(self._item, self._room) if order.streams else None
         try:
             call = task.bind(order.args, order.kwargs, json=order.json)
-            return run_here(call, context, stream, opening.max_collected_bytes, self._run_coroutine)
+            own = contextvars.copy_context()
+            return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
         except BaseException as error:
             return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
         finally:
+            context._end()
             scope.models.done_with(context)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:

@@ -84,7 +84,7 @@ class Processes:
         for child in self._children.copy():
             child.kill()
         if late:
-            await asyncio.wait(late)
+            await asyncio.wait(late, timeout=_CLOSE_S)
 
     def begin(self, run: ProcessRun) -> None:
         """Give the run a child: an idle one (that has its model, if possible), or a new one as soon as it is up."""

@@ -132,6 +132,7 @@ class Run:
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
+        self.context._end()
         self._site.scope.models.done_with(self.context)
         try:
             self._on_done(outcome)

@@ -32,15 +32,20 @@ class Caller:
             GanglineError: see Client.call.
         """
         fate: Fate | None = None
-        while True:
-            worker = await pool.place(ticket, order.deadline, fate)
-            outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
-            fate = fate_of(outcome)
-            if fate is None:
-                pool.accepted(ticket)
-                assert not isinstance(outcome, Fate)
-                return result_of(outcome)
-            pool.refused(ticket, worker, fate)
+        try:
+            while True:
+                worker = await pool.place(ticket, order.deadline, fate)
+                outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
+                fate = fate_of(outcome)
+                if fate is None:
+                    pool.accepted(ticket)
+                    assert not isinstance(outcome, Fate)
+                    return result_of(outcome)
+                pool.refused(ticket, worker, fate)
+        except GanglineError as error:
+            if ticket.uncertain is not None:
+                error.may_have_started = True  # an earlier try may have, whatever the last one says
+            raise
 
     async def attempt(
         self,

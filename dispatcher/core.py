@@ -63,6 +63,7 @@ class Ticket:
         "queued_at",
         "repeatable",
         "slots",
+        "uncertain",
         "waiter",
         "waits",
         "worker",
@@ -105,6 +106,8 @@ class Ticket:
         """Slots charged there."""
         self.last: WorkerId | None = None
         """Where the last try went."""
+        self.uncertain: Fate | None = None
+        """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
         self.fate: Fate | None = None
         """What became of the last try."""
         self.waiter: object | None = None
@@ -203,6 +206,8 @@ class PoolCore:
             ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
         if not fate.allows_retry(ticket.repeatable):
             raise self.outcome_unknown(ticket, fate)
+        if fate.may_have_started:
+            ticket.uncertain = fate
         if ticket.attempts >= ticket.max_attempts:
             raise self.give_up(ticket, f"after {ticket.attempts} attempts")
         if self.view.workers:
@@ -323,8 +328,10 @@ class PoolCore:
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def give_up(self, ticket: Ticket, after: str) -> GanglineError:
-        """The error for a request of which nothing started, and that may not be tried any longer."""
+        """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
         details = {"pool": self.pool, "attempts": ticket.attempts}
+        if ticket.uncertain is not None:
+            return self.outcome_unknown(ticket, ticket.uncertain)
         if not self.connected:
             return Disconnected(f"no connection to the server {after}; nothing was sent", details=details)
         workers = self.view.workers

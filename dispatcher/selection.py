@@ -197,11 +197,14 @@ class Dispatcher:
         if fate is not None and fate.may_have_started and not self._idempotent(selection, order):
             raise outcome_unknown(fate, selection.worker, 1)
         hold.give_back()
-        return await self._elsewhere(selection, order, span)
+        return await self._elsewhere(selection, order, span, fate)
 
-    async def _elsewhere(self, selection: Selection, order: Order, span: Span) -> Any:
+    async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
         ticket = order.ticket(self._max_attempts)
         ticket.attempts = 1
+        ticket.last = selection.hold.worker.id
+        if fate is not None and fate.may_have_started:
+            ticket.uncertain = fate
         return await self._caller.run(selection.hold.pool, order, ticket, span)
 
     def _idempotent(self, selection: Selection, order: Order) -> bool:

@@ -111,17 +111,22 @@ class Streamer:
             GanglineError: see Client.call.
         """
         fate: Fate | None = None
-        while True:
-            worker = await pool.place(ticket, order.deadline, fate)
-            flight = StreamFlight(self._caller.exchange.new_id(), worker, pool, ticket)
-            async for item in self.read(pool, order, flight, trace=span.traceparent()):
-                pool.accepted(ticket)
-                yield item
-            fate = self._fate(flight, ticket.repeatable, ticket.attempts)
-            if fate is None:
-                pool.accepted(ticket)
-                return
-            pool.refused(ticket, worker, fate)
+        try:
+            while True:
+                worker = await pool.place(ticket, order.deadline, fate)
+                flight = StreamFlight(self._caller.exchange.new_id(), worker, pool, ticket)
+                async for item in self.read(pool, order, flight, trace=span.traceparent()):
+                    pool.accepted(ticket)
+                    yield item
+                fate = self._fate(flight, ticket.repeatable, ticket.attempts)
+                if fate is None:
+                    pool.accepted(ticket)
+                    return
+                pool.refused(ticket, worker, fate)
+        except GanglineError as error:
+            if ticket.uncertain is not None:
+                error.may_have_started = True
+            raise
 
     async def read(
         self,

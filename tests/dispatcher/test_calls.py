@@ -586,3 +586,28 @@ async def test_a_client_that_was_not_started_says_so() -> None:
     with pytest.raises(ClosedError, match="not started"):
         await rig.client.call("images.echo")
     await rig.client.close()
+
+
+@on_rig()
+async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_says_so(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    call = asyncio.ensure_future(rig.client.call("images.again"))
+    await worker.hears(Request.TASK)
+    worker.stop_beating()
+    with pytest.raises(WorkerLost) as caught:
+        await call
+    assert caught.value.may_have_started
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_first_may_have_run(rig: Rig) -> None:
+    worker = await rig.worker("w1", silent)
+    call = asyncio.ensure_future(rig.client.call("images.again"))
+    await worker.hears(Request.TASK)
+    await rig.worker("w2", lambda _, f: [(Answer.ERROR, f[1], "invalid_arguments", "no", None, False)])
+    worker.stop_beating()
+    with pytest.raises(InvalidRequest) as caught:
+        await call
+    assert caught.value.may_have_started
+    rig.balanced()

@@ -136,6 +136,9 @@ class ReconnectingClient(Client):
 
     async def _report(self, error: Exception) -> None:
         """nats-py's `error_cb`: must not raise, for that would end its loops."""
+        if self.is_closed:
+            # asyncio.wait_for swallows a cancellation that comes together with an error, and nats-py would try on.
+            raise asyncio.CancelledError
         try:
             self._observer.on_attempt_failed(error)
         except Exception:
@@ -253,7 +256,11 @@ class ReconnectingClient(Client):
                 self._finish()
                 raise
         self._finish()
-        # One turn, so that the cancelled tasks end and the socket is let go before the caller closes the loop.
+        # So that the cancelled tasks have ended and the socket is let go before the caller closes the loop.
+        tasks = (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task)
+        ending = {task for task in tasks if task is not None and task is not asyncio.current_task()}
+        if ending:
+            await asyncio.wait(ending, timeout=_CLOSE_TIMEOUT_S)
         await asyncio.sleep(0)
 
     def _finish(self) -> None:

@@ -147,7 +147,7 @@ class EmbeddedServer:
         path.chmod(0o600)  # it may hold passwords
         self._ready.clear()
         self._seen_port = 0
-        self._process = ServerProcess([str(program), "-c", str(path)], on_line=self._on_line)
+        self._process = ServerProcess([str(program), "-c", str(path)], on_line=self._on_line, on_end=self._on_end)
         try:
             self._process.start()
         except OSError as error:
@@ -165,15 +165,21 @@ class EmbeddedServer:
         return "\n".join([*lines, self._config, ""])
 
     def _on_line(self, line: str) -> None:
-        """In the log's thread; "" means that the process ended."""
+        """In the log's thread."""
         found = _LISTENING.search(line)
         if found:
             self._seen_port = int(found.group(1))
-        if not line or "Server is ready" in line:
+        if "Server is ready" in line:
             self._ready.set()
         for pattern, event in list(self._watched):
-            if not line or pattern.search(line):
+            if pattern.search(line):
                 event.set()
+
+    def _on_end(self) -> None:
+        """In the log's thread: nobody needs to wait any more."""
+        self._ready.set()
+        for _, event in list(self._watched):
+            event.set()
 
     def await_ready(self) -> None:
         """Block until it takes connections; errors as `start`."""

@@ -43,9 +43,17 @@ class ServerProcess:
     """One run of a program. Its standard error is read by a thread, which also starts it: the kernel's parent-death
     signal follows the *thread* that forked, so that must be one that lives as long as the child."""
 
-    def __init__(self, command: Sequence[str], *, on_line: Callable[[str], None], keeper: bool | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        on_line: Callable[[str], None],
+        on_end: Callable[[], None],
+        keeper: bool | None = None,
+    ) -> None:
         self._command = list(command)
         self._on_line = on_line
+        self._on_end = on_end
         self._keeper = sys.platform != "linux" if keeper is None else keeper
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._started = threading.Event()
@@ -132,7 +140,7 @@ class ServerProcess:
         self._process.wait()
         self._close_input()
         self._ended.set()
-        self._on_line("")
+        self._on_end()
 
     def _close_input(self) -> None:
         if self._process is not None and self._process.stdin is not None:

@@ -138,12 +138,12 @@ class ConnectionSettings:
         return context
 
     @classmethod
-    def from_url(cls, url: str, **others: Any) -> ConnectionSettings:
+    def from_url(cls, url: str, /, **others: Any) -> ConnectionSettings:
         """One address, or several separated by commas; `others` are fields of this class."""
         return cls(urls=tuple(part.strip() for part in url.split(",") if part.strip()), **others)
 
     @classmethod
-    def from_context(cls, name: str | None = None, **others: Any) -> ConnectionSettings:
+    def from_context(cls, name: str | None = None, /, **others: Any) -> ConnectionSettings:
         """A context of the `nats` CLI (`nats context ls`); the selected one if `name` is None.
 
         Raises:
@@ -152,7 +152,7 @@ class ConnectionSettings:
         return cls(**{**context_fields(name), **others})
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None, **others: Any) -> ConnectionSettings:
+    def from_environment(cls, environ: Mapping[str, str] | None = None, /, **others: Any) -> ConnectionSettings:
         """What the `nats` CLI would use: NATS_URL, NATS_CONTEXT, NATS_USER and so on, else its selected context, else
         the default address. `others` go before all of them.
 

@@ -14,7 +14,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Union, cast
 
 from pydantic import BaseModel
 
@@ -96,8 +96,9 @@ class _Builder:
         def decode(value: Any) -> Any:
             if not isinstance(value, (list, tuple)):
                 return value
-            known = [item if one is None else one(item) for item, one in zip(value, decoders, strict=False)]
-            return known + list(value[len(decoders) :])
+            items = cast(list[Any], value)
+            known = [item if one is None else one(item) for item, one in zip(items, decoders, strict=False)]
+            return known + list(items[len(decoders) :])
 
         return decode
 
@@ -149,10 +150,13 @@ class _FieldsDecoder:
     def __call__(self, value: Any) -> Any:
         fields = self.fields
         if isinstance(value, dict):
-            return {name: fields[name](item) if name in fields else item for name, item in value.items()}
-        if isinstance(value, list) and len(value) <= len(self._order):
-            named = zip(self._order, value, strict=False)
-            return [fields[name](item) if name in fields else item for name, item in named]
+            given = cast(dict[Any, Any], value)
+            return {name: fields[name](item) if name in fields else item for name, item in given.items()}
+        if isinstance(value, list):
+            items = cast(list[Any], value)
+            if len(items) <= len(self._order):
+                named = zip(self._order, items, strict=False)
+                return [fields[name](item) if name in fields else item for name, item in named]
         return value
 
     def reaches_bytes(self) -> bool:
@@ -162,13 +166,23 @@ class _FieldsDecoder:
 def _each(decode: Decoder | None) -> Decoder | None:
     if decode is None:
         return None
-    return lambda value: [decode(item) for item in value] if isinstance(value, list) else value
+
+    def decode_each(value: Any) -> Any:
+        return [decode(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+
+    return decode_each
 
 
 def _values(decode: Decoder | None) -> Decoder | None:
     if decode is None:
         return None
-    return lambda value: {k: decode(item) for k, item in value.items()} if isinstance(value, dict) else value
+
+    def decode_values(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {key: decode(item) for key, item in cast(dict[Any, Any], value).items()}
+
+    return decode_values
 
 
 def _first(decoders: list[Decoder]) -> Decoder:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..schemas.errors import GanglineError, TaskCancelled
+from ..schemas.errors import GanglineError
 
 if TYPE_CHECKING:
     from .scope import Scope
@@ -144,31 +144,46 @@ class TaskContext:
             raise LookupError("this context was not made by a running worker, so it has no resources and no models")
         return self._scope
 
-    def _attach(self, scope: Scope) -> None:
-        self._scope = scope
-
-    def _cancel(self, reason: GanglineError) -> None:
-        if self._reason is None:
-            self._reason = reason
-            if self._waiting is not None:
-                self._waiting.cancel()
-
-    def _wait(self, future: Future[R]) -> R:
-        """Block this thread until it is there, or until this execution is cancelled."""
-        self._waiting = future
-        if self._reason is not None:
-            future.cancel()
-        try:
-            return future.result()
-        finally:
-            self._waiting = None
-
-    def _end(self) -> None:
-        self._ended = True
-
     def __repr__(self) -> str:
         state = ", cancelled" if self.cancelled else ""
         return f"TaskContext({self.pool}.{self.method}, id={self.id!r}, attempt={self.attempt}{state})"
+
+
+# What the worker does to a context, kept off the class that tasks see (pyright knows no privacy by module).
+# pyright: reportPrivateUsage=false
+
+
+def attach(context: TaskContext, scope: Scope) -> None:
+    """Give it the worker's resources and models."""
+    context._scope = scope
+
+
+def stop(context: TaskContext, reason: GanglineError) -> None:
+    """Tell it, and a thread of it that waits, to stop. Only the first reason counts."""
+    if context._reason is None:
+        context._reason = reason
+        if context._waiting is not None:
+            context._waiting.cancel()
+
+
+def end(context: TaskContext) -> None:
+    """Its code has stopped: what it left running gets nothing more."""
+    context._ended = True
+
+
+def has_ended(context: TaskContext) -> bool:
+    return context._ended
+
+
+def wait_in_thread(context: TaskContext, future: Future[R]) -> R:
+    """Block this thread until the future is done, or until the execution is told to stop."""
+    context._waiting = future
+    if context._reason is not None:
+        future.cancel()
+    try:
+        return future.result()
+    finally:
+        context._waiting = None
 
 
 CURRENT: ContextVar[TaskContext] = ContextVar("gangline_current_task")
@@ -184,6 +199,3 @@ def current_task() -> TaskContext:
         return CURRENT.get()
     except LookupError:
         raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task") from None
-
-
-__all__ = ["CURRENT", "TaskCancelled", "TaskContext", "current_task"]

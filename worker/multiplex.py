@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..telemetry.logs import logger_for
+from .context import has_ended
 
 if TYPE_CHECKING:
     from .context import TaskContext
@@ -81,7 +82,7 @@ class ModelCache:
         entry = self._pinned.get(context)
         if entry is None:
             entry = await self._pin(context.model_id)
-            if context._ended:  # asked by code that the task left running
+            if has_ended(context):  # asked by code that the task left running
                 self._unpin(entry)
                 raise LookupError("the task has ended: nobody would let go of the model")
             self._pinned[context] = entry

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from gangline.schemas.errors import DeadlineExceeded, TaskCancelled, TaskFailed
-from gangline.worker.context import TaskContext, current_task
+from gangline.worker.context import TaskContext, current_task, stop
 from gangline.worker.pool import Pool
 from gangline.worker.scope import Scope
 
@@ -37,8 +37,8 @@ def test_a_cancelled_context_says_so_and_raises_its_first_reason(reason):
     context = TaskContext(pool="p", method="m", id="r.1", clock=lambda: 0.0)
     assert not context.cancelled
     context.check_cancelled()
-    context._cancel(reason)
-    context._cancel(TaskCancelled("later"))
+    stop(context, reason)
+    stop(context, TaskCancelled("later"))
     assert context.cancelled
     with pytest.raises(type(reason)) as caught:
         context.check_cancelled()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ...schemas.errors import ClosedError
-from ..context import TaskContext
+from ..context import TaskContext, attach
 from ..pool import Pool
 from ..scope import Scope
 from ..tasks import BoundCall, Execution, ExecutorKind
@@ -114,7 +114,7 @@ class Executors:
         if not self._running:
             raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
         self._launched += 1
-        context._attach(self._scope)
+        attach(context, self._scope)
         task = call.task
         if not task.streams:
             on_item = None

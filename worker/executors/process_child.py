@@ -20,11 +20,12 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from types import FrameType
 from typing import Any
 
 from ...schemas.errors import GanglineError
 from ...telemetry.logs import RECORD_FIELDS
-from ..context import TaskContext
+from ..context import TaskContext, attach, end
 from ..failures import failure_of
 from ..pool import TASKS_ATTRIBUTE, Pool
 from ..scope import Scope
@@ -47,10 +48,14 @@ def main(fd: int, parent: int) -> None:
     # The worker decides when we end: Ctrl-C and a manager's SIGTERM reach us too. Not SIG_IGN, which programs started
     # by tasks would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _ignore)
     os.set_inheritable(fd, False)
     faulthandler.enable()
     _Child(socket.socket(fileno=fd)).serve()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """See `main`."""
 
 
 def _die_with(parent: int) -> None:
@@ -99,7 +104,7 @@ class _Child:
         clock = time.monotonic
         deadline = None if order.remaining_s is None else clock() + order.remaining_s
         context = TaskContext(**order.context, deadline=deadline, clock=clock)
-        context._attach(scope)
+        attach(context, scope)
         task = pool.find(order.method)
         self._room = Room(order.window)
         stream = Stream(self._item, self._room) if order.streams else None
@@ -110,7 +115,7 @@ class _Child:
         except BaseException as error:
             return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
         finally:
-            context._end()
+            end(context)
             scope.models.done_with(context)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:

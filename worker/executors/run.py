@@ -9,7 +9,7 @@ from typing import Any
 
 from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
 from ...telemetry.logs import logger_for
-from ..context import TaskContext
+from ..context import TaskContext, end, stop
 from ..failures import failure_of
 from ..scope import Scope
 from ..tasks import BoundCall, CancelReason, Outcome
@@ -112,7 +112,7 @@ class Run:
         if self.done or self.reason is not None:
             return
         self.reason = reason
-        self.context._cancel(reason)
+        stop(self.context, reason)
         self.stop(reason)
 
     def credit(self, items: int) -> None:
@@ -132,7 +132,7 @@ class Run:
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
-        self.context._end()
+        end(self.context)
         self._site.scope.models.done_with(self.context)
         try:
             self._on_done(outcome)

@@ -11,7 +11,7 @@ NATS ?= embedded
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format docs bench sim clean
+.PHONY: help install demo test check format docs sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -55,9 +55,6 @@ docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the cod
 
 sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
 	@$(BIN)/python -m gangline.testing.simulator --seeds $(SEEDS) $(ARGS)
-
-bench: $(STAMP) ## throughput and latency
-	@$(BIN)/python -m bench $(ARGS)
 
 clean: ## remove what make and the tools have made
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -41,6 +41,7 @@ class ConnectionSettings:
     tls_certificate: Path | None = None
     """PEM file of our own certificate; needs `tls_key`."""
     tls_key: Path | None = None
+    """PEM file of its private key; needs `tls_certificate`."""
     tls_first: bool = False
     """Shake hands before the server says anything (`handshake_first` in the server's configuration)."""
     name: str = ""
@@ -95,7 +96,7 @@ class ConnectionSettings:
 
     def __repr__(self) -> str:
         """Without secrets: neither passwords and tokens, nor what stands before the @ of an address."""
-        shown = []
+        shown: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
             if value == field.default:

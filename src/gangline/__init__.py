@@ -63,7 +63,33 @@ _PUBLIC = {
     "current_task": "worker.context",
 }
 
-__all__ = [*sorted(_PUBLIC), "errors"]
+__all__ = [
+    "Ambient",
+    "BucketSettings",
+    "Client",
+    "ConnectionSettings",
+    "GanglineError",
+    "Gateway",
+    "GatewaySettings",
+    "Hooks",
+    "Lease",
+    "Names",
+    "Policy",
+    "Pool",
+    "PowerOfTwo",
+    "RouterSettings",
+    "Selection",
+    "Sticky",
+    "SyncClient",
+    "TaskContext",
+    "Worker",
+    "WorkerInfo",
+    "WorkerSettings",
+    "connect",
+    "connect_sync",
+    "current_task",
+    "errors",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ def test_a_generated_page_is_up_to_date(name):
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
     classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__.startswith("gangline.")]
-    assert len(rows) == len(classes)
+    assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []
     bases = {"GanglineError", "InvalidRequest", "Unavailable"}
     empty = [row for row in rows if row.endswith("|  |") and not any(f"`{base}`" in row for base in bases)]
     assert empty == []

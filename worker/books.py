@@ -67,11 +67,21 @@ class Books:
 
     def after(self) -> None:
         """Pass on what the last decision changed, and set the timer for what is due next."""
-        for change, lease in self.core.take_changes():
-            self._tell(change, lease)
+        self.tell()
         self._arm()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
+
+    def tell(self) -> None:
+        """Pass on what became of leases; in the order of decisions, if called after each."""
+        for change, lease in self.core.take_changes():
+            self._tell(change, lease)
+
+    def record(self, event: str, **facts: object) -> None:
+        """Write into the journal, after what was decided before."""
+        if self.journal.enabled:
+            self.tell()
+            self.journal.write(event, **facts)
 
     def describe(self, token: str) -> Desired | None:
         """What the ledger shall say of a lease; None: no such lease."""

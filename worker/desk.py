@@ -145,7 +145,7 @@ class Desk:
         old = core.epoch
         core.new_epoch(next_epoch(max(old, after), self._ambient.wall()), self._loop.time())
         self.books.after()
-        self.journal.write("epoch", why=why)
+        self.books.record("epoch", why=why)
         self._log.warning(
             "epoch %d after %d (%s): earlier leases are void",
             core.epoch,
@@ -192,7 +192,7 @@ class Desk:
         old = self.core.load.total
         self.core.resize(slots)
         self.books.after()
-        self.journal.write("resize", slots=slots)
+        self.books.record("resize", slots=slots)
         self._log.info("resized from %d to %d slots", old, slots, extra={"action": "worker.resize", "slots": slots})
         self.changed()
 

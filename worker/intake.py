@@ -68,6 +68,7 @@ class Intake:
                 # A bug in here must not take the other frames of this message with it.
                 self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
                 self._broken(sender, caller, frame, error, now)
+            self._books.tell()
         self._books.after()
 
     def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
@@ -177,8 +178,7 @@ class Intake:
         caller.send(frame)
         self.rejected += 1
         self._books.metrics.rejected(error.code)
-        if self._books.journal.enabled:
-            self._books.journal.write("reject", id=f"{sender.name}.{task_id}", reason=error.code)
+        self._books.record("reject", id=f"{sender.name}.{task_id}", reason=error.code)
 
     def _unknown(self, method: str) -> GanglineError:
         try:
@@ -279,8 +279,7 @@ class Intake:
         caller.send(frame)
         self.rejected += 1
         self._books.metrics.rejected(reason)
-        if self._books.journal.enabled:
-            self._books.journal.write("reject", id=request_id, reason=str(reason))
+        self._books.record("reject", id=request_id, reason=str(reason))
         return frame
 
     def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:

@@ -120,8 +120,7 @@ class Runs:
         context = _context(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta or {})
         self.counts["started"] += 1
         books.metrics.started(task.name)
-        if books.journal.enabled:
-            books.journal.write("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
+        books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
@@ -164,8 +163,7 @@ class Runs:
         """Called by a run whose code has stopped."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
-        if books.journal.enabled:
-            books.journal.write("end", id=_unique(record), method=method, cost=record.cost)
+        books.record("end", id=_unique(record), method=method, cost=record.cost)
         self.counts[_count_of(outcome.error)] += 1
         code = "ok" if outcome.error is None else outcome.error.code
         books.metrics.finished(method, books.now() - run.started_at, code)

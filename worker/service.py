@@ -235,7 +235,7 @@ class Worker:
         if self._leaving is None:
             self.state = WorkerState.DRAINING
             self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
-            desk.journal.write("drain", grace_s=grace_s)
+            desk.books.record("drain", grace_s=grace_s)
             desk.changed()
             desk.presence.announce(WorkerEvent.DRAINING)
             self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
@@ -326,7 +326,7 @@ class Worker:
                 await desk.presence.withdraw()
         except TimeoutError:
             self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
-        desk.journal.write("leave")
+        desk.books.record("leave")
         desk.presence.announce(WorkerEvent.LEFT)
 
     # -- others ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Annotated, Any, Union, cast
+from typing import Annotated, Any, Union
 
 from pydantic import BaseModel
 
@@ -96,7 +96,7 @@ class _Builder:
         def decode(value: Any) -> Any:
             if not isinstance(value, (list, tuple)):
                 return value
-            items = cast(list[Any], value)
+            items: list[Any] = value
             known = [item if one is None else one(item) for item, one in zip(items, decoders, strict=False)]
             return known + list(items[len(decoders) :])
 
@@ -150,10 +150,10 @@ class _FieldsDecoder:
     def __call__(self, value: Any) -> Any:
         fields = self.fields
         if isinstance(value, dict):
-            given = cast(dict[Any, Any], value)
+            given: dict[Any, Any] = value
             return {name: fields[name](item) if name in fields else item for name, item in given.items()}
         if isinstance(value, list):
-            items = cast(list[Any], value)
+            items: list[Any] = value
             if len(items) <= len(self._order):
                 named = zip(self._order, items, strict=False)
                 return [fields[name](item) if name in fields else item for name, item in named]
@@ -168,7 +168,10 @@ def _each(decode: Decoder | None) -> Decoder | None:
         return None
 
     def decode_each(value: Any) -> Any:
-        return [decode(item) for item in cast(list[Any], value)] if isinstance(value, list) else value
+        if not isinstance(value, list):
+            return value
+        items: list[Any] = value
+        return [decode(item) for item in items]
 
     return decode_each
 
@@ -180,7 +183,8 @@ def _values(decode: Decoder | None) -> Decoder | None:
     def decode_values(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        return {key: decode(item) for key, item in cast(dict[Any, Any], value).items()}
+        given: dict[Any, Any] = value
+        return {key: decode(item) for key, item in given.items()}
 
     return decode_values
 

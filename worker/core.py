@@ -76,6 +76,7 @@ class WorkerCore:
         "_memory",
         "draining",
         "epoch",
+        "epochs",
         "tasks",
     )
 
@@ -92,6 +93,8 @@ class WorkerCore:
         settings = settings or CoreSettings()
         self.epoch = epoch
         """Grows with `new_epoch`; names this worker's present in every envelope."""
+        self.epochs = {epoch}
+        """Every epoch this process has had. Who names another one speaks to a process that is gone."""
         self.draining = False
         """Set by `drain`, never reset."""
         self.tasks: dict[TaskRecord, None] = {}
@@ -346,6 +349,7 @@ class WorkerCore:
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
         self.epoch = epoch
+        self.epochs.add(epoch)
         self._fences.new_epoch(epoch)
         for lease in list(self._leases.living.values()):
             self._leases.end(lease, Change.DROP, now)

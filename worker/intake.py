@@ -60,10 +60,14 @@ class Intake:
         core = self._core
         sender = core.sender(envelope.sender, now)
         stale = envelope.epoch != core.epoch
+        ours = envelope.epoch in core.epochs
         caller = FrameCaller(message.reply, self._outbox, self._books)
         for frame in envelope.frames:
             try:
-                self._one(sender, caller, frame, stale, now, stall_s)
+                if frame[0] == Request.CHECK:
+                    self._check(sender, caller, frame, ours, now)
+                else:
+                    self._one(sender, caller, frame, stale, now, stall_s)
             except Exception as error:
                 # A bug in here must not take the other frames of this message with it.
                 self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
@@ -85,8 +89,6 @@ class Intake:
             self._credit(sender, frame)
         elif operation == Request.CANCEL:
             self._cancel(sender, frame, now)
-        elif operation == Request.CHECK:
-            self._check(sender, caller, frame, now)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -197,11 +199,14 @@ class Intake:
         if record is not None and isinstance(record.handle, Run):
             record.handle.credit(frame[2])
 
-    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> None:
+    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, ours: bool, now: float) -> None:
+        """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of
+        which nobody can say any more what it started."""
         states: list[int] = []
         for task_id in frame[2]:
             known = self._core.look_up(sender, task_id, now)
-            states.append(int(known.state))
+            lost = known.state is TaskState.UNKNOWN and not ours
+            states.append(int(TaskState.FORGOTTEN if lost else known.state))
             if known.state is TaskState.ANSWERED:
                 caller.send(known.answer)
         caller.send_frame((Answer.CHECKED, frame[1], states))

@@ -7,6 +7,7 @@ it fails, the gateway's log says so, since nobody else would.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from importlib import metadata
 from types import TracebackType
@@ -235,7 +236,7 @@ class Gateway:
             name=SERVICE,
             version=_version(),
             description="Answers calls by tasks of Gangline workers",
-            metadata={"namespace": names.namespace},
+            metadata={"namespace": names.namespace, "node": self.router.settings.node or socket.gethostname()},
             endpoints=(Endpoint(name=_ENDPOINT, subject=names.calls, queue_group=names.gateway_queue),),
         )
 

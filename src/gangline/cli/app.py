@@ -23,6 +23,7 @@ COMMANDS: Final = {
     "stats": "One worker's slots, leases and counts.",
     "drain": "Let a worker finish and leave.",
     "resize": "Change a worker's number of slots, live.",
+    "health": "Whether a worker or gateway of this machine answers; for probes.",
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
 }
 """Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""

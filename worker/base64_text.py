@@ -96,7 +96,7 @@ class _Builder:
         def decode(value: Any) -> Any:
             if not isinstance(value, (list, tuple)):
                 return value
-            items: list[Any] = value
+            items: collections.abc.Sequence[Any] = value
             known = [item if one is None else one(item) for item, one in zip(items, decoders, strict=False)]
             return known + list(items[len(decoders) :])
 

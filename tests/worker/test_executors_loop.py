@@ -401,17 +401,28 @@ async def test_an_item_without_a_form_on_the_wire_ends_the_stream(method):
         assert launched.items == [1]
 
 
-async def test_a_long_plain_generator_lets_others_have_the_loop():
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("method", ["eager", "plain_numbers"])
+async def test_a_long_generator_that_awaits_nothing_lets_others_have_the_loop(method, streams):
     pool = Pool("p")
     counting(pool)
-    turns = 0
+
+    @pool.task
+    async def eager(n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            yield i
 
     async with running(pool) as harness:
-        launched = harness.launch("plain_numbers", n=1000)
+        launched = harness.launch(method, n=1000, options={"streams": streams, "window": 1000})
+        turns = 0
         while not launched.done.done():
             turns += 1
             await asyncio.sleep(0)
-    assert turns > 50
+        assert turns > 50
+        launched = harness.launch(method, n=1 << 40, options={"streams": streams, "window": 1 << 40})
+        await asyncio.sleep(0)
+        reason = launched.cancel()
+        assert await launched.done == Outcome(error=reason)
 
 
 # -- the rest -----------------------------------------------------------------------------------------------------

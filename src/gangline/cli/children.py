@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
-from collections.abc import Mapping
-from typing import IO
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Final
+
+TIED: Final = "GANGLINE_TIED"
+"""Set for a child that has to end when its parent is gone: the parent's end of its stdin closes then."""
+LAST_S: Final = 10.0
+"""What an orphan gets to end in order."""
 
 
 async def spawn(
@@ -15,6 +22,7 @@ async def spawn(
     """Start `gangline <arguments>`.
 
     It gets a session of its own: Ctrl-C in the terminal goes to the parent alone, which ends its children in order.
+    Should the parent be killed, it ends by itself.
 
     Args:
         output: where stdout and stderr go; None: where the parent's go.
@@ -24,8 +32,8 @@ async def spawn(
         "-m",
         "gangline.cli",
         *arguments,
-        env=dict(environment),
-        stdin=asyncio.subprocess.DEVNULL,
+        env={**environment, TIED: "1"},
+        stdin=asyncio.subprocess.PIPE,
         stdout=output,
         stderr=output,
         start_new_session=True,
@@ -41,10 +49,38 @@ async def ended(process: asyncio.subprocess.Process, timeout_s: float) -> int | 
 
 
 async def end(process: asyncio.subprocess.Process, patience_s: float) -> None:
-    """SIGTERM; SIGKILL if it does not heed that. Returns when it has ended."""
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    if await ended(process, patience_s) is None:
+    """SIGTERM; SIGKILL if it does not heed that, or if we are cancelled. Returns when it has ended."""
+    try:
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+            process.terminate()
+        if await ended(process, patience_s) is None:
+            _kill(process)
+            await process.wait()
+    except BaseException:
+        _kill(process)
+        raise
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        process.kill()
+
+
+@contextmanager
+def tied_to_parent(stop: Callable[[], object]) -> Iterator[None]:
+    """In a child made by `spawn`: call `stop` when the parent is gone, and end for sure a little later."""
+    if not os.environ.pop(TIED, ""):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def gone() -> None:
+        loop.remove_reader(0)
+        stop()
+        loop.call_later(LAST_S, os._exit, 1)
+
+    loop.add_reader(0, gone)
+    try:
+        yield
+    finally:
+        loop.remove_reader(0)

@@ -52,24 +52,29 @@ async def develop(
         bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
         ledger = await open_ledger(bus, connection)
         await stack.enter_async_context(open_gateway(bus, connection))
-        click.secho(f"gateway   answers {connection.names.calls}", fg="cyan")
         seat = Seat(target, environment, ledger, connection, options)
         stack.push_async_callback(seat.leave)
-        await seat.replace()
-        changes = asyncio.create_task(_follow(seat, reload), name="gangline dev reload")
-        stack.callback(changes.cancel)
-        await _first(stop, changes)
+        following = asyncio.create_task(_follow(seat, reload), name="gangline dev reload")
+        stack.push_async_callback(_cancelled, following)
+        await _first(stop, following)
         click.echo("stopping: what runs may finish; once more to stop at once", err=True)
 
 
-async def _first(stop: asyncio.Event, changes: asyncio.Task[None]) -> None:
+async def _first(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+    """Wait for `stop`; what goes wrong with `following` is raised."""
     waiting = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((waiting, changes), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+            await waiting
     finally:
         waiting.cancel()
-    if changes.done() and not changes.cancelled():
-        changes.result()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
 
 
 async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | None) -> EmbeddedServer:
@@ -117,7 +122,12 @@ class Seat:
         process = await spawn(
             "worker", self._target, "--id", name, *hints, *self._options, environment=self._environment
         )
-        if not await self._serves(name, process):
+        try:
+            serves = await self._serves(name, process)
+        except BaseException:
+            process.kill()
+            raise
+        if not serves:
             await end(process, PATIENCE_S)
             rest = "the last good version goes on" if self._alive else "waiting for a change"
             click.secho(f"worker    {self._target} does not come up: {rest}", fg="red", err=True)
@@ -159,23 +169,32 @@ class Seat:
 
 
 async def _follow(seat: Seat, reload: bool) -> None:
-    """Replace the worker at each change of a Python file in the current folder."""
-    async for changed in _changes(reload):
-        click.secho(f"reload    {', '.join(sorted(changed))} changed", fg="cyan")
-        if await seat.replace():
-            click.secho("reload    the new version serves; the old one finishes", fg="cyan")
+    """Seat the first worker, then replace it at each change of a Python file in the current folder."""
+    changes = _changes(Path.cwd()) if reload else None
+    # The first change is waited for before the code is read: none that comes after that is missed.
+    change = None if changes is None else asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(0)
+    await seat.replace()
+    if changes is None or change is None:
+        return
+    click.secho(f"watching  {Path.cwd()} for changes; ctrl-c ends", fg="cyan")
+    try:
+        while True:
+            click.secho(f"reload    {', '.join(sorted(await change))} changed", fg="cyan")
+            change = asyncio.ensure_future(anext(changes))
+            if await seat.replace():
+                click.secho("reload    the new version serves; the old one finishes", fg="cyan")
+    finally:
+        change.cancel()
 
 
-async def _changes(reload: bool) -> AsyncIterator[set[str]]:
-    """Names of changed files; for ever nothing when there is no reload."""
-    here = Path.cwd()
-    if reload:
-        try:
-            from watchfiles import PythonFilter, awatch
-        except ImportError:
-            click.secho("no reload on change: pip install 'gangline[server]' brings watchfiles", fg="yellow", err=True)
-        else:
-            click.secho(f"watching  {here} for changes; ctrl-c ends", fg="cyan")
-            async for changes in awatch(here, watch_filter=PythonFilter()):
-                yield {str(Path(path).relative_to(here)) for _, path in changes}
-    await asyncio.Event().wait()
+async def _changes(folder: Path) -> AsyncIterator[set[str]]:
+    """Names of changed Python files, in batches; nothing, for ever, without watchfiles."""
+    try:
+        from watchfiles import PythonFilter, awatch
+    except ImportError:
+        click.secho("no reload on change: pip install 'gangline[server]' brings watchfiles", fg="yellow", err=True)
+        await asyncio.Event().wait()
+        return
+    async for changes in awatch(folder, watch_filter=PythonFilter()):
+        yield {str(Path(path).relative_to(folder)) for _, path in changes}

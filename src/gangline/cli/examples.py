@@ -71,6 +71,8 @@ def _from_schema(schema: Mapping[str, Any], defs: Mapping[str, Any], name: str, 
     match schema.get("type"):
         case "string":
             return _BY_FORMAT.get(schema.get("format", ""), "text")
+        case "array" if depth and schema.get("prefixItems"):
+            return [_from_schema(item, defs, name, depth - 1) for item in schema["prefixItems"]]
         case "array" if depth:
             return [_from_schema(schema["items"], defs, name, depth - 1)] if schema.get("items") else []
         case "object" if depth:

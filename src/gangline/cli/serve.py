@@ -16,6 +16,7 @@ from ..telemetry.setup import configure
 from ..worker.pool import Pool
 from ..worker.service import Worker
 from ..worker.settings import WorkerSettings
+from .children import tied_to_parent
 from .journal import journal_file
 from .options import Connection
 from .session import open_bus
@@ -132,7 +133,7 @@ async def run_until_left(
 
     forget = bus.on_connection(connection)
     try:
-        with on_signals(first, stop):
+        with on_signals(first, stop), tied_to_parent(stop):
             await task
     except asyncio.CancelledError:
         if "server" in ended_by:

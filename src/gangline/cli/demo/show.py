@@ -107,10 +107,9 @@ class Show:
         await self.ready("w1", "w3", "w4")
         again = checks.interrupted(self.crew.members[self.killed].journal())
         slowest = max((one.seconds for one in self.drive.done), default=0.0)
-        self.screen.say(
-            f"{again} task{'s'[: again != 1]} had begun on w2. Silence counts as death after 3 s, then they ran again"
-        )
-        self.screen.say(f"elsewhere: the slowest call took {slowest:.1f} s, and none failed.")
+        begun = f"{again} task{'s'[: again != 1]} had begun on w2"
+        self.screen.say(f"{begun}. After 3 s of silence a worker counts as dead and its calls run elsewhere:")
+        self.screen.say(f"the slowest call took {slowest:.1f} s, and none failed.")
 
     async def act_dispatches(self, files: Sequence[str]) -> None:
         """All files by `choose_worker` and `dispatch`; half-way one worker drains."""

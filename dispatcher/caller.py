@@ -10,7 +10,7 @@ from ..schemas.frames import Answer, Frame, Request
 from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .core import Ticket
 from .exchange import Exchange
-from .inflight import Outcome, TaskFlight
+from .inflight import Books, Outcome, TaskFlight
 from .order import Order, error_of, result_of
 from .pool import RoutedPool
 from .retry import Fate
@@ -49,13 +49,12 @@ class Caller:
 
     async def attempt(
         self,
-        pool: RoutedPool,
+        books: Books,
         order: Order,
         worker: Worker,
-        ticket: Ticket | None,
+        ticket: Ticket,
         *,
         token: str | None = None,
-        attempt: int = 1,
         parent: Span = NO_SPAN,
     ) -> Outcome:
         """One try on one worker. The ticket is settled when the worker has answered, also after a cancellation.
@@ -66,10 +65,10 @@ class Caller:
         """
         span = NO_SPAN
         if parent is not NO_SPAN:
-            span = _attempt_span(worker, ticket.attempts if ticket else attempt, parent)
-        flight = self.launch(pool, order, worker, ticket, token=token, attempt=attempt, trace=span.traceparent())
+            span = _attempt_span(worker, ticket.attempts, parent)
+        flight = self.launch(books, order, worker, ticket, token=token, trace=span.traceparent())
         try:
-            outcome = await self.answer(pool, order, flight)
+            outcome = await self.answer(order, flight)
         except BaseException as error:
             span.end(error)
             raise
@@ -81,13 +80,12 @@ class Caller:
 
     def launch(
         self,
-        pool: RoutedPool,
+        books: Books,
         order: Order,
         worker: Worker,
-        ticket: Ticket | None,
+        ticket: Ticket,
         *,
         token: str | None = None,
-        attempt: int = 1,
         trace: str | None = None,
     ) -> TaskFlight:
         """Send a task. Whatever goes wrong before it is sent settles the ticket.
@@ -96,47 +94,44 @@ class Caller:
             InvalidRequest, DeadlineExceeded: nothing was sent.
         """
         exchange = self.exchange
-        flight = TaskFlight(exchange.new_id(), worker, exchange.loop, pool, ticket)
-        number = ticket.attempts if ticket is not None else attempt
+        flight = TaskFlight(exchange.new_id(), worker, exchange.loop, books, ticket)
         try:
-            exchange.launch(flight, order.frame(flight.id, exchange.loop.time(), token, trace, number))
+            exchange.launch(flight, order.frame(flight.id, exchange.loop.time(), token, trace, ticket.attempts))
         except GanglineError:
-            if ticket is not None:
-                pool.settle(ticket)
-                pool.pump()
+            books.settle(ticket)
+            books.pump()
             raise
         return flight
 
-    async def answer(self, pool: RoutedPool, order: Order, flight: TaskFlight) -> Outcome:
+    async def answer(self, order: Order, flight: TaskFlight) -> Outcome:
         """Wait for the answer; on cancellation and at the deadline tell the worker to stop."""
         timer = None
         if order.deadline is not None:
-            timer = self.exchange.loop.call_at(order.deadline, self._expire, pool, order, flight)
+            timer = self.exchange.loop.call_at(order.deadline, self._expire, order, flight)
         try:
             return await flight.future
         except asyncio.CancelledError:
-            self.abandon(pool, flight)
+            self.abandon(flight)
             raise
         finally:
             if timer is not None:
                 timer.cancel()
 
-    def abandon(self, pool: RoutedPool, flight: TaskFlight) -> bool:
+    def abandon(self, flight: TaskFlight) -> bool:
         """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
         exchange = self.exchange
         if not exchange.is_open(flight):
             return True
         if exchange.recall(flight):
-            if flight.ticket is not None:
-                pool.settle(flight.ticket)
-                pool.pump()
+            flight.books.settle(flight.ticket)
+            flight.books.pump()
             return False
         exchange.post(flight.worker, (Request.CANCEL, flight.id))
         return True
 
-    def _expire(self, pool: RoutedPool, order: Order, flight: TaskFlight) -> None:
+    def _expire(self, order: Order, flight: TaskFlight) -> None:
         if not flight.future.done():
-            sent = self.abandon(pool, flight)
+            sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))
 
 

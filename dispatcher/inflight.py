@@ -23,10 +23,13 @@ Outcome = Frame | Fate
 
 
 class Books(Protocol):
-    """Where tickets are settled: a pool."""
+    """Where tickets are settled: a pool, or the slots of a lease."""
 
     def settle(self, ticket: Ticket) -> None:
-        """The ticket no longer counts on its worker."""
+        """The ticket no longer counts on its worker. Idempotent."""
+
+    def pump(self) -> None:
+        """Serve whoever waits, as far as there is room."""
 
 
 class Flight:
@@ -95,17 +98,13 @@ class TaskFlight(Awaited):
 
     checked = True
 
-    def __init__(
-        self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket | None
-    ) -> None:
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
         super().__init__(id, worker, loop)
         self.books = books
         self.ticket = ticket
-        """None: the slot belongs to a lease, which settles it."""
 
     def _end(self, outcome: Outcome) -> None:
-        if self.ticket is not None:
-            self.books.settle(self.ticket)
+        self.books.settle(self.ticket)
         super()._end(outcome)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -18,13 +17,13 @@ from ..schemas.errors import (
     WorkerLost,
     WrongPool,
 )
-from ..schemas.frames import Frame
 from .caller import Caller, fate_of
-from .core import outcome_unknown, stale
+from .core import Ticket, outcome_unknown, stale
 from .hold import Hold
-from .order import CallOptions, Order, result_of
+from .lease_slots import LeaseSlots
+from .order import CallOptions, Order, refuses_token, result_of
 from .retry import Fate
-from .stream import Streamer, StreamFlight
+from .stream import Streamer, StreamFlight, stream_fate
 
 MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
 
@@ -41,8 +40,7 @@ class Lease:
         self._make = make
         self._options = options
         self._wait = wait
-        self._used = 0
-        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._slots = LeaseSlots(hold.slots, caller.exchange.loop)
 
     # -- who it is ------------------------------------------------------------------------------------------------
 
@@ -93,8 +91,8 @@ class Lease:
 
     @property
     def used(self) -> int:
-        """Slots in use by this lease's tasks now."""
-        return self._used
+        """Slots in use by this lease's tasks now, those included that were cancelled and have not stopped yet."""
+        return self._slots.used
 
     @property
     def lost(self) -> GanglineError | None:
@@ -108,7 +106,7 @@ class Lease:
     async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run a task on the lease and return its result. Waits while all slots of the lease are in use.
 
-        Cancelling stops the task; the slot stays the lease's.
+        Cancelling stops the task; its slot is the lease's again when it has stopped.
 
         Raises:
             LeaseExpired, StaleEpoch, WorkerLost: the lease is lost; `may_have_started` says whether the task may have
@@ -117,11 +115,22 @@ class Lease:
             GanglineError: see Client.call.
         """
         order = self._order(method, args, kwargs)
-        cost = await self._enter(order)
-        try:
-            return await self._run(order)
-        finally:
-            self._leave(cost)
+        hold, caller = self._hold, self._caller
+        attempts = 0
+        while True:
+            ticket = await self._enter(order)
+            attempts += 1
+            ticket.attempts = attempts
+            sent_at = caller.exchange.loop.time()
+            outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token)
+            fate = fate_of(outcome)
+            if fate is None:
+                assert not isinstance(outcome, Fate)
+                if not refuses_token(outcome):
+                    hold.used(sent_at)
+                return result_of(outcome)
+            if fate is not Fate.UNSEEN:  # which never arrived, and never will: once more on the same lease
+                raise self._error(fate)
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
@@ -130,21 +139,16 @@ class Lease:
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         order = self._order(method, args, kwargs)
-        cost = await self._enter(order)
-        try:
-            self._check()
-            hold = self._hold
-            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, hold.pool, None)
-            async for item in self._streamer.read(hold.pool, order, flight, token=hold.token):
+        ticket = await self._enter(order)
+        hold = self._hold
+        flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
+        items = self._streamer.read(order, flight, token=hold.token)
+        async with contextlib.aclosing(items):
+            async for item in items:
                 yield item
-            end = flight.end
-            if isinstance(end, Fate):
-                raise self._error(end)
-            fate = self._streamer._fate(flight, False, 1)
-            if fate is not None:
-                raise self._error(fate)
-        finally:
-            self._leave(cost)
+        fate = stream_fate(flight)
+        if fate is not None:
+            raise self._error(fate)
 
     def renew(self) -> None:
         """Ask for the full time to live now, rather than when it is due by itself."""
@@ -153,15 +157,12 @@ class Lease:
     def release(self) -> None:
         """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
         self._hold.release()
-        while self._waiters:
-            _, waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
+        self._slots.close()
 
     def __repr__(self) -> str:
         lost = self.lost
         state = f"lost: {lost.code}" if lost else "held"
-        return f"Lease({self.worker}, {self._used}/{self.slots} slots used, {state})"
+        return f"Lease({self.worker}, {self.used}/{self.slots} slots used, {state})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -175,80 +176,25 @@ class Lease:
         if (error := self.lost) is not None:
             raise error
 
-    async def _enter(self, order: Order) -> int:
-        """Take slots of the lease for one task, in order of asking."""
+    async def _enter(self, order: Order) -> Ticket:
+        """Take slots of the lease for one task; they are given back when its flight has ended."""
         self._check()
-        method = self._hold.worker.methods.get(order.method)
-        cost = method.slots if method is not None else 1
-        if cost > self.slots:
-            raise LeaseBusy(f"{order.target} takes {cost} slots, the lease has {self.slots}: lease more")
-        if self._used + cost > self.slots or self._waiters:
+        worker = self._hold.worker
+        ticket = order.ticket(1)
+        method = worker.methods.get(order.method)
+        ticket.cost = method.slots if method is not None else 1
+        if ticket.cost > self.slots:
+            raise LeaseBusy(f"{order.target} takes {ticket.cost} slots, the lease has {self.slots}: lease more")
+        if not self._slots.take_nowait(ticket):
             if not self._wait:
                 raise LeaseBusy(f"all {self.slots} slots of the lease on {self.worker} are in use; nothing was sent")
-            await self._line_up(cost, order)
-            self._check_after_wait(cost)
-            return cost
-        self._used += cost
-        return cost
-
-    def _check_after_wait(self, cost: int) -> None:
-        try:
-            self._check()
-        except GanglineError:
-            self._leave(cost)
-            raise
-
-    async def _line_up(self, cost: int, order: Order) -> None:
-        loop = self._caller.exchange.loop
-        waiter: asyncio.Future[None] = loop.create_future()
-        entry = (cost, waiter)
-        self._waiters.append(entry)
-        timer = None
-        if order.deadline is not None:
-            timer = loop.call_at(order.deadline, _fail, waiter, order.too_late(may_have_started=False))
-        try:
-            await waiter
-        except BaseException:
-            if entry in self._waiters:
-                self._waiters.remove(entry)
-                self._admit()
-            elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self._leave(cost)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
-        if self._hold.ended:
-            # Woken by release(), which takes nobody's slots.
-            self._used += cost
-
-    def _leave(self, cost: int) -> None:
-        self._used -= cost
-        self._admit()
-
-    def _admit(self) -> None:
-        while self._waiters and self._used + self._waiters[0][0] <= self.slots:
-            cost, waiter = self._waiters.popleft()
-            if not waiter.done():
-                self._used += cost
-                waiter.set_result(None)
-
-    async def _run(self, order: Order) -> Any:
-        hold, caller = self._hold, self._caller
-        attempt = 1
-        while True:
-            self._check()
-            sent_at = caller.exchange.loop.time()
-            outcome = await caller.attempt(hold.pool, order, hold.worker, None, token=hold.token, attempt=attempt)
-            fate = fate_of(outcome)
-            if fate is None:
-                frame: Frame = outcome  # type: ignore[assignment]
-                result = result_of(frame)
-                hold.used(sent_at)
-                return result
-            if fate is not Fate.UNSEEN:
-                raise self._error(fate)
-            attempt += 1  # it never arrived, and never will: once more on the same lease
+            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
+            if (error := self.lost) is not None:
+                if not self._slots.closed:
+                    self._slots.give(ticket)
+                raise error
+        ticket.worker = worker
+        return ticket
 
     def _error(self, fate: Fate) -> GanglineError:
         worker = self._hold.worker
@@ -283,8 +229,3 @@ class Leasing:
     ) -> None:
         if self._lease is not None:
             self._lease.release()
-
-
-def _fail(waiter: asyncio.Future[None], error: GanglineError) -> None:
-    if not waiter.done():
-        waiter.set_exception(error)

@@ -6,7 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings, error_from_wire
+from ..schemas.errors import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidSettings,
+    LeaseError,
+    Unavailable,
+    error_from_wire,
+)
 from ..schemas.frames import Answer, Frame, Request
 from ..schemas.limits import MAX_DEADLINE_S
 from ..schemas.names import check_name
@@ -157,3 +164,8 @@ def result_of(frame: Frame) -> Any:
 def error_of(frame: Frame) -> GanglineError:
     """The error of an ERROR frame."""
     return error_from_wire(frame[2], frame[3], frame[4], frame[5])
+
+
+def refuses_token(frame: Frame) -> bool:
+    """Whether it is an error that says that the token was not good: nothing started."""
+    return frame[0] == Answer.ERROR and frame[5] is False and isinstance(error_of(frame), (LeaseError, Unavailable))

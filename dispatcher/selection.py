@@ -18,14 +18,14 @@ from enum import Enum
 from types import MappingProxyType, TracebackType
 from typing import Any
 
-from ..schemas.errors import GanglineError, LeaseError, LeaseExpired, SelectionClosed, SelectionUsed, WrongPool
+from ..schemas.errors import LeaseExpired, SelectionClosed, SelectionUsed, WrongPool
 from ..schemas.frames import Answer
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown
 from .hold import Hold
 from .inflight import Outcome, TaskFlight
-from .order import Order, error_of, result_of
+from .order import Order, refuses_token, result_of
 from .retry import Fate
 
 
@@ -172,12 +172,12 @@ class Dispatcher:
         order.remaining_ms(now)
         flight = self._launch(selection, order, span)
         try:
-            outcome = await self._caller.answer(pool, order, flight)
+            outcome = await self._caller.answer(order, flight)
         except BaseException:
             # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
             hold.give_back()
             raise
-        if not isinstance(outcome, Fate) and outcome[0] in (Answer.OK, Answer.ERROR) and not _refused(outcome):
+        if not isinstance(outcome, Fate) and outcome[0] in (Answer.OK, Answer.ERROR) and not refuses_token(outcome):
             pool.accepted(hold.ticket)
             return result_of(outcome)
         return await self._after(selection, order, outcome, span)
@@ -212,11 +212,3 @@ class Dispatcher:
             return order.options.idempotent
         method = selection.hold.worker.methods.get(order.method)
         return method is not None and method.idempotent
-
-
-def _refused(frame: Any) -> bool:
-    """An error that says that the token was not good, so that nothing started."""
-    if frame[0] != Answer.ERROR or frame[5]:
-        return False
-    error: GanglineError = error_of(frame)
-    return isinstance(error, LeaseError) or fate_of(frame) is not None

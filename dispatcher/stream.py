@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -26,7 +27,7 @@ class StreamFlight(Flight):
 
     checked = True
 
-    def __init__(self, id: int, worker: Worker, books: Books, ticket: Ticket | None) -> None:
+    def __init__(self, id: int, worker: Worker, books: Books, ticket: Ticket) -> None:
         super().__init__(id, worker)
         self.books = books
         self.ticket = ticket
@@ -78,8 +79,7 @@ class StreamFlight(Flight):
                 self._wakeup = None
 
     def _finish(self, end: Outcome | GanglineError) -> None:
-        if self.ticket is not None:
-            self.books.settle(self.ticket)
+        self.books.settle(self.ticket)
         if self.end is None:
             self.end = end
             self._wake()
@@ -115,10 +115,12 @@ class Streamer:
             while True:
                 worker = await pool.place(ticket, order.deadline, fate)
                 flight = StreamFlight(self._caller.exchange.new_id(), worker, pool, ticket)
-                async for item in self.read(pool, order, flight, trace=span.traceparent()):
-                    pool.accepted(ticket)
-                    yield item
-                fate = self._fate(flight, ticket.repeatable, ticket.attempts)
+                items = self.read(order, flight, trace=span.traceparent())
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        pool.accepted(ticket)
+                        yield item
+                fate = stream_fate(flight)
                 if fate is None:
                     pool.accepted(ticket)
                     return
@@ -130,7 +132,6 @@ class Streamer:
 
     async def read(
         self,
-        pool: RoutedPool,
         order: Order,
         flight: StreamFlight,
         *,
@@ -140,14 +141,12 @@ class Streamer:
         """The items of one try; `flight.end` says afterwards how it ended."""
         exchange = self._caller.exchange
         order.flags |= TaskFlag.STREAM
-        attempt = flight.ticket.attempts if flight.ticket is not None else 1
         try:
-            frame = order.frame(flight.id, exchange.loop.time(), token, trace, attempt)
+            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts)
             exchange.launch(flight, frame)
         except GanglineError:
-            if flight.ticket is not None:
-                pool.settle(flight.ticket)
-                pool.pump()
+            flight.books.settle(flight.ticket)
+            flight.books.pump()
             raise
         timer = None
         if order.deadline is not None:
@@ -164,33 +163,7 @@ class Streamer:
         finally:
             if timer is not None:
                 timer.cancel()
-            self._abandon(pool, flight)
-
-    def _fate(self, flight: StreamFlight, idempotent: bool, attempts: int) -> Fate | None:
-        """Why the stream is to be tried again; None when it is complete.
-
-        Raises:
-            GanglineError: it ended with an error.
-        """
-        end = flight.end
-        assert end is not None, "read() ends only at the end"
-        if isinstance(end, GanglineError):
-            raise end
-        fate = fate_of(end)
-        if fate is None:
-            assert not isinstance(end, Fate)
-            if end[0] == Answer.END:
-                return None
-            if end[0] == Answer.ERROR:
-                raise error_of(end)
-            raise StreamBroken(
-                "the task answered with one result, not with items: use call() for it",
-                details={"worker": str(flight.worker.id)},
-            )
-        if flight.received:
-            # What was read cannot be taken back, and a second run would begin anew.
-            raise outcome_unknown(Fate.LOST, str(flight.worker.id), attempts)
-        return fate
+            self._abandon(flight)
 
     def _credit(self, flight: StreamFlight) -> None:
         flight.credited += 1
@@ -198,14 +171,40 @@ class Streamer:
             self._caller.exchange.post(flight.worker, (Request.CREDIT, flight.id, flight.credited))
             flight.credited = 0
 
-    def _abandon(self, pool: RoutedPool, flight: StreamFlight) -> None:
+    def _abandon(self, flight: StreamFlight) -> None:
         """Stop the task if it has not ended. Never fails, never waits."""
         exchange = self._caller.exchange
         if not isinstance(flight.end, StreamBroken) and not exchange.is_open(flight):
             return
         if exchange.recall(flight):
-            if flight.ticket is not None:
-                pool.settle(flight.ticket)
-                pool.pump()
+            flight.books.settle(flight.ticket)
+            flight.books.pump()
         else:
             exchange.post(flight.worker, (Request.CANCEL, flight.id))
+
+
+def stream_fate(flight: StreamFlight) -> Fate | None:
+    """Why the stream is to be tried again; None when it is complete.
+
+    Raises:
+        GanglineError: it ended with an error.
+    """
+    end = flight.end
+    assert end is not None, "read() ends only at the end"
+    if isinstance(end, GanglineError):
+        raise end
+    fate = fate_of(end)
+    if fate is None:
+        assert not isinstance(end, Fate)
+        if end[0] == Answer.END:
+            return None
+        if end[0] == Answer.ERROR:
+            raise error_of(end)
+        raise StreamBroken(
+            "the task answered with one result, not with items: use call() for it",
+            details={"worker": str(flight.worker.id)},
+        )
+    if flight.received:
+        # What was read cannot be taken back, and a second run would begin anew.
+        raise outcome_unknown(Fate.LOST, str(flight.worker.id), flight.ticket.attempts)
+    return fate

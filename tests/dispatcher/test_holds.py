@@ -485,6 +485,10 @@ async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> N
         for call in calls:
             call.cancel()
         await turns()
+        assert lease.used == 2  # two are still stopping: their slots are not free before the worker says so
+        for task in worker.heard_of(Request.TASK)[1:]:
+            worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+        await turns()
         assert lease.used == 0
 
 

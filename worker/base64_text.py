@@ -120,6 +120,7 @@ class _Builder:
 def _fields_of(kind: type) -> list[tuple[list[str], Any]]:
     """Names (with aliases) and annotation of each field of a model, dataclass, typed dict or named tuple."""
     if issubclass(kind, BaseModel):
+        kind.model_rebuild(raise_errors=False)  # nothing if it is complete
         return [
             ([name, *(alias for alias in (field.alias, field.validation_alias) if isinstance(alias, str))],
              _with_metadata(field.annotation, field.metadata))

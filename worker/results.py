@@ -13,7 +13,7 @@ import pydantic_core
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ..schemas.errors import InvalidResult
+from ..schemas.errors import InvalidResult, InvalidSettings
 from ..schemas.limits import MAX_DEPTH
 from .signature import Signature, adapter_for, shown
 
@@ -39,12 +39,24 @@ class ResultWriter:
         """A result of exactly this type is as annotated."""
         self._adapter: TypeAdapter[Any] | None = None
         self._resolved = False
-        if signature.returns is not inspect.Parameter.empty:
-            self.resolve()
+        try:
+            self._resolve()
+        except NameError:
+            pass  # as for parameters
 
     def resolve(self) -> None:
-        """Look at the return annotation. None there, or one that pydantic does not know: any wire value goes."""
-        if self._resolved:
+        """Raises InvalidSettings when the annotation names something that does not exist."""
+        try:
+            self._resolve()
+        except NameError as error:
+            raise InvalidSettings(
+                f"{self._where}: the result's annotation cannot be resolved: {error}; define it at the top level of "
+                "the module"
+            ) from error
+
+    def _resolve(self) -> None:
+        """Look at the return annotation. Without one any wire value goes."""
+        if self._resolved or not self._signature.resolved:
             return
         annotation = self._signature.returns
         if self._streams:

@@ -205,6 +205,16 @@ async def test_stopping_leaves_no_child(pool):
     assert all(gone(pid) for pid in pids)
 
 
+async def test_stopping_kills_what_still_runs(pool, tmp_path):
+    loop = asyncio.get_running_loop()
+    async with running(pool) as harness:
+        launched, child, _ = await hanging(harness, tmp_path)
+        began = loop.time()
+    assert loop.time() - began < 2
+    assert gone(child)
+    assert isinstance((await launched.done).error, TaskCrashed)
+
+
 async def test_an_idle_child_that_is_killed_is_replaced(pool):
     async with running(pool) as harness:
         pid = await harness.value("pid")

@@ -255,6 +255,36 @@ def test_a_class_that_is_defined_later_is_found_when_the_worker_starts(monkeypat
     assert task.bind([{"n": "1"}], None).args == [Later(n=1)]
 
 
+class Outer(BaseModel):
+    inner: _Inner  # noqa: F821  # type: ignore[name-defined]
+
+
+@dataclasses.dataclass
+class OuterPoint:
+    inner: _Inner  # noqa: F821  # type: ignore[name-defined]
+
+
+def test_models_that_name_a_class_defined_later_are_completed_when_the_worker_starts(monkeypatch):
+    pool = Pool("p")
+
+    @pool.task
+    def work(x: Outer, y: list[OuterPoint]) -> dict[str, Outer]: ...
+
+    task = pool.tasks["work"]
+    with pytest.raises(InvalidSettings, match=r"p\.work: an annotation cannot be resolved: .*_Inner.*define it"):
+        task.prepare()
+
+    class Later(BaseModel):
+        blob: bytes
+
+    monkeypatch.setitem(globals(), "_Inner", Later)
+    task.prepare()
+    inner = {"inner": {"blob": STANDARD}}
+    call = task.bind([inner, [inner]], None, json=True)
+    assert call.args == [Outer(inner=Later(blob=BLOB)), [OuterPoint(Later(blob=BLOB))]]
+    assert task.result.write({"a": call.args[0]}) == {"a": {"inner": {"blob": BLOB}}}
+
+
 def test_models_in_strict_mode_take_what_json_can_say():
     def work(x: Strict) -> Any:
         return x

@@ -74,6 +74,10 @@ class Child(asyncio.Protocol):
     def pid(self) -> int:
         return self._popen.pid if self._popen is not None else 0
 
+    @property
+    def busy(self) -> bool:
+        return self._listener is not None
+
     async def start(self, within_s: float) -> None:
         """Spawn, import, open the lifespans.
 
@@ -246,7 +250,7 @@ class Child(asyncio.Protocol):
             listener.child_died(TaskCrashed(f"its process {text}", details=details))
 
     def __repr__(self) -> str:
-        return f"Child(pid={self.pid}, busy={self._listener is not None}, doomed={self.doomed})"
+        return f"Child(pid={self.pid}, busy={self.busy}, doomed={self.doomed})"
 
 
 def _how(returncode: int) -> tuple[str, dict[str, Any]]:

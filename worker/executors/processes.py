@@ -69,15 +69,18 @@ class Processes:
             raise
 
     async def stop(self) -> None:
-        """Close idle children, kill what does not go in time."""
+        """Close idle children; kill busy ones, and those that do not go in time."""
         for starting in list(self._starting):
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         self._idle.clear()
         children = list(self._children)
         for child in children:
-            child.doomed = True
-            child.send(Close())
+            if child.busy:  # with what its owner has given up waiting for
+                child.kill()
+            else:
+                child.doomed = True
+                child.send(Close())
         if not children:
             return
         _, late = await asyncio.wait([asyncio.ensure_future(child.ended()) for child in children], timeout=_CLOSE_S)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 from ..bus.port import BucketSettings, Bus, ConnectionEvent
@@ -12,26 +11,14 @@ from ..dispatcher.gateway import Gateway
 from ..dispatcher.gateway_settings import GatewaySettings
 from ..dispatcher.settings import RouterSettings
 from ..schemas.errors import Disconnected
-from ..telemetry.setup import configure
 from ..worker.pool import Pool
 from ..worker.service import Worker
 from ..worker.settings import WorkerSettings
 from .children import tied_to_parent
 from .journal import journal_file
 from .options import Connection
-from .session import open_bus
+from .session import open_bus, telemetry
 from .signals import on_signals
-
-
-@asynccontextmanager
-async def telemetry(service: str) -> AsyncIterator[None]:
-    """Exporters as the environment asks, flushed at the end."""
-    end = configure(service)
-    try:
-        yield
-    finally:
-        # Exporters block while they send what is left; nothing else is to be done by now.
-        await asyncio.to_thread(end)
 
 
 async def serve_worker(

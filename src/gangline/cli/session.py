@@ -69,3 +69,16 @@ async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:
     from ..bus.port import BucketSettings
 
     return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())
+
+
+@asynccontextmanager
+async def telemetry(service: str) -> AsyncIterator[None]:
+    """Exporters as the environment asks, flushed at the end."""
+    from ..telemetry.setup import configure
+
+    end = configure(service)
+    try:
+        yield
+    finally:
+        # Exporters block while they send what is left; nothing else is to be done by now.
+        await asyncio.to_thread(end)

@@ -80,9 +80,9 @@ async def _call(
     as_json: bool,
 ) -> None:
     from ..output import print_json
-    from ..session import open_client
+    from ..session import open_client, telemetry
 
-    async with open_client(connection, "gangline call") as client:
+    async with telemetry("gangline-call"), open_client(connection, "gangline call") as client:
         bound = client.options(**options)
         if stream:
             async for item in bound.stream(target, *args, **kwargs):

@@ -160,6 +160,7 @@ class Channel:
         for flight in flights:
             if flight is not None:
                 flight.message = self.messages
+                flight.epoch = self.worker.epoch
 
     def __repr__(self) -> str:
         return f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._frames)})"

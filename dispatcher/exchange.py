@@ -49,7 +49,7 @@ class CheckFlight(Flight):
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == Answer.CHECKED:
-            self.exchange.checked(self.worker, self.tasks, frame[2])
+            self.exchange.checked(self, frame[2])
         return True
 
     def lose(self, fate: Fate) -> None:
@@ -203,14 +203,17 @@ class Exchange:
         """Ask after everything: the connection was lost, and answers with it."""
         self._check(flight for flight in self._flights.values() if flight.checked)
 
-    def checked(self, worker: Worker, ids: list[int], states: list[int]) -> None:
+    def checked(self, check: CheckFlight, states: list[int]) -> None:
         """A worker said what it knows of tasks."""
-        for id, state in zip(ids, states, strict=False):
+        worker = check.worker
+        for id, state in zip(check.tasks, states, strict=False):
             flight = self._flights.get(id)
             if flight is None or flight.worker is not worker:
                 continue
             if state == TaskState.UNKNOWN:
-                self.lose(flight, Fate.UNSEEN)
+                if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
+                    self.lose(flight, Fate.UNSEEN)
+                # Else it may be another process of that name that has never seen it. Discovery will soon know.
             elif state == TaskState.FORGOTTEN:
                 self.lose(flight, Fate.FORGOTTEN)
 
@@ -282,6 +285,7 @@ class Exchange:
         check_flight = CheckFlight(self.new_id(), worker, self, tasks)
         try:
             channel.doubt(check_flight.id, tasks)
+            check_flight.epoch = worker.epoch
         except (Disconnected, ClosedError):
             return
         self._flights[check_flight.id] = check_flight

@@ -35,7 +35,7 @@ class Books(Protocol):
 class Flight:
     """One frame in flight."""
 
-    __slots__ = ("channel", "check_at", "check_every_s", "id", "message", "worker")
+    __slots__ = ("channel", "check_at", "check_every_s", "epoch", "id", "message", "worker")
 
     checked = False
     """Whether a worker may be asked what became of it (CHECK)."""
@@ -46,6 +46,8 @@ class Flight:
         self.channel: Channel | None = None
         self.message = 0
         """Number of the message that carried it, on its channel; 0 while it was not sent."""
+        self.epoch = 0
+        """The worker's epoch that this message named."""
         self.check_at = 0.0
         self.check_every_s = 0.0
 

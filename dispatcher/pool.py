@@ -157,6 +157,7 @@ class RoutedPool:
             return False
         now = self._loop.time()
         flags = LoadFlag.DRAINING if beat.draining else 0
+        self.core.view.confirm(known, beat.epoch)
         self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
         if known.max_models or beat.models:
             self.core.view.has_models(known, beat.models, now)

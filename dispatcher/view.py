@@ -41,6 +41,7 @@ class Worker:
         "_index",
         "address",
         "chosen",
+        "confirmed",
         "draining",
         "epoch",
         "heard_at",
@@ -68,6 +69,9 @@ class Worker:
         self.id = id
         self.instance = instance
         self.epoch = 0
+        """The newest that we know of. An answer may name it before we know that another process gave it."""
+        self.confirmed = 0
+        """The newest that this instance is known to have had, by its registration or heartbeat."""
         self.node = ""
         self.zone = ""
         self.address = ""
@@ -190,6 +194,7 @@ class PoolView:
         known.revision = max(known.revision, revision)
         if known.loaded_at == 0.0 or known.epoch != record.epoch:
             known.epoch = record.epoch
+        known.confirmed = max(known.confirmed, record.epoch)
         known.total = record.slots
         self._set_draining(known, record.state == "draining")
         self._place(known)
@@ -214,6 +219,10 @@ class PoolView:
         if load.draining != worker.draining:
             self._set_draining(worker, load.draining)
         self._place(worker)
+
+    def confirm(self, worker: Worker, epoch: int) -> None:
+        """A heartbeat of this instance named an epoch."""
+        worker.confirmed = max(worker.confirmed, epoch)
 
     def has_models(self, worker: Worker, models: tuple[str, ...], now: float) -> None:
         """The models that a worker says it has; those routed there a moment ago are believed to come."""

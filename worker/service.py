@@ -121,6 +121,8 @@ class Worker:
         self._grace = asyncio.Event()
         """Set when the grace was shortened."""
         self._leave_by = float("inf")
+        self._early_grace_s: float | None = None
+        """A drain that was asked for while the start was under way; it begins when that is done."""
         self._closed = asyncio.Event()
         self._failure: GanglineError | None = None
 
@@ -186,6 +188,8 @@ class Worker:
         self._log.info(
             "serves %d slots in epoch %d", self.core.load.total, self.core.epoch, extra={"action": "worker.started"}
         )
+        if self._early_grace_s is not None:
+            self.begin_drain(self._early_grace_s)
 
     async def _open_bucket(self) -> KeyValue:
         """Open the ledger; a cluster that holds an election just now is waited for."""
@@ -217,14 +221,17 @@ class Worker:
         await self.drain(0.0)
 
     def begin_drain(self, grace_s: float | None = None) -> None:
-        """`drain` without the wait."""
+        """`drain` without the wait. During a start it begins when that is done."""
         if self.state is WorkerState.NEW:
             self.state = WorkerState.CLOSED
             self._closed.set()
+        grace_s = self.settings.drain_grace_s if grace_s is None else grace_s
+        if self.state is WorkerState.STARTING:
+            self._early_grace_s = grace_s if self._early_grace_s is None else min(grace_s, self._early_grace_s)
+            return
         desk = self._desk
         if desk is None or self.state is WorkerState.CLOSED:
             return
-        grace_s = self.settings.drain_grace_s if grace_s is None else grace_s
         now = desk.books.now()
         self._leave_by = min(self._leave_by, now + grace_s)
         self.core.drain(self._leave_by, now)
@@ -285,7 +292,11 @@ class Worker:
             finally:
                 resting.cancel()
                 shortened.cancel()
-        await self._leave()
+        try:
+            await self._leave()
+        except Exception:
+            # A lifespan that raises at its end, for example: nobody waits for this task, and the worker has left.
+            self._log.exception("did not leave cleanly", extra={"action": "worker.leave_failed"})
 
     async def _leave(self) -> None:
         """Cancel what is left, take everything away, and close."""
@@ -326,8 +337,9 @@ class Worker:
                 await desk.presence.withdraw()
         except TimeoutError:
             self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
-        desk.books.record("leave")
-        desk.presence.announce(WorkerEvent.LEFT)
+        if self._subscription is not None:
+            desk.books.record("leave")
+            desk.presence.announce(WorkerEvent.LEFT)
 
     # -- others ---------------------------------------------------------------------------------------------------
 

@@ -88,6 +88,59 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind():
     await rig.close()
 
 
+async def test_a_drain_during_a_start_begins_when_the_start_is_done():
+    rig = Rig()
+    starting = asyncio.create_task(rig.worker.start())
+    await asyncio.sleep(0)
+    await rig.worker.stop()
+    await starting
+    assert rig.worker.state is WorkerState.CLOSED
+    assert rig.events() == ["drain", "leave"]
+    assert rig.keys() == []
+    await rig.close()
+
+
+@on_rig()
+async def test_a_worker_that_could_not_start_does_not_say_that_it_left(rig: Rig):
+    heard: list[bytes] = []
+    await rig.hand.bus.subscribe(rig.names.events, lambda message: heard.append(message.data))
+    with pytest.raises(WorkerIdTaken):
+        await rig.make_worker().start()
+    await rig.hand.quiet()
+    assert heard == []
+    assert rig.events() == []
+
+
+async def test_a_lifespan_that_fails_at_its_end_does_not_keep_a_worker_from_leaving(caplog):
+    rig = Rig()
+
+    async def resource():
+        yield "pool"
+        raise RuntimeError("cannot close")
+
+    rig.worker.pool.lifespan(resource)
+    await rig.worker.start()
+    await rig.worker.stop()
+    assert rig.worker.state is WorkerState.CLOSED
+    assert rig.keys() == []
+    assert any(record.__dict__.get("action") == "worker.leave_failed" for record in caplog.records)
+    await rig.close()
+
+
+async def test_a_lifespan_that_fails_at_its_start_is_the_starts_error():
+    rig = Rig()
+
+    async def resource():
+        raise RuntimeError("cannot open")
+        yield
+
+    rig.worker.pool.lifespan(resource)
+    with pytest.raises(RuntimeError, match="cannot open"):
+        await rig.worker.start()
+    assert rig.keys() == []
+    await rig.close()
+
+
 @on_rig()
 async def test_statistics_and_repr_tell_the_state(rig: Rig):
     rig.hand.send(task(1, "wait"), reserve(2), task(3, "fail"))

@@ -181,3 +181,16 @@ def test_prometheus_reads_a_workers_gauges(commands):
     worker.await_output(r"worker\.started")
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     assert "gangline_worker_slots_total{" in text and 'worker="w1"' in text
+
+
+def test_a_bad_storage_variable_is_wrong_usage_that_names_it(commands):
+    for arguments in (["worker", "words:pool"], ["workers"], ["gateway"]):
+        done = commands.run(*arguments, GANGLINE_REPLICAS="many")
+        assert done.returncode == 2
+        assert done.stderr.startswith("gangline: GANGLINE_REPLICAS is 'many'")
+
+
+def test_a_missing_exporter_or_unknown_one_stops_a_worker_before_it_serves(commands):
+    done = commands.run("worker", "words:pool", OTEL_TRACES_EXPORTER="zipkin")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gangline: OTEL_TRACES_EXPORTER=zipkin is not known here")

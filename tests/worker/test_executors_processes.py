@@ -326,6 +326,35 @@ def work() -> int:
 """
 
 
+TRACING = """
+import os
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from gangline.telemetry.tracing import tracer
+from gangline.worker.pool import Pool
+
+if os.environ.get("TRACE_IN_CHILD"):
+    trace.set_tracer_provider(TracerProvider())
+pool = Pool("p", executor="process")
+
+@pool.task
+def work() -> str | None:
+    return tracer.traceparent()
+"""
+
+
+async def test_code_in_a_child_that_traces_goes_on_with_the_callers_trace(tmp_path, monkeypatch):
+    imported = module(tmp_path, monkeypatch, "child_traces", TRACING)
+    options = {"trace": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    async with running(imported.pool) as harness:
+        assert await harness.value("work", options=options) is None
+    monkeypatch.setenv("TRACE_IN_CHILD", "1")
+    async with running(imported.pool) as harness:
+        value = await harness.value("work", options=options)
+    assert value.startswith(f"00-{'ab' * 16}-")
+    assert value.endswith("-01")
+
+
 @pytest.mark.parametrize(
     ("changed", "text"),
     [

@@ -25,6 +25,7 @@ from typing import Any
 
 from ...schemas.errors import GanglineError
 from ...telemetry.logs import RECORD_FIELDS
+from ...telemetry.tracing import tracer
 from ..context import TaskContext, attach, end
 from ..failures import failure_of
 from ..pool import TASKS_ATTRIBUTE, Pool
@@ -110,8 +111,10 @@ class _Child:
         stream = Stream(self._item, self._room) if order.streams else None
         try:
             call = task.bind(order.args, order.kwargs, json=order.json)
-            own = contextvars.copy_context()
-            return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
+            # For code here that traces: the tasks' modules set a provider up, or there is none.
+            with tracer.span(f"gangline.process {task.full_name}", parent=context.trace):
+                own = contextvars.copy_context()
+                return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
         except BaseException as error:
             return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
         finally:

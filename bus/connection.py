@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from ..schemas.errors import GanglineError, InvalidSettings, ServerUnreachable
 from .ambient import Ambient
@@ -67,9 +68,26 @@ async def _give_up(client: DirectClient, opening: asyncio.Future[None]) -> None:
     await client.shut()
 
 
+def _identity_in(urls: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The addresses without what stands before their @, and that as options.
+
+    nats-py takes it as it is written, percent signs and all, and has none for servers that it discovers later.
+    Addresses with different identities are left as they are.
+    """
+    found = {urlsplit(url).netloc.rpartition("@")[0] for url in urls}
+    userinfo = found.pop() if len(found) == 1 else ""
+    if not userinfo:
+        return urls, {}
+    bare = tuple(url.replace(f"{userinfo}@", "", 1) for url in urls)
+    user, colon, password = userinfo.partition(":")
+    return bare, {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
+
+
 def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str, Any]:
+    urls, identity = _identity_in(settings.urls)
     options: dict[str, Any] = {
-        "servers": list(settings.urls),
+        "servers": list(urls),
+        **identity,
         "name": name or None,
         "connect_timeout": min(_ATTEMPT_TIMEOUT_S, settings.connect_timeout_s),
         "reconnect_time_wait": wait_s,
@@ -84,10 +102,8 @@ def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str
         options["user_credentials"] = str(settings.credentials_file)
     if settings.nkey_file is not None:
         options["nkeys_seed"] = str(settings.nkey_file)
-    if settings.user:
-        options["user"], options["password"] = settings.user, settings.password
-    if settings.token:
-        options["token"] = settings.token
+    if settings.user or settings.token:
+        options.update(user=settings.user or None, password=settings.password or None, token=settings.token or None)
     return options
 
 

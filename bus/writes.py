@@ -171,7 +171,8 @@ class Writer:
         """Fill `results`; return the places that need another try, each with what went wrong."""
         late: list[tuple[int, Unavailable]] = []
         try:
-            await asyncio.wait({future for _, future, _ in under_way}, timeout=SILENCE_S)
+            patience_s = min(SILENCE_S, self._bus.api.timeout_s)
+            await asyncio.wait({future for _, future, _ in under_way}, timeout=patience_s)
         finally:
             for index, (reply, future, write_id) in enumerate(under_way):
                 self._bus.forget_request(reply)

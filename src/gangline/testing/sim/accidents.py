@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .plan import FAULTS, Accident, Event, Plan, Storm
+from .plan import CALM_RATES, Accident, Event, Plan, Storm
 
 if TYPE_CHECKING:
     from .processes import Process
@@ -23,6 +23,7 @@ class Accidents:
         self._world = world
         self._open: dict[int, Callable[[], None]] = {}
         """How to end what goes on now."""
+        self._storms: list[Storm] = []
         self._numbers = 0
         self._over = False
         self.excuses_late_messages = False
@@ -43,11 +44,20 @@ class Accidents:
             self._finish(number)
 
     def _storm(self, storm: Storm) -> None:
-        world = self._world
         if self._over:
             return
-        calm, world.faults.rates = world.faults.rates, storm.rates
-        self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, lambda: setattr(world.faults, "rates", calm))
+        self._storms.append(storm)
+        self._blow()
+
+        def abate() -> None:
+            self._storms.remove(storm)
+            self._blow()
+
+        self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, abate)
+
+    def _blow(self) -> None:
+        """The latest storm counts."""
+        self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
 
     def _happen(self, event: Event) -> None:
         if self._over:
@@ -118,6 +128,3 @@ class Accidents:
         finish = self._open.pop(number, None)
         if finish is not None:
             finish()
-
-
-__all__ = ["FAULTS", "Accidents"]

@@ -15,6 +15,7 @@ from ...bus.memory_faults import FaultRates
 
 POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
+CALM_RATES = FaultRates(latency_s=LATENCY_S)
 MAX_DELAY_S = 0.5
 """Longest that a single message is held up by a fault, in seconds; partitions hold longer."""
 

@@ -244,6 +244,11 @@ class ClientProcess(Process):
             self._steps.pop(task, None)
 
     @property
+    def running(self) -> bool:
+        """It takes steps."""
+        return self.client is not None and not self.frozen
+
+    @property
     def busy(self) -> int:
         """Steps that have not ended."""
         return len(self._steps) + len(self._waiting)

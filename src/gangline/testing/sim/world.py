@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ...bus.ambient import Ambient
 from ...bus.memory import MemoryHub
-from ...bus.memory_faults import FaultRates, RandomFaults
+from ...bus.memory_faults import RandomFaults
 from ...dispatcher.leases import Lease
 from ...dispatcher.selection import Selection
 from ...schemas.names import Names
@@ -22,7 +22,7 @@ from .accidents import Accidents
 from .checker import Checker
 from .ledger import LedgerWatch
 from .outcomes import Outcomes
-from .plan import LATENCY_S, Plan
+from .plan import CALM_RATES, Plan
 from .processes import ClientProcess, WorkerProcess
 from .rest import check_rest
 from .slots import WorkerModel
@@ -34,10 +34,9 @@ WALL_S = 1_790_000_000.0
 """What every wall clock shows at the beginning, but for its own skew."""
 LOOK_S = 0.1
 """How often what should have happened by now is looked for."""
-SETTLE_S = 25.0
-"""Longest time from the end of the traffic to rest: the longest deadline and lease, a drain's grace, a lost worker."""
+SETTLE_S = 60.0
+"""Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains."""
 SETTLE_LOOK_S = 0.25
-CALM_RATES = FaultRates(latency_s=LATENCY_S)
 
 
 class World:
@@ -176,7 +175,7 @@ class World:
         """Nothing is asked, held or run, as far as can be seen from outside."""
         return (
             not self.outcomes.open
-            and not any(client.busy for client in self.clients.values())
+            and all(client.running and not client.busy for client in self.clients.values())
             and all(worker.settled for worker in self.workers.values())
             and not any(model.living or model.running or model.bodies for model in self.models.values() if model.alive)
             and not any(key.startswith("lease.") for key in self.ledger_keys())

@@ -62,7 +62,7 @@ class Candidates:
         self._homes_version = -1
 
     def of(self, request: Demand, *, anyhow: bool = False) -> Candidates:
-        """Aim at one request. `anyhow` asks for workers that take it once they have room, full or not."""
+        """Aim at one request. `anyhow` asks for workers that may have room for all we know for certain."""
         self._request = request
         self._anyhow = anyhow
         self._plain = (
@@ -75,14 +75,16 @@ class Candidates:
         return self
 
     def fits(self, worker: Worker) -> bool:
-        """Whether the worker can take the request now (or, when looked for `anyhow`, once it has room)."""
+        """Whether the worker has room for the request (or, when looked for `anyhow`, may have)."""
         if not self.serves(worker):
             return False
         request = self._request
         assert request is not None
         if request.avoid and worker in request.avoid:
             return False
-        return self._anyhow or worker.ongoing + cost_on(worker, request) <= worker.total
+        # What others had there may have ended unheard; what is our own has not.
+        taken = worker.own if self._anyhow else worker.ongoing
+        return taken + cost_on(worker, request) <= worker.total
 
     def serves(self, worker: Worker) -> bool:
         """Whether the worker could ever take it: it has the task and the labels, and is not about to leave."""

@@ -34,7 +34,7 @@ from ..schemas.errors import (
 from ..schemas.frames import Load
 from ..schemas.names import WorkerId
 from ..schemas.records import Registration
-from .candidates import Candidates, Draw, cost_on
+from .candidates import Candidates, Draw, cost, cost_on
 from .policy import Policy
 from .queue import WaitingLine
 from .retry import Backoff, Fate
@@ -346,6 +346,9 @@ class PoolCore:
         if ticket.fate is Fate.UNHEARD and not any(worker.reachable for worker in workers.values()):
             return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
         because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
+        largest = max(worker.total for worker in workers.values())
+        if (needed := cost(self.view, ticket)) > largest:
+            because = f"; it takes {needed} slots, and the largest worker has {largest}"
         return Saturated(
             f"no worker of pool {self.pool!r} had room {after}{because}: add workers or slots, or wait longer",
             details=details,

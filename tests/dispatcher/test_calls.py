@@ -611,3 +611,29 @@ async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_firs
         await call
     assert caught.value.may_have_started
     rig.balanced()
+
+
+@on_rig()
+async def test_a_router_alone_with_its_worker_never_sends_what_must_be_refused(rig: Rig) -> None:
+    def busy(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.TASK:
+            later = asyncio.get_running_loop().call_later
+            later(0.3, worker.answer, (Answer.OK, frame[1], None))
+        return None
+
+    worker = await rig.worker(slots=3, behave=busy)
+    calls = asyncio.gather(*(rig.client.call("images.echo") for _ in range(30)))
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        open_tasks = len(worker.heard_of(Request.TASK)) - sum(call.done() for call in calls._children)  # type: ignore[attr-defined]
+        assert open_tasks <= 3
+    await calls
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_task_that_no_worker_is_large_enough_for_says_so(rig: Rig) -> None:
+    await rig.worker(slots=1)
+    with pytest.raises(Saturated, match="takes 2 slots, and the largest worker has 1"):
+        await rig.client.options(timeout_s=2).call("images.heavy")
+    rig.balanced()

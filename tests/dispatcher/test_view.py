@@ -173,7 +173,7 @@ def test_a_request_for_many_slots_needs_them_free() -> None:
     view = view_of(record("a"), record("b"))
     view.charge(view.workers["a"], 2)
     assert name(choose(view, method="heavy")) == "b"
-    view.charge(view.workers["b"], 2)
+    view.loaded(view.workers["b"], Load(2, 0, 4), 1, 1.0)
     assert choose(view, method="heavy") is None
     assert choose(view, method="heavy", anyhow=True) is not None
 

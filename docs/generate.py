@@ -18,6 +18,7 @@ from gangline.bus import port
 from gangline.bus.port import BucketSettings
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
+from gangline.dispatcher.gateway_settings import GatewaySettings
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas import errors
 from gangline.schemas.errors import GanglineError
@@ -128,6 +129,7 @@ def settings_page() -> str:
             "",
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
+            *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
         ]
     )
 
@@ -137,7 +139,7 @@ def settings_page() -> str:
 
 def _option_row(context: click.Context, option: click.Option) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    metavar = "" if option.is_flag else f" `{option.make_metavar(context)}`"
+    metavar = "" if option.is_flag else f" `{cell(option.make_metavar(context))}`"
     variable = option.envvar if isinstance(option.envvar, str) else ", ".join(option.envvar or ())
     default = option.default if isinstance(option.default, str | int | float) and not option.is_flag else ""
     shown = [f"`{variable}`" if variable else "", f"`{default}`" if default != "" else ""]

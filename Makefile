@@ -54,7 +54,7 @@ docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the cod
 	@$(BIN)/python docs/generate.py
 
 sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
-	@$(BIN)/python -m gangline.testing.simulator --seeds $(SEEDS) $(ARGS)
+	@$(BIN)/python -m gangline.testing.sim --seeds $(SEEDS) $(ARGS)
 
 clean: ## remove what make and the tools have made
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

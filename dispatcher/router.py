@@ -35,8 +35,6 @@ _log = logger_for("dispatcher")
 
 _TICK_S = 0.5
 _DEFAULTS = CallOptions()
-SELECTION_TTL_S = 15.0
-"""Time to live of a selection's slot; renewed by itself while the selection is held."""
 
 
 class Router:
@@ -175,7 +173,7 @@ class Router:
                 pool,
                 method,
                 slots if slots is not None or method else 1,
-                SELECTION_TTL_S,
+                max(MIN_TTL_S, self.settings.claim_s),
                 ReserveFlag.SINGLE_USE,
                 options,
             )

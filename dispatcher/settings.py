@@ -54,7 +54,8 @@ class RouterSettings:
     probe_max_s: float = 1.0
     """... up to this."""
     claim_s: float = 2.0
-    """A reserved slot that is neither used nor renewed for so long frees itself at the worker."""
+    """A selected slot that is neither used nor renewed for so long frees itself at the worker: how long it stays taken
+    after this process vanished. It is renewed three times as often. At least 1 for selections."""
     reconcile_s: float = 5.0
     """How often registrations are pulled again, in case a change was missed."""
     stream_window: int = 64

@@ -10,6 +10,7 @@ import pytest
 
 import gangline
 from gangline.bus.port import RequestTimeout
+from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client, connect
 from gangline.dispatcher.leases import Lease
 from gangline.dispatcher.sync import SyncClient, SyncLease, connect_sync
@@ -167,16 +168,17 @@ async def test_a_real_worker_runs_calls_selections_and_leases(rig: Rig) -> None:
 
 @pytest.mark.realtime
 async def test_connecting_to_nobody_is_an_error_that_says_where() -> None:
+    nobody = ConnectionSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=0.2)
     with pytest.raises(ServerUnreachable, match="127.0.0.1:1"):
-        async with connect("nats://127.0.0.1:1"):
+        async with connect(nobody):
             pass
     with pytest.raises(ServerUnreachable):
-        await connect("nats://127.0.0.1:1")
+        await connect(nobody)
 
 
 def test_connecting_to_nobody_from_plain_code() -> None:
     with pytest.raises(ServerUnreachable):
-        connect_sync("nats://127.0.0.1:1")
+        connect_sync(ConnectionSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=0.2))
 
 
 # -- the twin -----------------------------------------------------------------------------------------------------

@@ -331,7 +331,7 @@ async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
         await asyncio.sleep(60)
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
     renewals = worker.heard_of(Request.RENEW)
-    assert 10 <= len(renewals) <= 14  # one within the claim timeout, then every third of 15 s
+    assert 85 <= len(renewals) <= 95  # every third of the claim timeout
     assert all(frame[2] == selection.token for frame in renewals)
     await asyncio.sleep(60)
     assert len(worker.heard_of(Request.RENEW)) == len(renewals)

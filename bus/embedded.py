@@ -229,7 +229,7 @@ class EmbeddedServer:
     def freeze(self) -> None:
         """Stop it as a hung machine would (SIGSTOP)."""
         if self._process is not None:
-            self._process.signal(signal.SIGSTOP)
+            self._process.freeze()
 
     def thaw(self) -> None:
         """Go on after `freeze`."""

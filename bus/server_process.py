@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -98,6 +99,13 @@ class ServerProcess:
                 os.kill(self._pid, number)
             except ProcessLookupError:
                 pass
+
+    def freeze(self) -> None:
+        """Stop it as a hung machine would; returns when it stands still."""
+        self.signal(signal.SIGSTOP)
+        if self.running and self._pid is not None and not self._keeper:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PID, self._pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def stop(self, timeout_s: float) -> None:
         """Ask it to end, and kill it if it has not after `timeout_s`."""

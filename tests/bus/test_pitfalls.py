@@ -80,7 +80,7 @@ async def test_2_errors_in_callbacks_do_not_stop_the_connection(connect_to, nats
 
 
 async def test_2_a_defect_in_the_read_loop_costs_a_reconnect_and_not_the_connection(connect_to, nats_url, monkeypatch):
-    bus = await connect_to(nats_url)
+    bus = await connect_to(nats_url, ping_interval_s=300)  # nothing else may notice
     events = collect()
     bus.on_connection(events)
     with monkeypatch.context() as patch:
@@ -117,9 +117,15 @@ async def test_3_what_was_buffered_when_the_connection_broke_is_not_delivered_af
     await bus.subscribe("pitfall.buffered", got)
     nats_server.kill()  # the loop has not run since: nobody knows yet
     assert bus.connected
-    bus.publish("pitfall.buffered", b"lost")
+    bus.publish("pitfall.buffered", b"lost in the socket")
     await happens(bus, ConnectionEvent.DISCONNECTED, lambda: None)
     await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
+
+    def publish_and_lose():
+        bus.publish("pitfall.buffered", b"lost before the write")
+        bus._client._lose(OSError("planted"))
+
+    await happens(bus, ConnectionEvent.RECONNECTED, publish_and_lose)
     bus.publish("pitfall.buffered", b"after")
     await got.count(1)
     assert [message.data for message in got.items] == [b"after"]
@@ -193,8 +199,8 @@ async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhi
     await bucket.put("k.before", b"1")
     await seen.count(1)
     await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
     started = time.monotonic()
+    await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
     await bucket.put("k.after", b"1")
     await seen.until(lambda entries: entries[-1].key == "k.after")
     assert time.monotonic() - started < 3

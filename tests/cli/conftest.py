@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,13 @@ class Commands:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    def await_file(self, name: str) -> None:
+        """Wait for a file in the folder; the `hold` task makes some."""
+        end = time.monotonic() + PATIENCE_S
+        while not (self.folder / name).exists():
+            assert time.monotonic() < end, f"no {name} in {[path.name for path in self.folder.iterdir()]}"
+            time.sleep(0.01)
+
     def close(self) -> None:
         for running in self._running:
             running.close()
@@ -142,6 +150,7 @@ class Commands:
 
 POOL = """
 import asyncio
+import pathlib
 import gangline
 
 pool = gangline.Pool("words", slots=4, labels={"tier": "a"})
@@ -165,8 +174,15 @@ async def each(text: str):
 
 
 @pool.task
-async def hold(seconds: float) -> str:
-    await asyncio.sleep(seconds)
+async def hold(go: str = "") -> str:
+    '''Shows that it runs by a file, and goes on until there is another one.'''
+    pathlib.Path("began").touch()
+    try:
+        while not (go and pathlib.Path(go).exists()):
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        pathlib.Path("cancelled").touch()
+        raise
     return "held"
 
 

@@ -60,27 +60,24 @@ def test_a_pool_without_workers_is_exit_code_3(commands):
 
 
 def test_a_deadline_that_passes_while_the_task_runs_is_exit_code_4(commands, worker):
-    done = commands.run("call", "words.hold", "[30]", "--timeout", "0.5")
+    done = commands.run("call", "words.hold", "--timeout", "4")
     assert done.returncode == 4
     assert done.stderr.startswith("gangline: ")
 
 
 def test_a_worker_that_dies_under_a_call_is_exit_code_4(commands, worker):
-    call = commands.start("call", "words.hold", "[30]")
-    while not commands.json("stats", "words.w1")["load"]["running"]:
-        pass
+    call = commands.start("call", "words.hold")
+    commands.await_file("began")
     os.kill(worker.process.pid, signal.SIGKILL)
     assert call.wait() == 4
     assert "gangline: " in call.output
 
 
 def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
-    call = commands.start("call", "words.hold", "[30]")
-    while not commands.json("stats", "words.w1")["load"]["running"]:
-        pass
+    call = commands.start("call", "words.hold")
+    commands.await_file("began")
     call.signal(signal.SIGINT)
     assert call.wait() == 130
     assert "Traceback" not in call.output
-    while commands.json("stats", "words.w1")["load"]["running"]:
-        pass
+    commands.await_file("cancelled")
     assert commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import signal
 import pytest
 
 from gangline.bus.jetstream import connect
+from gangline.bus.port import NoResponders
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas import headers
 from gangline.schemas.names import Names
@@ -140,15 +142,18 @@ async def test_a_gateway_answers_plain_requests_with_results_and_errors(commands
 
 
 async def test_a_gateway_lets_calls_under_way_finish(commands, nats_url, namespace):
-    import asyncio
-
     worker = commands.start("worker", "words:pool", "--id", "w1")
     gateway = commands.start("gateway")
     worker.await_output(r"worker\.started")
     gateway.await_output(r"gateway\.started")
-    call = asyncio.ensure_future(request(nats_url, namespace, "words.hold", b"[1.0]"))
-    while not (await asyncio.to_thread(commands.json, "stats", "words.w1"))["load"]["running"]:
-        pass
+    call = asyncio.ensure_future(request(nats_url, namespace, "words.hold", b'["go"]'))
+    await asyncio.to_thread(commands.await_file, "began")
     gateway.signal(signal.SIGTERM)
+    # By now it takes nothing new: once it has unsubscribed, a request finds nobody.
+    with pytest.raises(NoResponders):
+        async with asyncio.timeout(30):
+            while True:
+                await request(nats_url, namespace, "words.count", b'["a"]')
+    (commands.folder / "go").touch()
     assert (await call).data == b'"held"'
     assert gateway.wait() == 0

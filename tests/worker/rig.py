@@ -29,7 +29,7 @@ class Gates:
 
 
 def make_pool(gates: Gates | None = None, slots: int = 2) -> Pool:
-    """Tasks echo, double, fail, wait (until the gates open, or for `seconds`), big, heavy (two slots), count (stream)."""
+    """Tasks echo, double, fail, wait (for the gates, or `seconds`), big, heavy (costs two slots), count (a stream)."""
     pool = Pool("images", slots=slots)
     gates = gates or Gates()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..schemas.errors import (
     WorkerLost,
     WrongPool,
 )
+from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
 from .core import Ticket, outcome_unknown, stale
 from .hold import Hold
@@ -25,6 +27,7 @@ from .order import CallOptions, Order, refuses_token, result_of
 from .retry import Fate
 from .stream import Streamer, StreamFlight, stream_fate
 
+Observe = Callable[[Order], AbstractContextManager[tuple[Ticket, Span]]]
 MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
 
 
@@ -32,12 +35,21 @@ class Lease:
     """Some slots of one worker, renewed by itself while held. Not for use after its `async with` block."""
 
     def __init__(
-        self, hold: Hold, *, caller: Caller, streamer: Streamer, make: MakeOrder, options: CallOptions, wait: bool
+        self,
+        hold: Hold,
+        *,
+        caller: Caller,
+        streamer: Streamer,
+        make: MakeOrder,
+        observe: Observe,
+        options: CallOptions,
+        wait: bool,
     ) -> None:
         self._hold = hold
         self._caller = caller
         self._streamer = streamer
         self._make = make
+        self._observe = observe
         self._options = options
         self._wait = wait
         self._slots = LeaseSlots(hold.slots, caller.exchange.loop)
@@ -115,22 +127,8 @@ class Lease:
             GanglineError: see Client.call.
         """
         order = self._order(method, args, kwargs)
-        hold, caller = self._hold, self._caller
-        attempts = 0
-        while True:
-            ticket = await self._enter(order)
-            attempts += 1
-            ticket.attempts = attempts
-            sent_at = caller.exchange.loop.time()
-            outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token)
-            fate = fate_of(outcome)
-            if fate is None:
-                assert not isinstance(outcome, Fate)
-                if not refuses_token(outcome):
-                    hold.used(sent_at)
-                return result_of(outcome)
-            if fate is not Fate.UNSEEN:  # which never arrived, and never will: once more on the same lease
-                raise self._error(fate)
+        with self._observe(order) as (request, span):
+            return await self._run(order, request, span)
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
@@ -139,16 +137,17 @@ class Lease:
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         order = self._order(method, args, kwargs)
-        ticket = await self._enter(order)
-        hold = self._hold
-        flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
-        items = self._streamer.read(order, flight, token=hold.token)
-        async with contextlib.aclosing(items):
-            async for item in items:
-                yield item
-        fate = stream_fate(flight)
-        if fate is not None:
-            raise self._error(fate)
+        with self._observe(order) as (_, span):
+            ticket = await self._enter(order)
+            hold = self._hold
+            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
+            items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+            fate = stream_fate(flight)
+            if fate is not None:
+                raise self._error(fate)
 
     def renew(self) -> None:
         """Ask for the full time to live now, rather than when it is due by itself."""
@@ -195,6 +194,23 @@ class Lease:
                 raise error
         ticket.worker = worker
         return ticket
+
+    async def _run(self, order: Order, request: Ticket, span: Span) -> Any:
+        hold, caller = self._hold, self._caller
+        while True:
+            ticket = await self._enter(order)
+            request.attempts += 1
+            ticket.attempts = request.attempts
+            sent_at = caller.exchange.loop.time()
+            outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
+            fate = fate_of(outcome)
+            if fate is None:
+                assert not isinstance(outcome, Fate)
+                if not refuses_token(outcome):
+                    hold.used(sent_at)
+                return result_of(outcome)
+            if fate is not Fate.UNSEEN:  # which never arrived, and never will: once more on the same lease
+                raise self._error(fate)
 
     def _error(self, fate: Fate) -> GanglineError:
         worker = self._hold.worker

@@ -168,6 +168,15 @@ class RoutedPool:
         known = self.core.view.workers.get(worker)
         return known is not None and known.instance == instance
 
+    def connection(self, connected: bool) -> None:
+        """The connection was lost, or is back."""
+        self.core.connected = connected
+        if connected:
+            # Nobody could be heard meanwhile; everybody gets the full time again.
+            for worker in self.core.view.workers.values():
+                worker.heard_at = self._loop.time()
+            self.pump()
+
     # -- time -----------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:

@@ -9,9 +9,9 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from typing import Any
 
 from ..bus.ambient import Ambient
-from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue
+from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.deadline import current_deadline
-from ..schemas.errors import ClosedError, Disconnected, GanglineError, InvalidSettings, ServerUnsupported, Unavailable
+from ..schemas.errors import ClosedError, GanglineError, InvalidSettings
 from ..schemas.frames import ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
@@ -20,20 +20,19 @@ from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .caller import Caller
 from .core import Ticket
-from .discovery import Discovery
 from .exchange import Exchange
 from .hold import Hold, Reserver
 from .leases import Lease, Leasing
 from .order import CallOptions, Order
 from .policy import Policy, Sticky
 from .pool import RoutedPool
+from .pools import Pools
 from .selection import Choosing, Dispatcher, Selection
 from .settings import RouterSettings
 from .stream import Streamer
 
 _log = logger_for("dispatcher")
 
-_TICK_S = 0.5
 _DEFAULTS = CallOptions()
 
 
@@ -63,20 +62,23 @@ class Router:
         self.names = names
         self.settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
-        self._ambient = ambient or Ambient()
-        self._bucket = bucket or BucketSettings()
-        self._policy = policy or (lambda _pool: Sticky())
-        # A generator of its own: the system's is a system call for every draw.
-        self._draw = random.Random(self._ambient.random.getrandbits(64)).random
+        ambient = ambient or Ambient()
         self._pools: dict[str, RoutedPool] = {}
-        self._opening: dict[str, asyncio.Task[RoutedPool]] = {}
-        self._ledger: KeyValue | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._reconcile_now = asyncio.Event()
-        self._unlisten: Callable[[], None] | None = None
         self._state = "new"
         self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
-        self.exchange = Exchange(bus, names, self._ambient, self.settings, self._pools.get)
+        self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
+        self._following = Pools(
+            bus,
+            names,
+            pools=self._pools,
+            exchange=self.exchange,
+            settings=self.settings,
+            bucket=bucket or BucketSettings(),
+            policy=policy or (lambda _pool: Sticky()),
+            metrics=self.metrics,
+            # A generator of its own: the system's is a system call for every draw.
+            draw=random.Random(ambient.random.getrandbits(64)).random,
+        )
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
         self._streamer = Streamer(self.caller, self.settings.stream_window)
@@ -90,14 +92,9 @@ class Router:
             raise ClosedError("this router was stopped: make a new one")
         if self._state == "running":
             return
-        self._state = "running"
-        self._unlisten = self.bus.on_connection(self._on_connection)
         await self.exchange.start()
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._tick_loop(), name="gangline-router-tick"),
-            loop.create_task(self._reconcile_loop(), name="gangline-router-reconcile"),
-        ]
+        self._following.start()
+        self._state = "running"
 
     async def stop(self) -> None:
         """Refuse new requests with ClosedError, end those that wait or run with it (their tasks are told to stop), and
@@ -105,21 +102,11 @@ class Router:
         if self._state == "stopped":
             return
         self._state = "stopped"
-        for task in [*self._tasks, *self._opening.values()]:
-            task.cancel()
-        closed = ClosedError("this router was stopped")
-        for pool in self._pools.values():
-            pool.close(closed)
+        self._following.refuse(ClosedError("this router was stopped"))
         for hold in list(self._holds):
             hold.release()
         await self.exchange.stop()
-        for pool in self._pools.values():
-            if pool.discovery is not None:
-                with contextlib.suppress(GanglineError):
-                    await pool.discovery.stop()
-        if self._unlisten is not None:
-            self._unlisten()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._following.stop()
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -218,7 +205,13 @@ class Router:
         async def make() -> Lease:
             hold = await self._reserve(pool, method, slots, ttl_s, flags, options)
             return Lease(
-                hold, caller=self.caller, streamer=self._streamer, make=self._lease_order, options=options, wait=wait
+                hold,
+                caller=self.caller,
+                streamer=self._streamer,
+                make=self._lease_order,
+                observe=self._observed,
+                options=options,
+                wait=wait,
             )
 
         return Leasing(make)
@@ -258,37 +251,13 @@ class Router:
         return own if inherited is None else min(own, inherited)
 
     async def pool(self, name: str, deadline: float | None = None) -> RoutedPool:
-        """The pool of that name, its workers pulled.
+        """The pool of that name, its workers pulled; see Pools.get.
 
         Raises:
             ClosedError: the router does not run.
-            Unavailable: the ledger could not be read by the deadline, or within `saturated_wait_s`.
         """
-        pool = self._pools.get(name)
-        if pool is not None:
-            if self._state != "running":
-                raise ClosedError("this router was stopped: make a new one")
-            pool.used_at = self.exchange.loop.time()
-            return pool
         self._check_open()
-        task = self._opening.get(name)
-        if task is None:
-            check_name(name, "pool")
-            task = self.exchange.loop.create_task(self._open(name), name=f"gangline-open-{name}")
-            self._opening[name] = task
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
-        limit = self.exchange.loop.time() + self.settings.saturated_wait_s
-        try:
-            async with asyncio.timeout_at(limit if deadline is None else min(limit, deadline)):
-                return await asyncio.shield(task)
-        except TimeoutError as error:
-            if not self.bus.connected:
-                raise Disconnected("no connection to the server; nothing was sent") from error
-            raise Unavailable(f"who serves pool {name!r} could not be read in time; nothing was sent") from error
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise ClosedError("this router was stopped") from None
-            raise
+        return await self._following.get(name, deadline)
 
     @property
     def running(self) -> bool:
@@ -301,9 +270,7 @@ class Router:
 
     async def ledger(self) -> KeyValue:
         """The ledger's bucket."""
-        if self._ledger is None:
-            self._ledger = await self.bus.bucket(self.names.ledger_bucket, self._bucket)
-        return self._ledger
+        return await self._following.ledger()
 
     def statistics(self) -> dict[str, Any]:
         """Pools with their workers and queues, flights, holds."""
@@ -392,94 +359,6 @@ class Router:
         if self._state != "running":
             why = "was not started" if self._state == "new" else "was stopped"
             raise ClosedError(f"this router {why}")
-
-    async def _open(self, name: str) -> RoutedPool:
-        pool = RoutedPool(
-            name,
-            exchange=self.exchange,
-            settings=self.settings,
-            policy=self._policy(name),
-            metrics=self.metrics,
-            draw=self._draw,
-        )
-        delay_s = 0.05
-        while True:
-            try:
-                ledger = await self.ledger()
-                if pool.discovery is None:
-                    discovery = Discovery(name, ledger, self.names, pool)
-                    await discovery.start()
-                    pool.discovery = discovery
-                await pool.discovery.pull()
-                break
-            except ServerUnsupported:
-                raise
-            except Unavailable as error:
-                _log.warning(
-                    "cannot read who serves %s: %s", name, error, extra={"action": "pool.pull_failed", "pool": name}
-                )
-                await asyncio.sleep(delay_s)
-                delay_s = min(1.0, 2 * delay_s)
-        self._pools[name] = pool
-        return pool
-
-    async def _tick_loop(self) -> None:
-        """Silence, stale loads and answers that are long in coming."""
-        loop = self.exchange.loop
-        last = loop.time()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now = loop.time()
-            stalled_s = now - last - _TICK_S
-            last = now
-            if stalled_s > _TICK_S or not self.bus.connected:
-                # We heard nobody because we were not listening.
-                for pool in self._pools.values():
-                    pool.core.view.forgive(stalled_s + _TICK_S)
-                continue
-            for name, pool in list(self._pools.items()):
-                pool.tick(now)
-                if pool.idle(now):
-                    await self._close_pool(name, pool)
-            self.exchange.check_due(now)
-
-    async def _close_pool(self, name: str, pool: RoutedPool) -> None:
-        """Nobody asks for it and nobody serves it: stop following it."""
-        del self._pools[name]
-        pool.close(ClosedError(f"pool {name!r} is no longer followed"))
-        if pool.discovery is not None:
-            with contextlib.suppress(GanglineError):
-                await pool.discovery.stop()
-
-    async def _reconcile_loop(self) -> None:
-        """Pull all pools now and then, and at once after a reconnection."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self.settings.reconcile_s):
-                    await self._reconcile_now.wait()
-            self._reconcile_now.clear()
-            for name, pool in list(self._pools.items()):
-                try:
-                    if pool.discovery is not None:
-                        await pool.discovery.pull()
-                except Unavailable as error:
-                    # A query that fails removes nothing.
-                    _log.info(
-                        "cannot pull pool %s: %s", name, error, extra={"action": "pool.pull_failed", "pool": name}
-                    )
-
-    def _on_connection(self, event: ConnectionEvent) -> None:
-        connected = event is ConnectionEvent.RECONNECTED
-        now = self.exchange.loop.time()
-        for pool in self._pools.values():
-            pool.core.connected = connected
-            if connected:
-                # Nobody could be heard meanwhile; everybody gets the full time again.
-                for worker in pool.core.view.workers.values():
-                    worker.heard_at = now
-                pool.pump()
-        if connected:
-            self._reconcile_now.set()
 
 
 def _code_of(error: BaseException) -> str:

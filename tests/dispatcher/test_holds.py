@@ -649,7 +649,7 @@ async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
         def worker_lost(self, worker: Any) -> None:
             events.append(("lost", str(worker.id)))
 
-    rig.router._policy = lambda pool: Watching()
+    rig.router._following._policy = lambda pool: Watching()
     worker = await rig.worker()
     await rig.client.call("images.echo")
     async with rig.client.choose_worker("images") as selection:

@@ -130,3 +130,19 @@ async def test_waits_after_a_refusal_are_counted(read: Read) -> None:
         await rig.client.options(timeout_s=2).call("backed.echo")
     assert read("gangline.router.backoffs")["backed",] >= 5
     await rig.stop()
+
+
+async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemorySpanExporter) -> None:
+    rig = Rig()
+    await rig.start()
+    await rig.worker(pool="leased")
+    async with rig.client.lease("leased") as lease:
+        for _ in range(3):
+            await lease.call("echo")
+    assert read("gangline.router.requests")["leased", "leased"] == 3
+    assert read("gangline.router.attempts")["leased", "leased"] == 3
+    names = [span.name for span in spans.get_finished_spans()]
+    assert names.count("gangline.call leased.echo") == names.count("gangline.attempt") == 3
+    traced = [frame[7] for frame in rig.workers[0].heard_of(Request.TASK)]
+    assert all(traced) and len(set(traced)) == 3
+    await rig.stop()

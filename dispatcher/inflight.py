@@ -122,6 +122,6 @@ class ReserveFlight(Awaited):
 
     def _end(self, outcome: Outcome) -> None:
         granted = not isinstance(outcome, Fate) and outcome[0] == Answer.GRANTED
-        if not granted or self.future.done():
+        if not granted:
             self.books.settle(self.ticket)
         super()._end(outcome)

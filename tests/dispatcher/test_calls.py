@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.port import Conflict
 from gangline.schemas.errors import (
     ClosedError,
     DeadlineExceeded,
@@ -23,6 +24,7 @@ from gangline.schemas.errors import (
     WorkerLost,
 )
 from gangline.schemas.frames import Answer, Frame, Load, Reason, Request, TaskState
+from gangline.schemas.records import Registration
 
 from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 
@@ -340,14 +342,15 @@ async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     [task] = await worker.hears(Request.TASK)
-    imposter = FakeWorker(rig, "w1", instance="w1-2", epoch=5)
     key = rig.names.alive_key(worker.id)
-    with pytest.raises(Exception):  # noqa: B017  # the write is refused, but whoever observes sees it pass
+    with pytest.raises(Conflict):  # the write is refused, but whoever observes sees it pass
         await rig.kv.put(key, b'{"epoch": 5, "instance": "w1-2", "running": 0, "reserved": 0, "total": 2}', revision=1)
+    record = Registration(pool="images", worker="w1", epoch=5, instance="w1-2", slots=2)
+    with pytest.raises(Conflict):
+        await rig.kv.put(rig.names.registration_key(worker.id), record.model_dump_json().encode(), revision=99)
     await asyncio.sleep(1)
     worker.answer((Answer.OK, task[1], "done"))
     assert await call == "done"
-    await imposter.bus.close()
 
 
 @on_rig()
@@ -506,8 +509,11 @@ async def test_without_a_connection_calls_wait_for_it(rig: Rig) -> None:
     call = asyncio.ensure_future(rig.client.call("images.echo"))
     await asyncio.sleep(10)
     assert not call.done()
+    loop = asyncio.get_running_loop()
     rig.hub.reconnect(rig.bus)
+    began = loop.time()
     assert await call == ["w1", "echo"]
+    assert loop.time() - began < 0.01  # the connection's return ends the wait, not the next backoff
     rig.balanced()
 
 
@@ -636,4 +642,40 @@ async def test_a_task_that_no_worker_is_large_enough_for_says_so(rig: Rig) -> No
     await rig.worker(slots=1)
     with pytest.raises(Saturated, match="takes 2 slots, and the largest worker has 1"):
         await rig.client.options(timeout_s=2).call("images.heavy")
+    rig.balanced()
+
+
+@on_rig()
+async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(Request.TASK)
+
+    def another_process(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.CHECK:
+            return [(Answer.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
+        return None
+
+    worker.stop_beating()
+    worker.behave, worker.epoch = another_process, 9
+    worker.answer()  # now the router knows that epoch, and its next CHECK names it
+    with pytest.raises(WorkerLost):
+        await call
+    assert worker.heard_of(Request.CHECK) and len(worker.heard_of(Request.TASK)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(Request.TASK)
+
+    def thawed(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.CHECK:
+            return [(Answer.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
+        return obedient(worker, frame)
+
+    worker.behave, worker.epoch = thawed, 9  # its heartbeats say so
+    assert await call == ["w1", "echo"]
     rig.balanced()

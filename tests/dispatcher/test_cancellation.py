@@ -71,11 +71,10 @@ async def stream(client: Client) -> None:
 
 
 async def wait_in_line(client: Client) -> None:
-    async with asyncio.TaskGroup() as group:
-        async with client.lease("images", slots=2):
-            group.create_task(call(client))
-            group.create_task(choose_and_dispatch(client))
-            await turns(10)
+    async with asyncio.TaskGroup() as group, client.lease("images", slots=2):
+        group.create_task(call(client))
+        group.create_task(choose_and_dispatch(client))
+        await turns(10)
 
 
 SCENARIOS = [

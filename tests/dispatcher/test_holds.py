@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from gangline.dispatcher.core import Ticket
 from gangline.dispatcher.hold import margin_s
+from gangline.dispatcher.lease_slots import LeaseSlots
 from gangline.dispatcher.policy import Sticky
 from gangline.schemas.errors import (
     ClosedError,
+    GanglineError,
     InvalidRequest,
     InvalidSettings,
     LeaseBusy,
@@ -682,3 +685,34 @@ async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None
     await turns()
     assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE))
     rig.balanced()
+
+
+@on_rig()
+async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
+    await rig.worker(behave=mute(Request.RENEW))
+    loop = asyncio.get_running_loop()
+    async with rig.client.lease("images", ttl_s=10) as lease:
+        sent_at = loop.time()
+        await lease.call("echo")
+        await asyncio.sleep(9.5)
+        assert lease.lost is None
+        await asyncio.sleep(sent_at + 10 - loop.time() - 0.01)
+        assert isinstance(lease.lost, LeaseExpired)
+
+
+async def test_slots_of_a_lease_that_were_given_to_a_cancelled_waiter_go_to_the_next() -> None:
+    slots = LeaseSlots(1, asyncio.get_running_loop())
+    tickets = [Ticket(method="echo") for _ in range(3)]
+    for ticket in tickets:
+        ticket.cost = 1
+    assert slots.take_nowait(tickets[0])
+    late = GanglineError("late")
+    first, second = (asyncio.ensure_future(slots.take(ticket, None, late)) for ticket in tickets[1:])
+    await turns()
+    assert (slots.used, slots.waiting) == (1, 2)
+    slots.give(tickets[0])
+    first.cancel()  # in the turn in which it was served
+    await second
+    assert first.cancelled() and (slots.used, slots.waiting) == (1, 0)
+    slots.give(tickets[2])
+    assert slots.used == 0

@@ -33,5 +33,7 @@ WORKDIR /app
 USER gangline
 # SIGTERM drains a worker: it finishes what it runs. A second one stops it at once.
 STOPSIGNAL SIGTERM
+# Answers over the server and back; right for workers and gateways, not for one-off commands.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s CMD ["gangline", "health"]
 ENTRYPOINT ["gangline"]
 CMD ["--help"]

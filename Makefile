@@ -11,7 +11,7 @@ NATS ?= embedded
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench sim clean
+.PHONY: help install demo test check format docs sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -50,11 +50,11 @@ format: $(STAMP) ## rewrite the code as `make check` wants it
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
-	@$(BIN)/python -m gangline.testing.simulator --seeds $(SEEDS) $(ARGS)
+docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the code
+	@$(BIN)/python docs/generate.py
 
-bench: $(STAMP) ## throughput and latency
-	@$(BIN)/python -m bench $(ARGS)
+sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
+	@$(BIN)/python -m gangline.testing.sim --seeds $(SEEDS) $(ARGS)
 
 clean: ## remove what make and the tools have made
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

@@ -64,6 +64,7 @@ class MemoryHub:
         self._watches: dict[MemoryWatch, None] = {}
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
+        self.delivery_taps: list[MessageTap] = []
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -87,9 +88,22 @@ class MemoryHub:
     def connections(self) -> list[MemoryBus]:
         return list(self._buses)
 
-    def tap(self, on_message: MessageTap | None = None, on_change: ChangeTap | None = None) -> None:
-        """See every message that reaches the server (sender's name, message) and every change of a bucket (name,
-        entry), for checkers and for debugging."""
+    def tap(
+        self,
+        *,
+        on_message: MessageTap | None = None,
+        on_delivery: MessageTap | None = None,
+        on_change: ChangeTap | None = None,
+    ) -> None:
+        """See what passes, for checkers and for debugging.
+
+        Args:
+            on_message: each message that reaches the server, with its sender's name.
+            on_delivery: each message just before a handler gets it, with the receiver's name.
+            on_change: each new revision in a bucket, with the bucket's name.
+        """
+        if on_delivery is not None:
+            self.delivery_taps.append(on_delivery)
         if on_message is not None:
             self._message_taps.append(on_message)
         if on_change is not None:
@@ -203,6 +217,10 @@ class MemoryHub:
             return _PROMPT
         return self.faults.storage(bus.name, asyncio.get_running_loop().time())
 
+    def link_fate(self) -> StorageFate:
+        """A round trip to the server itself, which loses nothing while the connection holds."""
+        return _PROMPT
+
     def listen(self, subscription: MemorySubscription) -> None:
         self._table.add(subscription)
 
@@ -223,8 +241,8 @@ class MemoryHub:
         bus.held.clear()
         for subscription in bus.subscriptions:
             self._table.remove(subscription)
-        bus.fail_waiting()
         if tell:
+            bus.fail_waiting()
             bus.tell(ConnectionEvent.DISCONNECTED)
 
     # -- buckets --------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
+from .memory_faults import StorageFate
 from .memory_kv import MemoryKeyValue
 from .memory_subjects import Pattern, check_subject
 from .port import (
@@ -65,6 +66,8 @@ class MemorySubscription:
     def _handle(self, message: Message) -> None:
         if self._handler is None or self.bus.link is Link.CLOSED:
             return
+        for tap in self.bus.hub.delivery_taps:
+            tap(self.bus.name, message)
         try:
             self._handler(message)
         except Exception:
@@ -138,9 +141,9 @@ class MemoryBus:
         self.check_open()
         if self._answers is None:
             # Two tokens below the inbox: `<inbox>.*` is free for subscriptions of the application's own.
-            self._answers = self._listen(f"{self.inbox}.r.*", self._on_answer, "")
+            self._answers = self._listen(f"{self.inbox}._req.*", self._on_answer, "")
         loop = asyncio.get_running_loop()
-        reply = f"{self.inbox}.r.{next(self._numbers)}"
+        reply = f"{self.inbox}._req.{next(self._numbers)}"
         waiting: Waiting = loop.create_future()
         timer = loop.call_later(
             timeout_s, _fail, waiting, RequestTimeout(f"no answer from {subject} in {timeout_s:g} s")
@@ -163,7 +166,10 @@ class MemoryBus:
         return self._listen(subject, handler, queue)
 
     async def flush(self) -> None:
-        await self.operate(lambda: None)
+        try:
+            await self.operate(lambda: None, self.hub.link_fate())
+        except TimeoutError:
+            raise Disconnected("the in-memory server did not answer in time: it is partitioned") from None
 
     def _listen(self, subject: str, handler: Handler, queue: str) -> MemorySubscription:
         subscription = MemorySubscription(self, subject, handler, queue)
@@ -200,15 +206,15 @@ class MemoryBus:
         elif self.link is Link.CUT:
             self.held.append(lambda: take(what))
 
-    async def operate(self, action: Callable[[], Any]) -> Any:
-        """A storage operation's way to the server and back; `action` runs there.
+    async def operate(self, action: Callable[[], Any], fate: StorageFate | None = None) -> Any:
+        """A storage operation's way to the server and back; `action` runs there. `fate` is drawn if not given.
 
         Raises:
             Disconnected, ClosedError, TimeoutError (after the hub's `storage_timeout_s`), and what `action` raises.
         """
         self.check_open()
         loop = asyncio.get_running_loop()
-        fate = self.hub.storage_fate(self)
+        fate = fate or self.hub.storage_fate(self)
         waiting: Waiting = loop.create_future()
         self._waiting[waiting] = None
         timer = loop.call_later(self.hub.storage_timeout_s, _fail, waiting, TimeoutError())

@@ -48,6 +48,13 @@ class StorageUnavailable(Unavailable):
     may_have_started = True
 
 
+class NotPermitted(Unavailable):
+    """The server forbids this user to publish there. It will not succeed before the user's permissions are changed."""
+
+    code = "not_permitted"
+    status = 403
+
+
 class Message:
     """One received message. `headers` is None when there are none."""
 
@@ -264,6 +271,7 @@ class Bus(Protocol):
             NoResponders: at once, when nobody listens.
             RequestTimeout: after `timeout_s`.
             Disconnected: no connection, or it was lost while waiting (the request may have arrived).
+            NotPermitted: the server forbids this user to publish there.
         """
         ...
 

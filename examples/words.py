@@ -21,7 +21,7 @@ async def main() -> None:
     async with gangline.connect("nats://127.0.0.1:4222") as client:
         print(await client.call("words.count", text="lease a slot before you send"))
         async with client.lease("words", slots=2) as lease:
-            print(await lease.call("count", text="two slots are ours"))
+            print(await lease.call("count", "two slots are ours"))
 
 
 if __name__ == "__main__":

@@ -29,3 +29,9 @@ def deadline(at: float | None) -> Iterator[None]:
         yield
     finally:
         _deadline.reset(reset)
+
+
+def begin_under(at: float | None) -> None:
+    """Run the rest of this context under exactly that deadline: for code that was given a context of its own, as the
+    start of a task is. Cheaper than `deadline`, and never undone."""
+    _deadline.set(at)

@@ -261,7 +261,8 @@ class ClosedError(GanglineError):
 
 
 def _by_code(root: type[GanglineError]) -> dict[str, type[GanglineError]]:
-    found = {root.code: root}
+    # A class that has its parent's code is a detail of where it is raised: it arrives as the parent.
+    found = {root.code: root} if "code" in vars(root) else {}
     for child in root.__subclasses__():
         found.update(_by_code(child))
     return found

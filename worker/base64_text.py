@@ -62,6 +62,8 @@ class _Builder:
             return (
                 None if any(hasattr(mark, "encoder") for mark in annotation.__metadata__) else self.build(arguments[0])
             )
+        if origin in (typing.Required, typing.NotRequired):
+            return self.build(arguments[0])
         if origin is Union or origin is types.UnionType:
             return self._union(arguments)
         if origin is tuple:
@@ -70,8 +72,9 @@ class _Builder:
             return _each(self.build(arguments[0]))
         if origin in _MAPS and len(arguments) == 2:
             return _values(self.build(arguments[1]))
-        if isinstance(annotation, typing.TypeAliasType) if hasattr(typing, "TypeAliasType") else False:
-            return self.build(annotation.__value__)
+        alias = getattr(annotation, "__value__", None)  # of a `type` statement
+        if alias is not None:
+            return self.build(alias)
         return self._model(annotation) if isinstance(annotation, type) else None
 
     def _union(self, members: tuple[Any, ...]) -> Decoder | None:
@@ -93,8 +96,9 @@ class _Builder:
         def decode(value: Any) -> Any:
             if not isinstance(value, (list, tuple)):
                 return value
-            known = [item if one is None else one(item) for item, one in zip(value, decoders, strict=False)]
-            return known + list(value[len(decoders) :])
+            items: collections.abc.Sequence[Any] = value
+            known = [item if one is None else one(item) for item, one in zip(items, decoders, strict=False)]
+            return known + list(items[len(decoders) :])
 
         return decode
 
@@ -105,7 +109,7 @@ class _Builder:
         fields = _fields_of(kind)
         if not fields:
             return None
-        decoder = self._models[kind] = _FieldsDecoder()
+        decoder = self._models[kind] = _FieldsDecoder([names[0] for names, _ in fields])
         for names, annotation in fields:
             found = self.build(annotation)
             if found is not None:
@@ -116,12 +120,13 @@ class _Builder:
 def _fields_of(kind: type) -> list[tuple[list[str], Any]]:
     """Names (with aliases) and annotation of each field of a model, dataclass, typed dict or named tuple."""
     if issubclass(kind, BaseModel):
+        kind.model_rebuild(raise_errors=False)  # nothing if it is complete
         return [
             ([name, *(alias for alias in (field.alias, field.validation_alias) if isinstance(alias, str))],
              _with_metadata(field.annotation, field.metadata))
             for name, field in kind.model_fields.items()
         ]  # fmt: skip
-    if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields"):
+    if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or hasattr(kind, "__total__"):
         try:
             hints = typing.get_type_hints(kind, include_extras=True)
         except NameError:
@@ -135,18 +140,25 @@ def _with_metadata(annotation: Any, metadata: list[Any]) -> Any:
 
 
 class _FieldsDecoder:
-    """Decodes the fields of a map."""
+    """Decodes the fields of a map, or of a list of them in order (named tuples)."""
 
-    __slots__ = ("fields",)
+    __slots__ = ("_order", "fields")
 
-    def __init__(self) -> None:
+    def __init__(self, order: list[str]) -> None:
+        self._order = order
         self.fields: dict[str, Decoder] = {}
 
     def __call__(self, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
         fields = self.fields
-        return {name: fields[name](item) if name in fields else item for name, item in value.items()}
+        if isinstance(value, dict):
+            given: dict[Any, Any] = value
+            return {name: fields[name](item) if name in fields else item for name, item in given.items()}
+        if isinstance(value, list):
+            items: list[Any] = value
+            if len(items) <= len(self._order):
+                named = zip(self._order, items, strict=False)
+                return [fields[name](item) if name in fields else item for name, item in named]
+        return value
 
     def reaches_bytes(self) -> bool:
         return bool(self.fields)
@@ -155,13 +167,27 @@ class _FieldsDecoder:
 def _each(decode: Decoder | None) -> Decoder | None:
     if decode is None:
         return None
-    return lambda value: [decode(item) for item in value] if isinstance(value, list) else value
+
+    def decode_each(value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        items: list[Any] = value
+        return [decode(item) for item in items]
+
+    return decode_each
 
 
 def _values(decode: Decoder | None) -> Decoder | None:
     if decode is None:
         return None
-    return lambda value: {k: decode(item) for k, item in value.items()} if isinstance(value, dict) else value
+
+    def decode_values(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        given: dict[Any, Any] = value
+        return {key: decode(item) for key, item in given.items()}
+
+    return decode_values
 
 
 def _first(decoders: list[Decoder]) -> Decoder:

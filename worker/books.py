@@ -57,7 +57,7 @@ class Books:
         self.ledger: LedgerWriter | None = None
         """Set once the bucket is open; before that nothing can be granted."""
         self.on_rest: Callable[[], None] | None = None
-        """Called whenever nothing is held any more; drains wait for it."""
+        """Called when nothing is held any more while the core drains."""
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -67,11 +67,21 @@ class Books:
 
     def after(self) -> None:
         """Pass on what the last decision changed, and set the timer for what is due next."""
+        self.tell()
+        self._arm()
+        if self.core.draining and self.on_rest is not None and self.core.at_rest:
+            self.on_rest()
+
+    def tell(self) -> None:
+        """Pass on what became of leases; in the order of decisions, if called after each."""
         for change, lease in self.core.take_changes():
             self._tell(change, lease)
-        self._arm()
-        if self.on_rest is not None and self.core.at_rest:
-            self.on_rest()
+
+    def record(self, event: str, **facts: object) -> None:
+        """Write into the journal, after what was decided before."""
+        if self.journal.enabled:
+            self.tell()
+            self.journal.write(event, **facts)
 
     def describe(self, token: str) -> Desired | None:
         """What the ledger shall say of a lease; None: no such lease."""
@@ -112,7 +122,7 @@ class Books:
             return
         ledger.changed(lease.token)
         if self.journal.enabled:
-            self.journal.lease(change, lease.token)
+            self.journal.lease(change, lease)
         if change is Change.GRANT:
             self.metrics.granted()
         elif change is Change.EXPIRE:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..schemas.errors import GanglineError, TaskCancelled
+from ..schemas.errors import GanglineError
 
 if TYPE_CHECKING:
     from .scope import Scope
@@ -33,8 +34,10 @@ class TaskContext:
     """
 
     __slots__ = (
+        "_ended",
         "_reason",
         "_scope",
+        "_waiting",
         "attempt",
         "clock",
         "deadline",
@@ -86,6 +89,9 @@ class TaskContext:
         """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
         self._reason: GanglineError | None = None
         self._scope: Scope | None = None
+        self._ended = False
+        self._waiting: Future[Any] | None = None
+        """What a thread of this execution blocks on; cancelled with it."""
 
     @property
     def cancelled(self) -> bool:
@@ -132,20 +138,52 @@ class TaskContext:
         return self._owner().model_blocking(self)
 
     def _owner(self) -> Scope:
+        if self._ended:
+            raise LookupError("this task has ended: code that outlives it has no resources and no models")
         if self._scope is None:
             raise LookupError("this context was not made by a running worker, so it has no resources and no models")
         return self._scope
 
-    def _attach(self, scope: Scope) -> None:
-        self._scope = scope
-
-    def _cancel(self, reason: GanglineError) -> None:
-        if self._reason is None:
-            self._reason = reason
-
     def __repr__(self) -> str:
         state = ", cancelled" if self.cancelled else ""
         return f"TaskContext({self.pool}.{self.method}, id={self.id!r}, attempt={self.attempt}{state})"
+
+
+# What the worker does to a context, kept off the class that tasks see (pyright knows no privacy by module).
+# pyright: reportPrivateUsage=false
+
+
+def attach(context: TaskContext, scope: Scope) -> None:
+    """Give it the worker's resources and models."""
+    context._scope = scope
+
+
+def stop(context: TaskContext, reason: GanglineError) -> None:
+    """Tell it, and a thread of it that waits, to stop. Only the first reason counts."""
+    if context._reason is None:
+        context._reason = reason
+        if context._waiting is not None:
+            context._waiting.cancel()
+
+
+def end(context: TaskContext) -> None:
+    """Its code has stopped: what it left running gets nothing more."""
+    context._ended = True
+
+
+def has_ended(context: TaskContext) -> bool:
+    return context._ended
+
+
+def wait_in_thread(context: TaskContext, future: Future[R]) -> R:
+    """Block this thread until the future is done, or until the execution is told to stop."""
+    context._waiting = future
+    if context._reason is not None:
+        future.cancel()
+    try:
+        return future.result()
+    finally:
+        context._waiting = None
 
 
 CURRENT: ContextVar[TaskContext] = ContextVar("gangline_current_task")
@@ -161,6 +199,3 @@ def current_task() -> TaskContext:
         return CURRENT.get()
     except LookupError:
         raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task") from None
-
-
-__all__ = ["CURRENT", "TaskCancelled", "TaskContext", "current_task"]

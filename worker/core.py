@@ -76,6 +76,7 @@ class WorkerCore:
         "_memory",
         "draining",
         "epoch",
+        "epochs",
         "tasks",
     )
 
@@ -92,10 +93,12 @@ class WorkerCore:
         settings = settings or CoreSettings()
         self.epoch = epoch
         """Grows with `new_epoch`; names this worker's present in every envelope."""
+        self.epochs = {epoch}
+        """Every epoch this process has had. Who names another one speaks to a process that is gone."""
         self.draining = False
         """Set by `drain`, never reset."""
-        self.tasks: set[TaskRecord] = set()
-        """On their slots; the limiter's running borrowers are exactly these."""
+        self.tasks: dict[TaskRecord, None] = {}
+        """On their slots, oldest first; the limiter's running borrowers are exactly these. A dict, for its order."""
         self._cut_at = NEVER
         """No lease lives longer than this: the end of the drain's grace."""
         self._declared = total if declared is None else declared
@@ -165,6 +168,8 @@ class WorkerCore:
                 return known
             found = self._leases.find(known.token, now)
             return found if isinstance(found, Lease) else Refusal.EXPIRED
+        if isinstance(rid, int):
+            sender.saw_new(rid)
         answer = self._grant(slots, ttl_s, claim_s, single_use, owner, token, now)
         if rid is not None:
             self._memory.note_reserve(sender, rid, answer, now)
@@ -180,7 +185,7 @@ class WorkerCore:
             token,
             slots=slots,
             ttl_s=ttl_s,
-            due_at=now + claim_s,
+            claim_s=claim_s,
             single_use=single_use,
             owner=owner,
             fence=self._fences.next(),
@@ -241,8 +246,9 @@ class WorkerCore:
         """Take `cost` slots for a task that starts now: from the lease of `token`, or without one from the free ones.
 
         A Refusal means that nothing starts and nothing more is held; the answer must be noted with `settle`.
-        `deadline_at` is NEVER when there is none.
+        `deadline_at` is NEVER when there is none. The id must be new, see `repeated`.
         """
+        sender.saw_new(task_id)
         if deadline_at <= now:
             if token is not None:
                 self._leases.spend(token, now)
@@ -275,7 +281,7 @@ class WorkerCore:
 
         The answer may be noted before (code that cannot be stopped) or after; a task is `running` until it is.
         """
-        self.tasks.remove(record)
+        del self.tasks[record]
         record.due_at = NEVER
         if record.lease is None:
             self._limiter.finish(record)
@@ -293,6 +299,8 @@ class WorkerCore:
 
     def look_up(self, sender: Sender, task_id: int, now: float) -> Repeat:
         """What became of a task. One that never came is from now on refused, so that it is safe to send elsewhere."""
+        if sender.doubtful:
+            sender.floor = max(sender.floor, task_id)
         known = self.repeated(sender, task_id)
         if known is None:
             self._memory.note_done(sender, task_id, WITHDRAWN, now)
@@ -341,6 +349,7 @@ class WorkerCore:
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
         self.epoch = epoch
+        self.epochs.add(epoch)
         self._fences.new_epoch(epoch)
         for lease in list(self._leases.living.values()):
             self._leases.end(lease, Change.DROP, now)
@@ -384,7 +393,7 @@ class WorkerCore:
 
     def _admitted(self, record: TaskRecord) -> TaskRecord:
         assert record.id not in record.sender.running
-        self.tasks.add(record)
+        self.tasks[record] = None
         record.sender.running[record.id] = record
         self._deadlines.push(record)
         return record

@@ -15,6 +15,7 @@ from ..telemetry.metrics import WorkerMetrics
 from .books import Books
 from .core import WorkerCore
 from .describe import Description
+from .discovery import Discovery
 from .epochs import TICK_S, FreezeGuard, next_epoch
 from .executors.base import Executors
 from .grants import Grants
@@ -76,6 +77,8 @@ class Desk:
         )
         self.ledger = LedgerWriter(kv, names, worker, self.books.describe, ambient=ambient, log=log)
         self.books.ledger = self.ledger
+        self._at_rest = asyncio.Event()
+        self.books.on_rest = self._at_rest.set
         self.outbox = Outbox(bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=log)
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
@@ -106,6 +109,15 @@ class Desk:
             on_confirmed=self.ledger.reconcile,
             log=log,
         )
+        self.discovery = Discovery(
+            bus,
+            names,
+            worker,
+            ambient=ambient,
+            instance=instance,
+            registration=self.description.registration,
+            counts=self._counts,
+        )
 
     # -- at the door ----------------------------------------------------------------------------------------------
 
@@ -133,7 +145,7 @@ class Desk:
         old = core.epoch
         core.new_epoch(next_epoch(max(old, after), self._ambient.wall()), self._loop.time())
         self.books.after()
-        self.journal.write("epoch", why=why)
+        self.books.record("epoch", why=why)
         self._log.warning(
             "epoch %d after %d (%s): earlier leases are void",
             core.epoch,
@@ -141,7 +153,7 @@ class Desk:
             why,
             extra={"action": "worker.epoch", "epoch": core.epoch},
         )
-        self.presence.rewrite()
+        self.changed()
         self.presence.announce(WorkerEvent.EPOCH)
 
     # -- time and connection --------------------------------------------------------------------------------------
@@ -180,18 +192,26 @@ class Desk:
         old = self.core.load.total
         self.core.resize(slots)
         self.books.after()
-        self.journal.write("resize", slots=slots)
+        self.books.record("resize", slots=slots)
         self._log.info("resized from %d to %d slots", old, slots, extra={"action": "worker.resize", "slots": slots})
-        self.presence.rewrite()
+        self.changed()
 
     def models_changed(self, models: tuple[str, ...]) -> None:
         """Other models are loaded now: routers shall know."""
         self.description.models = models
+        self.changed()
+
+    def changed(self) -> None:
+        """What the registration says has changed: tell everybody."""
         self.presence.rewrite()
+        self.discovery.refresh()
 
     def task_counts(self) -> dict[str, int]:
         """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
         return {**self.runs.counts, "rejected": self.intake.rejected}
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        return {**self.operations.counts, str(Operation.FRAMES): (self.intake.messages, self.intake.malformed)}
 
     def stats(self) -> StatsReply:
         return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
@@ -200,17 +220,13 @@ class Desk:
 
     async def rest(self, timeout_s: float | None) -> bool:
         """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound)."""
-        if self.core.at_rest:
-            return True
-        event = asyncio.Event()
-        self.books.on_rest = event.set
         try:
             async with asyncio.timeout(timeout_s):
-                await event.wait()
+                while not self.core.at_rest:
+                    self._at_rest.clear()
+                    await self._at_rest.wait()
         except TimeoutError:
             return self.core.at_rest
-        finally:
-            self.books.on_rest = None
         return True
 
     def cancel_all(self, why: str) -> int:
@@ -222,6 +238,7 @@ class Desk:
         self.stop_clock()
         self.books.close()
         self.metrics.close()
+        await self.discovery.stop()
         await self.grants.stop()
         await self.ledger.stop()
         await self.presence.stop()

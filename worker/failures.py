@@ -8,6 +8,8 @@ from types import TracebackType
 
 from ..schemas.errors import GanglineError, InvalidResult, TaskCancelled, TaskFailed
 
+_EXECUTORS = f"{__package__}.executors"
+
 MAX_TRACEBACK_CHARS = 16_384
 """A traceback is cut in its middle to so many characters."""
 
@@ -60,10 +62,6 @@ def _traceback_of(error: BaseException) -> str:
 
 def _users_part(trace: TracebackType | None) -> TracebackType | None:
     """Without the executor's own frames at its top."""
-    while (
-        trace is not None
-        and trace.tb_next is not None
-        and trace.tb_frame.f_globals.get("__package__") == __package__ + ".executors"
-    ):
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_globals.get("__package__") == _EXECUTORS:
         trace = trace.tb_next
     return trace

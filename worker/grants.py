@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 
 from ..schemas.errors import InvalidRequest, Unavailable
 from .books import Books
@@ -22,8 +23,8 @@ class Grants:
         """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
         self._recorded: set[str] = set()
         """Living `sync` leases whose fence is their revision."""
-        self.background: set[asyncio.Task[None]] = set()
-        """Answers that wait for the ledger."""
+        self._background: dict[asyncio.Task[None], None] = {}
+        """Answers that wait for the ledger, oldest first."""
 
     def reserve(
         self,
@@ -64,6 +65,12 @@ class Grants:
     def recorded(self, lease: Lease) -> bool:
         """Whether a `sync` lease has its revision for a fence already."""
         return lease.token in self._recorded
+
+    def in_background(self, answering: Coroutine[None, None, None]) -> None:
+        """Run what answers a request once its lease is recorded."""
+        task = asyncio.get_running_loop().create_task(answering, name="gangline sync grant")
+        self._background[task] = None
+        task.add_done_callback(self._background.pop)
 
     async def record(self, token: str) -> Lease | None:
         """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
@@ -116,7 +123,7 @@ class Grants:
 
     async def stop(self) -> None:
         """Give up what waits for the ledger. Idempotent."""
-        tasks = [*self.background, *self._recording.values()]
+        tasks = [*self._background, *self._recording.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,8 +5,6 @@ Plain functions from one end to the other: a message is worked off in the turn i
 
 from __future__ import annotations
 
-import asyncio
-
 from ..bus.port import Message
 from ..schemas import frames
 from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled, Unavailable
@@ -37,8 +35,10 @@ class Intake:
         self._grants = grants
         self._outbox = outbox
         self._log = log
-        self.rejected = 0
+        self.messages = 0
         self.malformed = 0
+        self.rejected = 0
+        """Task and reserve frames that were refused, for whatever reason."""
 
     def take(self, message: Message, now: float, stall_s: float) -> None:
         """Work off one message.
@@ -51,6 +51,7 @@ class Intake:
         Raises:
             MalformedMessage: nothing of it was acted on.
         """
+        self.messages += 1
         try:
             envelope = frames.decode_request(message.data)
         except MalformedMessage:
@@ -59,14 +60,19 @@ class Intake:
         core = self._core
         sender = core.sender(envelope.sender, now)
         stale = envelope.epoch != core.epoch
+        ours = envelope.epoch in core.epochs
         caller = FrameCaller(message.reply, self._outbox, self._books)
         for frame in envelope.frames:
             try:
-                self._one(sender, caller, frame, stale, now, stall_s)
+                if frame[0] == Request.CHECK:
+                    self._check(sender, caller, frame, ours, now)
+                else:
+                    self._one(sender, caller, frame, stale, now, stall_s)
             except Exception as error:
                 # A bug in here must not take the other frames of this message with it.
                 self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
                 self._broken(sender, caller, frame, error, now)
+            self._books.tell()
         self._books.after()
 
     def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
@@ -83,8 +89,6 @@ class Intake:
             self._credit(sender, frame)
         elif operation == Request.CANCEL:
             self._cancel(sender, frame, now)
-        elif operation == Request.CHECK:
-            self._check(sender, caller, frame, now)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -176,8 +180,7 @@ class Intake:
         caller.send(frame)
         self.rejected += 1
         self._books.metrics.rejected(error.code)
-        if self._books.journal.enabled:
-            self._books.journal.write("reject", id=f"{sender.name}.{task_id}", reason=error.code)
+        self._books.record("reject", id=f"{sender.name}.{task_id}", reason=error.code)
 
     def _unknown(self, method: str) -> GanglineError:
         try:
@@ -196,11 +199,14 @@ class Intake:
         if record is not None and isinstance(record.handle, Run):
             record.handle.credit(frame[2])
 
-    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> None:
+    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, ours: bool, now: float) -> None:
+        """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of
+        which nobody can say any more what it started."""
         states: list[int] = []
         for task_id in frame[2]:
             known = self._core.look_up(sender, task_id, now)
-            states.append(int(known.state))
+            lost = known.state is TaskState.UNKNOWN and not ours
+            states.append(int(TaskState.FORGOTTEN if lost else known.state))
             if known.state is TaskState.ANSWERED:
                 caller.send(known.answer)
         caller.send_frame((Answer.CHECKED, frame[1], states))
@@ -235,9 +241,7 @@ class Intake:
         if isinstance(lease, Refusal):
             self._not_granted(caller, rid, lease, slots)
         elif flags & ReserveFlag.SYNC and not self._grants.recorded(lease):
-            task = asyncio.get_running_loop().create_task(self._grant_recorded(caller, rid, sender, lease.token))
-            self._grants.background.add(task)
-            task.add_done_callback(self._grants.background.discard)
+            self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
             caller.send_frame((Answer.GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
 
@@ -280,8 +284,7 @@ class Intake:
         caller.send(frame)
         self.rejected += 1
         self._books.metrics.rejected(reason)
-        if self._books.journal.enabled:
-            self._books.journal.write("reject", id=request_id, reason=str(reason))
+        self._books.record("reject", id=request_id, reason=str(reason))
         return frame
 
     def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from ..bus.ambient import Ambient
 from ..schemas.names import WorkerId
 from .core import WorkerCore
-from .leases import Change
+from .leases import Change, Lease
 
 JournalSink = Callable[[dict[str, Any]], None]
 """Takes one record; must not block and must not raise."""
@@ -60,8 +60,10 @@ class Journal:
             }
         )
 
-    def lease(self, change: Change, token: str) -> None:
-        """Record what became of a lease."""
+    def lease(self, change: Change, lease: Lease) -> None:
+        """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
         event = _EVENTS.get(change)
-        if event is not None:
-            self.write(event, token=token)
+        if change is Change.GRANT:
+            self.write("grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s)
+        elif event is not None:
+            self.write(event, token=lease.token)

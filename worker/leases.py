@@ -59,6 +59,7 @@ class Lease:
 
     __slots__ = (
         "busy",
+        "claim_s",
         "claimed",
         "due_at",
         "ended",
@@ -78,7 +79,7 @@ class Lease:
         *,
         slots: int,
         ttl_s: float,
-        due_at: float,
+        claim_s: float,
         single_use: bool,
         owner: str,
         fence: int,
@@ -90,7 +91,8 @@ class Lease:
         self.busy = 0
         """How many of them tasks are on; busy <= slots (L3)."""
         self.ttl_s = ttl_s
-        self.due_at = due_at
+        self.claim_s = claim_s
+        self.due_at = now + claim_s
         """When it expires: `now + claim` until it is used or renewed for the first time, then `now + ttl_s` at each
         use. NEVER once it has ended."""
         self.queued_at = NEVER

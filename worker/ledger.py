@@ -232,7 +232,7 @@ class LedgerWriter:
         try:
             while self._reconcile_again:
                 self._reconcile_again = False
-                before = set(self._until)
+                before = dict.fromkeys(self._until)
                 try:
                     entries = await self._kv.entries(self._names.leases_of(self._worker.pool, self._worker.worker))
                 except ClosedError:
@@ -243,17 +243,21 @@ class LedgerWriter:
                     await asyncio.sleep(retry_s * (0.5 + self._ambient.random.random()))
                     retry_s = min(2 * retry_s, RETRY_MAX_S)
                     continue
-                self._compare(before, {entry.key.removeprefix(self._prefix) for entry in entries})
+                self._compare(before, dict.fromkeys(entry.key.removeprefix(self._prefix) for entry in entries))
         finally:
             self._reconciler = None
 
-    def _compare(self, before: set[str], found: set[str]) -> None:
+    def _compare(self, before: dict[str, None], found: dict[str, None]) -> None:
         """`before`: what was thought to stand there when the snapshot was asked for; later changes are not in it."""
-        for token in found - before:
-            if token not in self._until:  # of an earlier process with our id, or of a write that was given up
+        for token in found:
+            if (
+                token not in before and token not in self._until
+            ):  # of an earlier process with our id, or of a write that was given up
                 self._until[token] = 0.0
                 self.changed(token)
-        for token in before - found:
+        for token in before:
+            if token in found:
+                continue
             if token in self._until and self._describe(token) is not None:
                 self.changed(token)
             elif token in self._until and token not in self._dirty:

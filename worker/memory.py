@@ -1,7 +1,9 @@
 """What each sender has asked before: so that nothing is granted twice, started twice, or started after it was undone.
 
 Everything is bounded: by age, by count, and answers by bytes. What was forgotten is never taken for new: ids of one
-sender grow, so all up to the newest forgotten one (the *floor*) count as seen.
+sender grow, so all up to the newest forgotten one (the *floor*) count as seen. A sender that has been silent for long
+is forgotten as a whole; from then on a sender that seems new is *doubtful*: what it did before its first new id is not
+known, and is not called "never seen".
 
 Pure: no clock, no randomness; part of worker.core, whose laws it keeps.
 """
@@ -19,6 +21,9 @@ RequestId = int | str
 
 WITHDRAWN: Final = b""
 """In place of an answer: refused before it came. Cancelled, released or checked for, and from now on never started."""
+
+SENDER_LIVES: Final = 10
+"""A silent sender is remembered so many times longer than an answer: it is small, and its floor is worth much."""
 
 
 class TaskRecord:
@@ -48,10 +53,12 @@ class TaskRecord:
 class Sender:
     """What is remembered of one router."""
 
-    __slots__ = ("done", "floor", "name", "remembered", "reserves", "running", "seen_at")
+    __slots__ = ("done", "doubtful", "floor", "name", "remembered", "reserves", "running", "seen_at")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, doubtful: bool) -> None:
         self.name = name
+        self.doubtful = doubtful
+        """It may have been here before and forgotten; until it sends a new id."""
         self.reserves: dict[RequestId, Lease | Refusal] = {}
         """Answer to each reserve; EXPIRED also marks one that was released before it came."""
         self.running: dict[int, TaskRecord] = {}
@@ -63,9 +70,16 @@ class Sender:
         self.remembered = 0
         """Entries in the memory's queues that name this sender."""
         self.seen_at = 0.0
+        """When it last said something."""
 
     def __repr__(self) -> str:
         return f"<Sender {self.name}: {len(self.running)} running, {len(self.done)} done, floor {self.floor}>"
+
+    def saw_new(self, request_id: int) -> None:
+        """It sent an id for the first time: from here on all of its ids are known."""
+        if self.doubtful:
+            self.doubtful = False
+            self.floor = max(self.floor, request_id - 1)
 
     @property
     def idle(self) -> bool:
@@ -75,7 +89,7 @@ class Sender:
 class Memory:
     """All senders, with one bound over them."""
 
-    __slots__ = ("_bytes", "_done", "_keep", "_keep_bytes", "_keep_s", "_reserves", "senders")
+    __slots__ = ("_bytes", "_done", "_forgot_senders", "_keep", "_keep_bytes", "_keep_s", "_reserves", "senders")
 
     def __init__(self, *, keep: int, keep_bytes: int, keep_s: float) -> None:
         """Keep each answer for `keep_s` seconds, at most `keep` answers (and as many reserves), at most `keep_bytes`
@@ -87,12 +101,13 @@ class Memory:
         self._done: deque[tuple[float, Sender, int]] = deque()
         self._reserves: deque[tuple[float, Sender, RequestId]] = deque()
         self._bytes = 0
+        self._forgot_senders = False
 
     def sender(self, name: str, now: float) -> Sender:
         """The sender of that name, known or new."""
         sender = self.senders.get(name)
         if sender is None:
-            sender = self.senders[name] = Sender(name)
+            sender = self.senders[name] = Sender(name, doubtful=self._forgot_senders)
         sender.seen_at = now
         return sender
 
@@ -121,8 +136,10 @@ class Memory:
             self._forget_done()
         while self._reserves and self._reserves[0][0] <= now:
             self._forget_reserve(now)
-        for sender in [s for s in self.senders.values() if s.seen_at + self._keep_s <= now and s.idle]:
+        silent_since = now - self._keep_s * SENDER_LIVES
+        for sender in [s for s in self.senders.values() if s.seen_at <= silent_since and s.idle]:
             del self.senders[sender.name]
+            self._forgot_senders = True
 
     def statistics(self) -> dict[str, int]:
         """Counts of what is remembered: senders, reserves, answers, answer_bytes."""

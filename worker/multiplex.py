@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from ..telemetry.logs import logger_for
+from .context import has_ended
 
 if TYPE_CHECKING:
     from .context import TaskContext
@@ -81,6 +82,9 @@ class ModelCache:
         entry = self._pinned.get(context)
         if entry is None:
             entry = await self._pin(context.model_id)
+            if has_ended(context):  # asked by code that the task left running
+                self._unpin(entry)
+                raise LookupError("the task has ended: nobody would let go of the model")
             self._pinned[context] = entry
         try:
             return await asyncio.shield(entry.load)
@@ -91,6 +95,8 @@ class ModelCache:
 
     def done_with(self, context: TaskContext) -> None:
         """The task ended: its model may make room now. Nothing if it used none."""
+        if not self._pinned:
+            return
         entry = self._pinned.pop(context, None)
         if entry is not None:
             self._unpin(entry)
@@ -126,6 +132,8 @@ class ModelCache:
         """Whether one more may be loaded, after the idlest was sent away if need be."""
         if len(self._entries) + self._unloading < self._max_models:
             return True
+        if len(self._entries) < self._max_models:
+            return False  # room is on its way
         idle = next((entry for entry in self._entries.values() if not entry.users and entry.load.done()), None)
         if idle is None:
             return False
@@ -185,11 +193,9 @@ class ModelCache:
         assert entry is not None
         if not entry.load.cancelled() and entry.load.exception() is None:
             self._report()
-            return
-        # The next who asks tries again.
-        if self._entries.get(entry.id) is entry:
-            del self._entries[entry.id]
-        self._wake()
+        elif self._entries.get(entry.id) is entry:
+            del self._entries[entry.id]  # the next who asks tries again
+        self._wake()  # if nobody wants it any more, it can make room from now on
 
     async def _unload(self, entry: _Entry) -> None:
         if self._unloader is None:

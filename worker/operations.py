@@ -6,7 +6,6 @@ Each is answered exactly once, in the format of the request; errors travel as `N
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any
@@ -170,13 +169,13 @@ class Operations:
             Operation.DRAIN: self._on_drain,
             Operation.RESIZE: self._on_resize,
         }
-        self.requests = 0
-        self.errors = 0
+        self.counts: dict[str, tuple[int, int]] = dict.fromkeys(self._handlers, (0, 0))
+        """Requests and errors by operation."""
 
     def take(self, operation: str, message: Message) -> None:
         """Carry out one request and answer it, now or when its task has run."""
         requester = Requester(self._bus, message, self._log)
-        self.requests += 1
+        failed = 0
         try:
             handler = self._handlers.get(operation)
             body = requester.body()
@@ -185,18 +184,20 @@ class Operations:
                 raise UnknownMethod(f"a worker has no operation {operation[:80]!r}; it has: {known}")
             handler(requester, body)
         except GanglineError as error:
-            self.errors += 1
+            failed = 1
             requester.fail(error)
         except Exception as error:
-            self.errors += 1
+            failed = 1
             self._log.exception("operation %s failed", operation, extra={"action": "operation.failed"})
             requester.fail(GanglineError(f"the worker failed ({type(error).__name__}); its log says more"))
+        if operation in self.counts:
+            requests, errors = self.counts[operation]
+            self.counts[operation] = (requests + 1, errors + failed)
         self._books.after()
 
     def refuse(self, message: Message, error: GanglineError) -> None:
         """Answer a message that is no request at all."""
         requester = Requester(self._bus, message, self._log)
-        self.errors += 1
         try:
             requester.fmt = Format.of(message.headers)
         except MalformedMessage:
@@ -221,9 +222,7 @@ class Operations:
         if isinstance(lease, Refusal):
             self._not_granted(requester, lease, request.slots)
         elif request.ledger == "sync" and not self._grants.recorded(lease):
-            task = asyncio.get_running_loop().create_task(self._grant_recorded(requester, lease.token))
-            self._grants.background.add(task)
-            task.add_done_callback(self._grants.background.discard)
+            self._grants.in_background(self._grant_recorded(requester, lease.token))
         else:
             requester.reply(self._granted(lease))
 

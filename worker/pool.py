@@ -240,7 +240,8 @@ def _kind(value: ExecutorKind | str, where: str) -> ExecutorKind:
 
 
 def _labels(labels: Mapping[str, str]) -> dict[str, str]:
-    for key, value in labels.items():
+    given: Mapping[Any, Any] = labels
+    for key, value in given.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise InvalidSettings(f"labels are text to text, not {key!r}: {value!r}")
     return dict(labels)

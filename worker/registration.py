@@ -78,7 +78,8 @@ class Presence:
         self._log = log
         self._alive = OwnedKey(kv, names.alive_key(worker), instance)
         self._reg = OwnedKey(kv, names.registration_key(worker), instance)
-        self._writes: set[asyncio.Task[None]] = set()
+        self._writes: dict[asyncio.Task[None], None] = {}
+        """On their way, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
         self._recreated = 0
         self._compare = False
@@ -199,8 +200,8 @@ class Presence:
         if self.lost:
             return
         task = asyncio.get_running_loop().create_task(self._guarded(write), name="gangline registration")
-        self._writes.add(task)
-        task.add_done_callback(self._writes.discard)
+        self._writes[task] = None
+        task.add_done_callback(self._writes.pop)
 
     async def _guarded(self, write: Callable[[], Awaitable[None]]) -> None:
         try:

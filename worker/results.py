@@ -13,7 +13,7 @@ import pydantic_core
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from ..schemas.errors import InvalidResult
+from ..schemas.errors import InvalidResult, InvalidSettings
 from ..schemas.limits import MAX_DEPTH
 from .signature import Signature, adapter_for, shown
 
@@ -39,12 +39,24 @@ class ResultWriter:
         """A result of exactly this type is as annotated."""
         self._adapter: TypeAdapter[Any] | None = None
         self._resolved = False
-        if signature.returns is not inspect.Parameter.empty:
-            self.resolve()
+        try:
+            self._resolve()
+        except NameError:
+            pass  # as for parameters
 
     def resolve(self) -> None:
-        """Look at the return annotation. None there, or one that pydantic does not know: any wire value goes."""
-        if self._resolved:
+        """Raises InvalidSettings when the annotation names something that does not exist."""
+        try:
+            self._resolve()
+        except NameError as error:
+            raise InvalidSettings(
+                f"{self._where}: the result's annotation cannot be resolved: {error}; define it at the top level of "
+                "the module"
+            ) from error
+
+    def _resolve(self) -> None:
+        """Look at the return annotation. Without one any wire value goes."""
+        if self._resolved or not self._signature.resolved:
             return
         annotation = self._signature.returns
         if self._streams:
@@ -94,12 +106,42 @@ def _item_of(annotation: Any) -> Any:
 
 def to_wire(value: Any, where: str) -> Any:
     """Plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and decimals
-    as text.
+    as text. Always a copy, since the task may go on changing what it returned or yielded.
 
     Raises:
         InvalidResult: names the type and the place of what has no form on the wire.
     """
-    return _wire(value, "result", 0, where)
+    try:
+        return _copy(value, 0)
+    except _Unusual:
+        return _wire(value, "result", 0, where)
+
+
+class _Unusual(Exception):
+    """A value that needs the thorough way, which converts and keeps account of places."""
+
+
+def _copy(value: Any, depth: int) -> Any:
+    """The quick way, for what most results are made of."""
+    kind = type(value)
+    if kind is str:
+        if value.isascii():
+            return value
+    elif kind in _SCALARS:
+        return value
+    elif kind is int:
+        if _SMALLEST <= value <= _GREATEST:
+            return value
+    elif depth <= MAX_DEPTH:
+        depth += 1
+        if kind is list or kind is tuple:
+            return [item if type(item) in _SCALARS else _copy(item, depth) for item in value]
+        if kind is dict:
+            for key in value:
+                if type(key) is not str or not key.isascii():
+                    raise _Unusual
+            return {key: item if type(item) in _SCALARS else _copy(item, depth) for key, item in value.items()}
+    raise _Unusual
 
 
 def _wire(value: Any, place: str, depth: int, where: str) -> Any:

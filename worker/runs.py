@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
+from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
 from ..schemas.names import WorkerId
 from ..telemetry.tracing import NO_SPAN, Span, tracer
@@ -119,19 +120,28 @@ class Runs:
         context = _context(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta or {})
         self.counts["started"] += 1
         books.metrics.started(task.name)
-        if books.journal.enabled:
-            books.journal.write("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
-        with span.current():
-            execution = self._executors.launch(
-                call,
-                context,
-                on_done=run.done,
-                on_item=run.item if stream else None,
-                on_abandoned=run.answer,
-                window=self._stream_window,
-            )
-        run.launched(execution)
+        books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
+        if task.timeout_s is not None:
+            own_at = run.started_at + task.timeout_s
+            deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
+        if span is NO_SPAN and deadline_at is None:
+            self._launch(run, context, stream)
+        else:
+            # Clients that the task's code uses inherit both.
+            with span.current(), deadline(deadline_at):
+                self._launch(run, context, stream)
         return run
+
+    def _launch(self, run: Run, context: TaskContext, stream: bool) -> None:
+        execution = self._executors.launch(
+            run.call,
+            context,
+            on_done=run.done,
+            on_item=run.item if stream else None,
+            on_abandoned=run.answer,
+            window=self._stream_window,
+        )
+        run.launched(execution)
 
     def overdue(self, record: TaskRecord) -> None:
         """The deadline has passed: the caller hears at once, the code is stopped."""
@@ -153,8 +163,7 @@ class Runs:
         """Called by a run whose code has stopped."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
-        if books.journal.enabled:
-            books.journal.write("end", id=_unique(record), method=method, cost=record.cost)
+        books.record("end", id=_unique(record), method=method, cost=record.cost)
         self.counts[_count_of(outcome.error)] += 1
         code = "ok" if outcome.error is None else outcome.error.code
         books.metrics.finished(method, books.now() - run.started_at, code)

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from .context import wait_in_thread
 from .multiplex import ModelCache
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class Scope:
         except RuntimeError as error:
             if "block" in str(error):
                 raise
-        return asyncio.run_coroutine_threadsafe(self.models.use(context), self._loop).result()
+        return wait_in_thread(context, asyncio.run_coroutine_threadsafe(self.models.use(context), self._loop))
 
 
 @contextlib.asynccontextmanager

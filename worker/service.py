@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, Subscription
-from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken
+from ..bus.port import Bus, KeyValue, Subscription
+from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
 from ..telemetry.logs import logger_for
@@ -22,7 +22,7 @@ from .executors.run import ExecutorSettings
 from .journal import JournalSink
 from .ledger import LedgerStatistics
 from .pool import Pool
-from .registration import WorkerEvent
+from .registration import POLL_S, WorkerEvent
 from .settings import WorkerSettings
 
 LAST_WORDS_S = 2.0
@@ -121,6 +121,8 @@ class Worker:
         self._grace = asyncio.Event()
         """Set when the grace was shortened."""
         self._leave_by = float("inf")
+        self._early_grace_s: float | None = None
+        """A drain that was asked for while the start was under way; it begins when that is done."""
         self._closed = asyncio.Event()
         self._failure: GanglineError | None = None
 
@@ -150,7 +152,7 @@ class Worker:
 
     async def _start(self) -> None:
         bus = self._bus
-        kv = await bus.bucket(self.names.ledger_bucket, self.settings.bucket)
+        kv = await self._open_bucket()
         desk = self._desk = Desk(
             self.pool,
             self.id,
@@ -178,12 +180,30 @@ class Worker:
         self._forget_connection = bus.on_connection(desk.on_connection)
         await bus.flush()
         await desk.presence.publish()
+        desk.discovery.refresh()
+        await desk.discovery.start()
         self.state = WorkerState.SERVING
         desk.ledger.reconcile()
         desk.presence.announce(WorkerEvent.JOINED)
         self._log.info(
             "serves %d slots in epoch %d", self.core.load.total, self.core.epoch, extra={"action": "worker.started"}
         )
+        if self._early_grace_s is not None:
+            self.begin_drain(self._early_grace_s)
+
+    async def _open_bucket(self) -> KeyValue:
+        """Open the ledger; a cluster that holds an election just now is waited for."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.settings.start_timeout_s
+        while True:
+            try:
+                return await self._bus.bucket(self.names.ledger_bucket, self.settings.bucket)
+            except ServerUnsupported:
+                raise
+            except Unavailable:
+                if loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(POLL_S)
 
     # -- leave ----------------------------------------------------------------------------------------------------
 
@@ -201,14 +221,17 @@ class Worker:
         await self.drain(0.0)
 
     def begin_drain(self, grace_s: float | None = None) -> None:
-        """`drain` without the wait."""
+        """`drain` without the wait. During a start it begins when that is done."""
         if self.state is WorkerState.NEW:
             self.state = WorkerState.CLOSED
             self._closed.set()
+        grace_s = self.settings.drain_grace_s if grace_s is None else grace_s
+        if self.state is WorkerState.STARTING:
+            self._early_grace_s = grace_s if self._early_grace_s is None else min(grace_s, self._early_grace_s)
+            return
         desk = self._desk
         if desk is None or self.state is WorkerState.CLOSED:
             return
-        grace_s = self.settings.drain_grace_s if grace_s is None else grace_s
         now = desk.books.now()
         self._leave_by = min(self._leave_by, now + grace_s)
         self.core.drain(self._leave_by, now)
@@ -219,8 +242,8 @@ class Worker:
         if self._leaving is None:
             self.state = WorkerState.DRAINING
             self._log.info("drains within %g s", grace_s, extra={"action": "worker.drain"})
-            desk.journal.write("drain", grace_s=grace_s)
-            desk.presence.rewrite()
+            desk.books.record("drain", grace_s=grace_s)
+            desk.changed()
             desk.presence.announce(WorkerEvent.DRAINING)
             self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
 
@@ -246,6 +269,8 @@ class Worker:
             self._leaving.cancel()
         if self._desk is not None:
             self._desk.outbox.mute()
+            now = self._desk.books.now()
+            self.core.drain(now, now)
             await self._desk.close()
             if self._subscription is not None:
                 await self._subscription.unsubscribe()
@@ -267,7 +292,11 @@ class Worker:
             finally:
                 resting.cancel()
                 shortened.cancel()
-        await self._leave()
+        try:
+            await self._leave()
+        except Exception:
+            # A lifespan that raises at its end, for example: nobody waits for this task, and the worker has left.
+            self._log.exception("did not leave cleanly", extra={"action": "worker.leave_failed"})
 
     async def _leave(self) -> None:
         """Cancel what is left, take everything away, and close."""
@@ -308,8 +337,9 @@ class Worker:
                 await desk.presence.withdraw()
         except TimeoutError:
             self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
-        desk.journal.write("leave")
-        desk.presence.announce(WorkerEvent.LEFT)
+        if self._subscription is not None:
+            desk.books.record("leave")
+            desk.presence.announce(WorkerEvent.LEFT)
 
     # -- others ---------------------------------------------------------------------------------------------------
 

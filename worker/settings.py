@@ -49,7 +49,7 @@ class WorkerSettings:
     """Failure domain: the second preference. Default: $GANGLINE_ZONE, else none."""
     address: str = ""
     """Where other processes reach this one, host or host:port; shown to callers, never used by Gangline itself."""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
     """Facts about this worker that routing can ask for; over the pool's own."""
 
     max_lease_ttl_s: float = 3600.0

@@ -51,12 +51,15 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
 
     Raises:
         InvalidSettings: pydantic has no conversion for the annotation.
-        PydanticUndefinedAnnotation: it names something that does not exist yet.
+        NameError: it names something that does not exist yet.
     """
     try:
-        return TypeAdapter(annotation)
-    except PydanticUndefinedAnnotation:
-        raise
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        if not adapter.pydantic_complete:
+            adapter.rebuild(raise_errors=True)
+        return adapter
+    except PydanticUndefinedAnnotation as error:
+        raise NameError(error.message) from error
     except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
         first_line = str(error).partition("\n")[0]
         raise InvalidSettings(
@@ -67,7 +70,7 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
 class Signature:
     """The parameters of one task."""
 
-    __slots__ = ("_by_name", "_function", "_only_by_place", "_places", "_required", "_resolved", "_rest", "_rest_named",
+    __slots__ = ("_by_name", "_function", "_only_by_place", "_places", "_required", "resolved", "_rest", "_rest_named",
                  "_where", "returns")  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
@@ -91,21 +94,22 @@ class Signature:
         """Place (or a huge number for keyword-only ones) and name of each parameter without default."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
-        self._resolved = False
+        self.resolved = False
+        """Whether all annotations are known; `returns` means something then."""
         self.returns: Any = inspect.Parameter.empty
         _refuse_methods(function, where)
         try:
             self._resolve(namespace)
-        except (NameError, PydanticUndefinedAnnotation):
+        except NameError:
             pass  # A class defined further down the module; resolve() reports it if it never comes.
 
     def resolve(self) -> None:
         """Raises InvalidSettings when an annotation names something that does not exist."""
-        if self._resolved:
+        if self.resolved:
             return
         try:
             self._resolve(None)
-        except (NameError, PydanticUndefinedAnnotation) as error:
+        except NameError as error:
             raise InvalidSettings(
                 f"{self._where}: an annotation cannot be resolved: {error}; define it at the top level of the module"
             ) from error
@@ -139,13 +143,13 @@ class Signature:
         self._places, self._by_name, self._only_by_place = places, by_name, tuple(only_by_place)
         self._required, self._rest, self._rest_named = tuple(required), rest, rest_named
         self.returns = hints.get("return", inspect.Parameter.empty)
-        self._resolved = True
+        self.resolved = True
 
     def bind(
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
-        if not self._resolved:
+        if not self.resolved:
             self.resolve()
         problems: list[_Problem] = []
         bound = self._by_place(args, json, problems) if args else []

@@ -1,1 +1,107 @@
-"""Gangline: lease a slot on a worker over NATS before you send to it."""
+"""Gangline: lease a slot on a worker over NATS before you send to it.
+
+The names below are the public API; they are loaded when first used, so that `import gangline` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bus.ambient import Ambient as Ambient
+    from .bus.port import BucketSettings as BucketSettings
+    from .bus.settings import ConnectionSettings as ConnectionSettings
+    from .dispatcher.client import Client as Client
+    from .dispatcher.client import connect as connect
+    from .dispatcher.gateway import Gateway as Gateway
+    from .dispatcher.gateway import GatewaySettings as GatewaySettings
+    from .dispatcher.leases import Lease as Lease
+    from .dispatcher.operators import WorkerInfo as WorkerInfo
+    from .dispatcher.policy import Hooks as Hooks
+    from .dispatcher.policy import Policy as Policy
+    from .dispatcher.policy import PowerOfTwo as PowerOfTwo
+    from .dispatcher.policy import Sticky as Sticky
+    from .dispatcher.selection import Selection as Selection
+    from .dispatcher.settings import RouterSettings as RouterSettings
+    from .dispatcher.sync import SyncClient as SyncClient
+    from .dispatcher.sync import connect_sync as connect_sync
+    from .schemas import errors as errors
+    from .schemas.errors import GanglineError as GanglineError
+    from .schemas.names import Names as Names
+    from .worker.context import TaskContext as TaskContext
+    from .worker.context import current_task as current_task
+    from .worker.pool import Pool as Pool
+    from .worker.service import Worker as Worker
+    from .worker.settings import WorkerSettings as WorkerSettings
+
+# Name -> module below this package.
+_PUBLIC = {
+    "Ambient": "bus.ambient",
+    "BucketSettings": "bus.port",
+    "Client": "dispatcher.client",
+    "ConnectionSettings": "bus.settings",
+    "GanglineError": "schemas.errors",
+    "Gateway": "dispatcher.gateway",
+    "GatewaySettings": "dispatcher.gateway",
+    "Hooks": "dispatcher.policy",
+    "Lease": "dispatcher.leases",
+    "Names": "schemas.names",
+    "Policy": "dispatcher.policy",
+    "Pool": "worker.pool",
+    "PowerOfTwo": "dispatcher.policy",
+    "RouterSettings": "dispatcher.settings",
+    "Selection": "dispatcher.selection",
+    "Sticky": "dispatcher.policy",
+    "SyncClient": "dispatcher.sync",
+    "TaskContext": "worker.context",
+    "Worker": "worker.service",
+    "WorkerInfo": "dispatcher.operators",
+    "WorkerSettings": "worker.settings",
+    "connect": "dispatcher.client",
+    "connect_sync": "dispatcher.sync",
+    "current_task": "worker.context",
+}
+
+__all__ = [
+    "Ambient",
+    "BucketSettings",
+    "Client",
+    "ConnectionSettings",
+    "GanglineError",
+    "Gateway",
+    "GatewaySettings",
+    "Hooks",
+    "Lease",
+    "Names",
+    "Policy",
+    "Pool",
+    "PowerOfTwo",
+    "RouterSettings",
+    "Selection",
+    "Sticky",
+    "SyncClient",
+    "TaskContext",
+    "Worker",
+    "WorkerInfo",
+    "WorkerSettings",
+    "connect",
+    "connect_sync",
+    "current_task",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module(".schemas.errors", __name__)
+    module = _PUBLIC.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

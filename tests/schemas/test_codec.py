@@ -133,7 +133,11 @@ def _ring() -> list[object]:
 
 
 @both
-@pytest.mark.parametrize("value", [object(), lambda: None, "\ud800", Explodes(), _ring()], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [object(), lambda: None, "\ud800", Explodes(), _ring()],
+    ids=["an object", "a function", "half a surrogate pair", "one that explodes", "a ring"],
+)
 def test_what_has_no_form_on_the_wire_is_an_error_that_says_so(fmt, value):
     with pytest.raises(InvalidRequest, match="cannot be written as"):
         codec.encode({"x": [value]}, fmt)

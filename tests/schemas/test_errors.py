@@ -15,7 +15,8 @@ def tree(root: type[GanglineError]) -> list[type[GanglineError]]:
     return [root, *(found for child in root.__subclasses__() for found in tree(child))]
 
 
-OURS = [cls for cls in tree(GanglineError) if cls.__module__.startswith("gangline.")]
+# A class without a code of its own is a detail of where it is raised; it travels as its parent.
+OURS = [cls for cls in tree(GanglineError) if cls.__module__.startswith("gangline.") and "code" in vars(cls)]
 
 
 def ids(cls: type[GanglineError]) -> str:
@@ -50,6 +51,16 @@ def test_codes_are_unique_and_machine_readable():
 
 def test_errors_of_the_folders_above_are_rebuilt_too():
     assert type(error_from_wire("no_responders", "nobody", None, False)) is port.NoResponders
+
+
+def test_a_class_without_a_code_of_its_own_arrives_as_its_parent():
+    class Detail(port.Conflict):
+        def __init__(self) -> None:
+            super().__init__("gone")
+
+    sent = Detail().to_wire()
+    got = error_from_wire(sent["code"], sent["message"], None, sent["may_have_started"])
+    assert type(got) is port.Conflict
 
 
 def test_a_class_that_is_defined_after_the_first_look_is_found():

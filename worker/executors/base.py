@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from ...schemas.errors import ClosedError
-from ..context import TaskContext
+from ..context import TaskContext, attach
 from ..pool import Pool
 from ..scope import Scope
 from ..tasks import BoundCall, Execution, ExecutorKind
 from .loop import LoopRun
 from .processes import Processes, ProcessRun
-from .run import DEFAULT_WINDOW, ExecutorSettings, Listeners, OnDone, OnItem
+from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Site
 from .threads import ThreadRun, Threads
 
 
@@ -52,6 +53,9 @@ class Executors:
             return
         for task in self._pool.tasks.values():
             task.prepare()
+        self._site = Site(loop=asyncio.get_running_loop(), scope=self._scope, settings=self._settings)
+        self._threads = Threads(f"gangline-{self._pool.name}")
+        self._processes = Processes(self._pool, self._settings, self._models_changed)
         await self._scope.open()
         try:
             await self._processes.start()
@@ -110,19 +114,23 @@ class Executors:
         if not self._running:
             raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
         self._launched += 1
-        context._attach(self._scope)
-        listeners = Listeners(on_done, on_item if call.task.streams else None, on_abandoned)
+        attach(context, self._scope)
+        task = call.task
+        if not task.streams:
+            on_item = None
         run: LoopRun | ThreadRun | ProcessRun
-        if call.task.executor is ExecutorKind.ASYNC:
-            run = LoopRun(call, context, self._scope, self._settings, listeners)
+        if task.executor is ExecutorKind.ASYNC:
+            run = LoopRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run.arm()
             run.start(window)
-        elif call.task.executor is ExecutorKind.PROCESS:
-            run = ProcessRun(call, context, self._scope, self._settings, listeners)
+        elif task.executor is ExecutorKind.PROCESS:
+            run = ProcessRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run.arm()
             run.start(window, self._processes)
         else:
-            run = ThreadRun(call, context, self._scope, self._settings, listeners)
+            run = ThreadRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run.arm()
             run.start(window, self._threads)
-        run.arm()
         return run
 
     def statistics(self) -> dict[str, int]:

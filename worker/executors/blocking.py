@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ...schemas.deadline import begin_under
 from ..context import CURRENT, TaskContext
 from ..tasks import BoundCall, Outcome, Shape
 from .collect import Collected
@@ -42,7 +43,7 @@ class Stream:
 def run_here(
     call: BoundCall, context: TaskContext, stream: Stream | None, limit_bytes: int, run_coroutine: RunCoroutine
 ) -> Outcome:
-    """Run the task's function.
+    """Run the task's function, in a copy of the context variables that is its own.
 
     Args:
         call: what to run.
@@ -54,20 +55,18 @@ def run_here(
     Raises:
         BaseException: whatever the task raised.
     """
-    token = CURRENT.set(context)
-    try:
-        task = call.task
-        match task.shape:
-            case Shape.FUNCTION:
-                return Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
-            case Shape.COROUTINE:
-                return _run_guarded(_await(call), run_coroutine)
-            case Shape.GENERATOR:
-                return _drive(call, context, stream, limit_bytes)
-            case Shape.ASYNC_GENERATOR:
-                return _run_guarded(_drive_async(call, stream, limit_bytes), run_coroutine)
-    finally:
-        CURRENT.reset(token)
+    CURRENT.set(context)
+    begin_under(context.deadline)
+    task = call.task
+    match task.shape:
+        case Shape.FUNCTION:
+            return Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
+        case Shape.COROUTINE:
+            return _run_guarded(_await(call), run_coroutine)
+        case Shape.GENERATOR:
+            return _drive(call, context, stream, limit_bytes)
+        case Shape.ASYNC_GENERATOR:
+            return _run_guarded(_drive_async(call, stream, limit_bytes), run_coroutine)
 
 
 def _run_guarded(coroutine: Coroutine[Any, Any, Outcome], run_coroutine: RunCoroutine) -> Outcome:

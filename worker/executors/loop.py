@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
+from ...schemas.deadline import begin_under
 from ...schemas.errors import GanglineError
 from ..context import CURRENT
 from ..tasks import Outcome, Shape
@@ -13,7 +14,7 @@ from .collect import Collected
 from .run import Run
 
 _TURN_ITEMS = 16
-"""A plain generator lets others have the loop after so many items."""
+"""A generator that awaits nothing lets others have the loop after so many items."""
 
 
 class LoopRun(Run):
@@ -29,7 +30,7 @@ class LoopRun(Run):
         self._begun = False
         self._room = window
         self._room_freed: asyncio.Future[None] | None = None
-        self._task = self.loop.create_task(self._main())
+        self._task = self.loop.create_task(self._main(), name=self.call.task.full_name)
 
     def stop(self, reason: GanglineError) -> None:
         # Before its first step a cancelled asyncio task would end without a word; _main finds the reason instead.
@@ -47,6 +48,7 @@ class LoopRun(Run):
             return
         self._begun = True
         CURRENT.set(self.context)
+        begin_under(self.context.deadline)
         call = self.call
         task = call.task
         try:
@@ -63,25 +65,26 @@ class LoopRun(Run):
 
     async def _stream(self, generator: Any) -> Outcome:
         if self.call.task.shape is Shape.GENERATOR:
-            generator = _in_turns(generator)
+            generator = _as_async(generator)
         write = self.call.task.result.write
+        collected = Collected(self.where, self.settings.max_collected_bytes)
+        sequence = 0
         try:
-            if self._on_item is None:
-                collected = Collected(self.where, self.settings.max_collected_bytes)
-                async for item in generator:
-                    collected.add(write(item))
-                return Outcome(value=collected.items)
-            sequence = 0
             async for item in generator:
                 value = write(item)
-                if self._room <= 0:
-                    await self._wait_for_room()
-                self._room -= 1
-                self._on_item(sequence, value)
+                if self._on_item is None:
+                    collected.add(value)
+                else:
+                    if self._room <= 0:
+                        await self._wait_for_room()
+                    self._room -= 1
+                    self._on_item(sequence, value)
                 sequence += 1
-            return Outcome(items=sequence)
+                if sequence % _TURN_ITEMS == 0:
+                    await asyncio.sleep(0)
         finally:
             await generator.aclose()
+        return Outcome(value=collected.items) if self._on_item is None else Outcome(items=sequence)
 
     async def _wait_for_room(self) -> None:
         while self._room <= 0:
@@ -90,11 +93,9 @@ class LoopRun(Run):
         self._room_freed = None
 
 
-async def _in_turns(generator: Iterator[Any]) -> AsyncIterator[Any]:
+async def _as_async(generator: Generator[Any, Any, Any]) -> AsyncIterator[Any]:
     try:
-        for count, item in enumerate(generator, 1):
+        for item in generator:
             yield item
-            if count % _TURN_ITEMS == 0:
-                await asyncio.sleep(0)
     finally:
-        generator.close()  # type: ignore[attr-defined]
+        generator.close()

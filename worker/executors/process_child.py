@@ -7,6 +7,7 @@ listens to the worker and ends the process at once when the worker is gone.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import ctypes
 import faulthandler
 import importlib
@@ -19,11 +20,13 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine
+from types import FrameType
 from typing import Any
 
 from ...schemas.errors import GanglineError
 from ...telemetry.logs import RECORD_FIELDS
-from ..context import TaskContext
+from ...telemetry.tracing import tracer
+from ..context import TaskContext, attach, end
 from ..failures import failure_of
 from ..pool import TASKS_ATTRIBUTE, Pool
 from ..scope import Scope
@@ -46,10 +49,14 @@ def main(fd: int, parent: int) -> None:
     # The worker decides when we end: Ctrl-C and a manager's SIGTERM reach us too. Not SIG_IGN, which programs started
     # by tasks would inherit.
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, _ignore)
     os.set_inheritable(fd, False)
     faulthandler.enable()
     _Child(socket.socket(fileno=fd)).serve()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """See `main`."""
 
 
 def _die_with(parent: int) -> None:
@@ -98,16 +105,20 @@ class _Child:
         clock = time.monotonic
         deadline = None if order.remaining_s is None else clock() + order.remaining_s
         context = TaskContext(**order.context, deadline=deadline, clock=clock)
-        context._attach(scope)
+        attach(context, scope)
         task = pool.find(order.method)
         self._room = Room(order.window)
         stream = Stream(self._item, self._room) if order.streams else None
         try:
             call = task.bind(order.args, order.kwargs, json=order.json)
-            return run_here(call, context, stream, opening.max_collected_bytes, self._run_coroutine)
+            # For code here that traces: the tasks' modules set a provider up, or there is none.
+            with tracer.span(f"gangline.process {task.full_name}", parent=context.trace):
+                own = contextvars.copy_context()
+                return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
         except BaseException as error:
             return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
         finally:
+            end(context)
             scope.models.done_with(context)
 
     def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:

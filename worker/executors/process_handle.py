@@ -74,6 +74,10 @@ class Child(asyncio.Protocol):
     def pid(self) -> int:
         return self._popen.pid if self._popen is not None else 0
 
+    @property
+    def busy(self) -> bool:
+        return self._listener is not None
+
     async def start(self, within_s: float) -> None:
         """Spawn, import, open the lifespans.
 
@@ -83,6 +87,7 @@ class Child(asyncio.Protocol):
         ours, theirs = socket.socketpair()
         try:
             ours.setblocking(False)
+            await self._connect(ours)
             self._popen = subprocess.Popen(  # noqa: ASYNC220 - a few ms; a thread would tie its life to that thread's
                 _command(theirs.fileno()),
                 stdin=subprocess.DEVNULL,
@@ -91,12 +96,10 @@ class Child(asyncio.Protocol):
                 start_new_session=True,
             )
             self._watch()
-            await self._loop.create_unix_connection(lambda: self, sock=ours)
         except BaseException:
+            if self._transport is not None:
+                self._transport.abort()
             ours.close()
-            self.kill()
-            if self._popen is not None and self._pidfd is None:
-                self._poll_exit()
             raise
         finally:
             theirs.close()
@@ -113,6 +116,14 @@ class Child(asyncio.Protocol):
         except asyncio.CancelledError:
             self.kill()
             raise
+
+    async def _connect(self, sock: socket.socket) -> None:
+        try:
+            await self._loop.create_unix_connection(lambda: self, sock=sock)
+        except NotImplementedError:
+            raise GanglineError(
+                "child processes need an event loop with sockets, which a virtual one has not"
+            ) from None
 
     def run(self, listener: Listener, start: ToChild) -> None:
         """Begin a task; the listener hears how it ends."""
@@ -152,6 +163,8 @@ class Child(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._socket_closed = True
+        if self._popen is None:
+            return
         if self._pidfd is None:
             self._poll_exit()
         else:
@@ -237,7 +250,7 @@ class Child(asyncio.Protocol):
             listener.child_died(TaskCrashed(f"its process {text}", details=details))
 
     def __repr__(self) -> str:
-        return f"Child(pid={self.pid}, busy={self._listener is not None}, doomed={self.doomed})"
+        return f"Child(pid={self.pid}, busy={self.busy}, doomed={self.doomed})"
 
 
 def _how(returncode: int) -> tuple[str, dict[str, Any]]:

@@ -69,22 +69,25 @@ class Processes:
             raise
 
     async def stop(self) -> None:
-        """Close idle children, kill what does not go in time."""
+        """Close idle children; kill busy ones, and those that do not go in time."""
         for starting in list(self._starting):
             starting.cancel()
         await asyncio.gather(*self._starting, return_exceptions=True)
         self._idle.clear()
         children = list(self._children)
         for child in children:
-            child.doomed = True
-            child.send(Close())
+            if child.busy:  # with what its owner has given up waiting for
+                child.kill()
+            else:
+                child.doomed = True
+                child.send(Close())
         if not children:
             return
         _, late = await asyncio.wait([asyncio.ensure_future(child.ended()) for child in children], timeout=_CLOSE_S)
         for child in self._children.copy():
             child.kill()
         if late:
-            await asyncio.wait(late)
+            await asyncio.wait(late, timeout=_CLOSE_S)
 
     def begin(self, run: ProcessRun) -> None:
         """Give the run a child: an idle one (that has its model, if possible), or a new one as soon as it is up."""
@@ -127,7 +130,7 @@ class Processes:
             _log.error("a child process could not start", exc_info=error, extra={"action": "child_not_started"})
             run.no_child(error)
             return
-        if run.done:
+        if run.reason is not None:
             self.give_back(child)
         else:
             run.assign(child)
@@ -229,7 +232,7 @@ class ProcessRun(Run):
             self.finish(Outcome(error=TaskCrashed(f"{self.where}: {crash.message}", details=crash.details)))
 
     def _begin(self) -> None:
-        if not self.done:
+        if self.reason is None:
             self._processes.begin(self)
 
 

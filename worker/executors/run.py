@@ -5,26 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
 from ...telemetry.logs import logger_for
-from ..context import TaskContext
+from ..context import TaskContext, end, stop
 from ..failures import failure_of
 from ..scope import Scope
 from ..tasks import BoundCall, CancelReason, Outcome
 
 OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
-
-
-class Listeners(NamedTuple):
-    """Who hears of one execution; see Executors.launch."""
-
-    on_done: OnDone
-    on_item: OnItem | None
-    on_abandoned: OnDone | None
-
 
 DEFAULT_WINDOW = 64
 """Items of a stream sent ahead of what its reader has taken."""
@@ -58,34 +49,54 @@ class ExecutorSettings:
             raise InvalidSettings(f"process_start_s must be above 0, not {self.process_start_s}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What all executions of one worker share."""
+
+    loop: asyncio.AbstractEventLoop
+    scope: Scope
+    settings: ExecutorSettings
+
+
 class Run:
     """One execution. All methods run on the event loop, unless they say otherwise.
 
     Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
     """
 
-    __slots__ = ("_on_abandoned", "_on_done", "_on_item", "_scope", "_timer", "call", "context", "done", "loop",
-                 "reason", "settings", "where")  # fmt: skip
+    __slots__ = ("_on_abandoned", "_on_done", "_on_item", "_site", "_timer", "call", "context", "done", "loop",
+                 "reason")  # fmt: skip
 
     def __init__(
         self,
         call: BoundCall,
         context: TaskContext,
-        scope: Scope,
-        settings: ExecutorSettings,
-        listeners: Listeners,
+        site: Site,
+        on_done: OnDone,
+        on_item: OnItem | None,
+        on_abandoned: OnDone | None,
     ) -> None:
+        """See Executors.launch."""
         self.call = call
         self.context = context
-        self.settings = settings
-        self.loop = asyncio.get_running_loop()
-        self.where = call.task.full_name
+        self.loop = site.loop
         self.reason: GanglineError | None = None
         """Why it was told to stop."""
         self.done = False
-        self._scope = scope
-        self._on_done, self._on_item, self._on_abandoned = listeners
+        self._site = site
+        self._on_done = on_done
+        self._on_item = on_item
+        self._on_abandoned = on_abandoned
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def where(self) -> str:
+        """The task's full name."""
+        return self.call.task.full_name
+
+    @property
+    def settings(self) -> ExecutorSettings:
+        return self._site.settings
 
     def arm(self) -> None:
         """Stop it after the task's own `timeout_s`, unless the caller's deadline comes first."""
@@ -101,7 +112,7 @@ class Run:
         if self.done or self.reason is not None:
             return
         self.reason = reason
-        self.context._cancel(reason)
+        stop(self.context, reason)
         self.stop(reason)
 
     def credit(self, items: int) -> None:
@@ -121,7 +132,8 @@ class Run:
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
-        self._scope.models.done_with(self.context)
+        end(self.context)
+        self._site.scope.models.done_with(self.context)
         try:
             self._on_done(outcome)
         except Exception:

@@ -37,7 +37,7 @@ class Threads:
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._idle = 0
-        """Threads that wait for a job; those of `_jobs` not yet taken are counted off already."""
+        """`_total` less the jobs that run or wait for a thread to wake up."""
         self._total = 0
         self._closed = False
 
@@ -69,6 +69,7 @@ class Threads:
                     self._changed.wait_for(lambda: self._jobs or self._closed)
                 if not self._jobs:
                     self._total -= 1
+                    self._idle -= 1
                     return
                 job = self._jobs.popleft()
             job()

@@ -6,8 +6,10 @@ pydantic or rich is imported inside their functions. A test holds them to it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
-from typing import Final
+from typing import IO, Any, Final
 
 import click
 
@@ -21,13 +23,55 @@ COMMANDS: Final = {
     "stats": "One worker's slots, leases and counts.",
     "drain": "Let a worker finish and leave.",
     "resize": "Change a worker's number of slots, live.",
+    "health": "Whether a worker or gateway of this machine answers; for probes.",
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
 }
 """Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""
 
 
+class OneLine(click.ClickException):
+    """An error of click's, told in one line: what was wrong, and what to do next."""
+
+    def __init__(self, error: click.ClickException) -> None:
+        message = error.format_message().rstrip(".")
+        if isinstance(error, click.UsageError) and error.ctx is not None and "--help" not in message:
+            message = f"{message} ('{error.ctx.command_path} --help' shows how)"
+        super().__init__(message)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"gangline: {self.message}", err=True, file=file)
+
+
+class OneLineUsage(OneLine):
+    """The same for what is wrong with the request itself."""
+
+    exit_code = 2
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except OneLine:
+        raise
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.ClickException as error:
+        raise (OneLineUsage if error.exit_code == 2 else OneLine)(error) from error
+
+
 class LazyGroup(click.Group):
     """Finds commands by name in `COMMANDS` and imports the one that is asked for."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        with one_line_errors():
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with one_line_errors():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

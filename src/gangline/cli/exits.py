@@ -39,7 +39,7 @@ def exit_code_of(error: BaseException) -> Exit:
     match error:
         case KeyboardInterrupt():
             return Exit.INTERRUPTED
-        case InvalidRequest() | click.UsageError():
+        case InvalidRequest() | click.ClickException():
             return Exit.USAGE
         case TaskError() | LeaseError():
             return Exit.FAILED
@@ -55,8 +55,8 @@ def next_step(error: BaseException) -> str:
     """What to do next, where the error's own text cannot know it."""
     match error:
         case ServerUnreachable():
-            return "start one with 'gangline dev MODULE:POOL', or name yours with --server or --context"
-        case NoWorkers():
+            return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
+        case NoWorkers() if "gangline workers" not in str(error):
             return "start one with 'gangline worker MODULE:POOL'; 'gangline workers' shows who serves"
         case TaskFailed() if error.remote_traceback:
             return "--debug shows the task's traceback"

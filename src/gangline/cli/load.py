@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from ..worker.pool import Pool
 
 
-class PoolNotFound(click.UsageError):
+class PoolNotFound(click.ClickException):
     """MODULE:POOL names nothing that can be served."""
+
+    exit_code = 2
 
 
 def split(target: str) -> tuple[str, str]:
@@ -77,6 +79,7 @@ def _place(error: Exception) -> str:
 def _attribute_complaint(module_name: str, attribute: str, found: object) -> str:
     from ..worker.pool import Pool
 
-    pools = sorted(name for name, value in vars(found).items() if isinstance(value, Pool)) if vars(found) else []
+    inside = getattr(found, "__dict__", {})
+    pools = sorted(name for name, value in inside.items() if isinstance(value, Pool))
     hint = f"; it has {', '.join(f'{module_name}:{name}' for name in pools)}" if pools else "; it has no Pool at all"
     return f"{module_name} has no {attribute!r}{hint}"

@@ -135,7 +135,12 @@ def connection_options(command: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(command)
     def wrapper(*args: Any, **kwargs: Any) -> object:
         connection = Connection(**{name: kwargs.pop(name) for name in names})
-        return reporting(command, connection.debug)(*args, connection=connection, **kwargs)
+
+        def checked() -> object:
+            _ = connection.names  # a bad namespace is told before anything is done
+            return command(*args, connection=connection, **kwargs)
+
+        return reporting(checked, connection.debug)()
 
     decorated: Command = wrapper
     for option in reversed(_CONNECTION):

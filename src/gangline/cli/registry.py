@@ -57,12 +57,6 @@ async def read_workers(ledger: KeyValue, names: Names, pool: str = "*") -> list[
     return sorted(rows, key=lambda row: str(row.id))
 
 
-async def read_leases(ledger: KeyValue, names: Names, pool: str = "*", worker: str = "*") -> list[LeaseRecord]:
-    """All leases in the ledger, by worker and age."""
-    found = [parse(LeaseRecord, entry) for entry in await ledger.entries(names.leases_of(pool, worker))]
-    return sorted((lease for lease in found if lease), key=lambda lease: (lease.pool, lease.worker, lease.granted_at))
-
-
 def parse(model: type[R], entry: KvEntry) -> R | None:
     """A record; None, with a warning, for what somebody else wrote under that key."""
     try:

@@ -12,6 +12,7 @@ from .options import Connection
 
 if TYPE_CHECKING:
     from ..bus.port import Bus, KeyValue
+    from ..dispatcher.client import Client
 
 T = TypeVar("T")
 
@@ -48,8 +49,36 @@ async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
         await bus.close()
 
 
+@asynccontextmanager
+async def open_client(connection: Connection, name: str) -> AsyncIterator[Client]:
+    """A client, closed at the end.
+
+    Raises:
+        ServerUnreachable: no server at that address.
+    """
+    from ..bus.port import BucketSettings
+    from ..dispatcher.client import connect
+
+    how, bucket = connection.settings(), BucketSettings.from_environment()
+    async with connect(how, namespace=connection.namespace, name=name, bucket=bucket) as client:
+        yield client
+
+
 async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:
     """The ledger of the namespace; made, as the environment says, when it does not exist yet."""
     from ..bus.port import BucketSettings
 
     return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())
+
+
+@asynccontextmanager
+async def telemetry(service: str) -> AsyncIterator[None]:
+    """Exporters as the environment asks, flushed at the end."""
+    from ..telemetry.setup import configure
+
+    end = configure(service)
+    try:
+        yield
+    finally:
+        # Exporters block while they send what is left; nothing else is to be done by now.
+        await asyncio.to_thread(end)

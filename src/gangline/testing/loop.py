@@ -15,6 +15,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -184,13 +185,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def close(self) -> None:
         if self.is_closed():
             return
-        for tasks in self._crashed.values():
-            for task in tasks:
-                _bury(task)
+        self._bury()
         super().close()
         self._timers.clear()
         if self._executor is not None:
             self._executor.shutdown(wait=False)
+
+    def _bury(self) -> None:
+        """Close the coroutines of crashed nodes, so that nobody complains when they are collected. What they have to
+        say about it is not heard: they have been dead for long."""
+        silent = logging.root.manager.disable
+        logging.disable(logging.CRITICAL)
+        try:
+            for tasks in self._crashed.values():
+                for task in tasks:
+                    _close(task)
+        finally:
+            logging.disable(silent)
 
     def _came_back(self, _future: asyncio.Future[Any]) -> None:
         self._outside -= 1
@@ -297,11 +308,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         A restarted process is a new node with another name. (When the loop is closed, the coroutines left over are
         closed too: their `finally` blocks run then, on a dead loop, where they can do nothing.)
         """
-        self._frozen.pop(node, None)
         if node in self._crashed:
             return
+        # Kept until the loop is closed: what nobody refers to any more would be collected, with a complaint.
         tasks = [t for t in asyncio.all_tasks(self) if isinstance(t, _Task) and t.node == node]
         self._crashed[node] = sorted(tasks, key=hash)
+        self._frozen.pop(node, None)
 
     def crashed(self, node: str) -> bool:
         return node in self._crashed
@@ -318,8 +330,7 @@ def _describe(task: _Task[Any]) -> str:
     return f"{task.get_name()}{f' of {task.node}' if task.node else ''}{where}"
 
 
-def _bury(task: asyncio.Task[Any]) -> None:
-    """Close a crashed task's coroutine, so that neither it nor asyncio complains when it is collected."""
+def _close(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coro = task.get_coro()
     try:

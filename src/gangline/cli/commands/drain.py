@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
+from ..arguments import worker_argument
 from ..options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ...schemas.messages import DrainReply
 
 
 @click.command(short_help="Let a worker finish and leave.")
-@click.argument("worker", metavar="POOL.WORKER")
-@click.option("--grace", type=float, metavar="SECONDS", help="Cancel what still runs then. [the worker's own setting]")
+@worker_argument
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Cancel what still runs then. [the worker's own setting]",
+)
 @json_option
 @connection_options
 def command(connection: Connection, worker: str, grace: float | None, as_json: bool) -> None:
@@ -18,22 +29,16 @@ def command(connection: Connection, worker: str, grace: float | None, as_json: b
     From now on it is granted nothing new; it honours the leases it granted, finishes its tasks, and its process ends.
     Returns as soon as the worker has begun.
     """
-    from ...schemas.messages import DrainReply, DrainRequest, parse_request
-    from ...schemas.names import Operation
-    from ..ask import ask, parse_worker
     from ..output import print_json
-    from ..session import open_bus, run
-
-    target = parse_worker(worker)
-    request = parse_request(DrainRequest, {"grace_s": grace})
+    from ..session import open_client, run
 
     async def drain() -> DrainReply:
-        async with open_bus(connection, "gangline drain") as bus:
-            return await ask(bus, connection.names, target, Operation.DRAIN, request, DrainReply)
+        async with open_client(connection, "gangline drain") as client:
+            return await client.drain(worker, grace_s=grace)
 
     reply = run(drain())
     if as_json:
-        print_json({"worker": str(target), **reply.model_dump(mode="json")})
+        print_json({"worker": worker, **reply.model_dump(mode="json")})
     else:
         left = reply.load.ongoing
-        click.echo(f"{target} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{target} leaves")
+        click.echo(f"{worker} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves")

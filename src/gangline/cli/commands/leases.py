@@ -30,7 +30,7 @@ def command(connection: Connection, pool: str | None, watch: bool, as_json: bool
 
         run(watch_leases(connection, pool or "*", as_json))
         return
-    leases = run(_read(connection, pool or "*"))
+    leases = run(_read(connection, pool))
     if as_json:
         from ..output import print_json
         from ..registry import lease_json
@@ -45,9 +45,8 @@ def command(connection: Connection, pool: str | None, watch: bool, as_json: bool
         console().print(leases_table(leases))
 
 
-async def _read(connection: Connection, pool: str) -> list[LeaseRecord]:
-    from ..registry import read_leases
-    from ..session import open_bus, open_ledger
+async def _read(connection: Connection, pool: str | None) -> list[LeaseRecord]:
+    from ..session import open_client
 
-    async with open_bus(connection, "gangline leases") as bus:
-        return await read_leases(await open_ledger(bus, connection), connection.names, pool)
+    async with open_client(connection, "gangline leases") as client:
+        return await client.leases(pool)

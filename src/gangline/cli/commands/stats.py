@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..arguments import worker_argument
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -13,22 +14,17 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="One worker's slots, leases and counts.")
-@click.argument("worker", metavar="POOL.WORKER")
+@worker_argument
 @json_option
 @connection_options
 def command(connection: Connection, worker: str, as_json: bool) -> None:
     """One worker's slots, leases and counts, asked from the worker itself."""
-    from ...schemas.messages import StatsReply
-    from ...schemas.names import Operation
-    from ..ask import ask, parse_worker
     from ..output import print_json
-    from ..session import open_bus, run
-
-    target = parse_worker(worker)
+    from ..session import open_client, run
 
     async def stats() -> StatsReply:
-        async with open_bus(connection, "gangline stats") as bus:
-            return await ask(bus, connection.names, target, Operation.STATS, None, StatsReply)
+        async with open_client(connection, "gangline stats") as client:
+            return await client.stats(worker)
 
     reply = run(stats())
     if as_json:

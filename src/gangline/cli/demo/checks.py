@@ -93,16 +93,26 @@ def never_over_capacity(journals: Mapping[str, Sequence[Record]], slots: int) ->
 
 
 def journals_add_up(journals: Mapping[str, Sequence[Record]]) -> list[str]:
-    """The journal's own count of running tasks is what its starts and ends make it."""
+    """The journal's own count of running tasks is what its events make it, wherever a task starts or ends.
+
+    A single-use token counts as running from its `use` on, which comes just before its task's `start`.
+    """
     found: list[str] = []
     for worker, records in journals.items():
         running = 0
+        used: set[str] = set()
         for number, record in enumerate(records, 1):
-            if record["event"] == "start":
-                running += 1
-            elif record["event"] == "end":
-                running -= 1
-            if running != record["running"]:
+            match record["event"]:
+                case "use":
+                    running += 1
+                    used.add(str(record["token"]))
+                case "start" if record.get("token") in used:
+                    used.discard(str(record["token"]))
+                case "start":
+                    running += 1
+                case "end":
+                    running -= 1
+            if record["event"] in ("start", "end") and running != record["running"]:
                 found.append(f"{worker} line {number}: {record['running']} running, but its events make {running}")
                 break
     return found

@@ -8,8 +8,8 @@ import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
 
 from ...worker.pool import Pool
 
@@ -19,7 +19,8 @@ LEVEL = 9
 pool = Pool("squeeze", slots=SLOTS)
 
 
-class Squeezed(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Squeezed:
     """What one task answers. All but the last two depend on the content alone."""
 
     size: int

@@ -1,0 +1,134 @@
+"""All living keys of a bucket that match a pattern, in as few round trips as can be.
+
+Up to 1024 keys come with one direct get; JetStream refuses more, and then a short-lived consumer delivers them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ..schemas.errors import ClosedError, Disconnected, GanglineError
+from .kv_wire import Stored
+from .port import ConnectionEvent, KvEntry, Message, StorageUnavailable
+from .watch_feed import Feed, FeedEvent
+
+if TYPE_CHECKING:
+    from .jetstream_kv import JetStreamKeyValue
+
+_MOST_DIRECT: Final = 1024
+
+
+async def snapshot(bucket: JetStreamKeyValue, pattern: str) -> list[KvEntry]:
+    """Living keys in the order of their revisions; [] when the bucket vanished.
+
+    Raises:
+        StorageUnavailable, Disconnected.
+    """
+    try:
+        async with asyncio.timeout(bucket.bus.api.timeout_s):
+            found = await _direct(bucket, pattern)
+            if found is None:
+                found = await _by_consumer(bucket, pattern)
+    except TimeoutError:
+        raise StorageUnavailable(
+            f"JetStream did not list {pattern!r} of {bucket.name!r} in time: try again", may_have_started=False
+        ) from None
+    return [stored.entry() for stored in found if not stored.marker]
+
+
+async def _direct(bucket: JetStreamKeyValue, pattern: str) -> list[Stored] | None:
+    """None: too many keys for this way."""
+    found: list[Stored] = []
+    query: dict[str, Any] = {"multi_last": [bucket.prefix + pattern], "batch": _MOST_DIRECT}
+    while True:
+        page, end = await _page(bucket, query)
+        found += page
+        headers = end.headers or {}
+        status = headers.get("Status")
+        if status == "413":
+            return None
+        if status == "503":
+            if await bucket.vanished():
+                return []
+            raise StorageUnavailable(
+                f"nobody serves the bucket {bucket.name!r} right now: try again", may_have_started=False
+            )
+        if status == "404" or (status == "204" and headers.get("Nats-Num-Pending", "0") == "0"):
+            return found
+        if status != "204" or not page:
+            raise StorageUnavailable(f"JetStream ended a list with {status} {headers.get('Description', '')}")
+        # The server cut the answer at a number of bytes: go on behind it.
+        query = {**query, "seq": page[-1].revision + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
+
+
+async def _page(bucket: JetStreamKeyValue, query: dict[str, Any]) -> tuple[list[Stored], Message]:
+    """One request with many answers; the last is a status."""
+    page: list[Stored] = []
+    end: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+
+    def take(message: Message) -> None:
+        headers = message.headers or {}
+        if "Status" in headers:
+            if not end.done():
+                end.set_result(message)
+            return
+        page.append(
+            Stored(
+                key=headers["Nats-Subject"][len(bucket.prefix) :],
+                value=message.data,
+                revision=int(headers["Nats-Sequence"]),
+                headers=headers,
+            )
+        )
+
+    bus = bucket.bus
+    reply = bus.open_stream(take)
+    stop = bus.on_connection(_fail_on_loss(end))
+    try:
+        bus.publish(f"$JS.API.DIRECT.GET.{bucket.stream}", json.dumps(query).encode(), reply=reply)
+        return page, await end
+    finally:
+        stop()
+        bus.close_stream(reply)
+
+
+async def _by_consumer(bucket: JetStreamKeyValue, pattern: str) -> list[Stored]:
+    found: dict[str, Stored] = {}  # a key that changes meanwhile comes again
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def take(event: Stored | FeedEvent) -> None:
+        if event is FeedEvent.CAUGHT_UP:
+            if not done.done():
+                done.set_result(None)
+        elif event is FeedEvent.BROKEN:
+            if not done.done():
+                done.set_exception(StorageUnavailable(f"a list of {bucket.name!r} was cut off: try again"))
+        elif isinstance(event, Stored):
+            found[event.key] = event
+
+    feed = Feed(bucket, pattern, take)
+    stop = bucket.bus.on_connection(_fail_on_loss(done))
+    try:
+        if not await feed.open():
+            return []
+        await done
+        return list(found.values())
+    finally:
+        stop()
+        feed.close()
+
+
+def _fail_on_loss(future: asyncio.Future[Any]) -> Callable[[ConnectionEvent], None]:
+    def lost(event: ConnectionEvent) -> None:
+        if future.done() or event is ConnectionEvent.RECONNECTED:
+            return
+        error: GanglineError = Disconnected("the connection was lost while listing: try again when it is back")
+        if event is ConnectionEvent.CLOSED:
+            error = ClosedError("this connection was closed while listing")
+        future.set_exception(error)
+        future.exception()
+
+    return lost

@@ -1,0 +1,166 @@
+"""Frames on their way to one worker: all of one turn of the event loop share a message.
+
+There is no timer: a lone frame waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..bus.port import Bus
+from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
+from ..schemas.frames import REQUEST_ENVELOPE_BYTES, Frame, Request, encode_frame, join_request
+from .retry import Fate
+from .view import Worker
+
+if TYPE_CHECKING:
+    from .inflight import Flight
+
+
+class Sink(Protocol):
+    """What a channel needs of the exchange it belongs to."""
+
+    bus: Bus
+    sender: str
+    max_kept: int
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run it at the end of this turn."""
+
+    def lose(self, flight: Flight, fate: Fate) -> None:
+        """The flight ends without an answer."""
+
+
+class Channel:
+    """The way to one worker process."""
+
+    __slots__ = (
+        "_flights",
+        "_frames",
+        "_kept",
+        "_scheduled",
+        "_sink",
+        "checks",
+        "doubted_to",
+        "messages",
+        "number",
+        "reply",
+        "subject",
+        "unheard",
+        "worker",
+    )
+
+    def __init__(self, sink: Sink, worker: Worker, number: int, subject: str, reply: str) -> None:
+        self._sink = sink
+        self.worker = worker
+        self.number = number
+        self.subject = subject
+        self.reply = reply
+        self._frames: list[bytes] = []
+        self._flights: list[Flight | None] = []
+        self._scheduled = False
+        self._kept: deque[bytes] = deque()
+        self.messages = 0
+        """Messages published so far; each flight knows the number of its own."""
+        self.unheard = 0
+        """Answers "nobody listens" since the last doubt was settled: so many of the last messages were not received."""
+        self.doubted_to = 0
+        """Number of the last message that the doubt under way covers; 0: there is none."""
+        self.checks = 0
+
+    @property
+    def largest_frame(self) -> int:
+        """Most bytes that one frame may have, alone in its message."""
+        return self._sink.bus.max_payload - REQUEST_ENVELOPE_BYTES
+
+    def send(self, frame: Frame, flight: Flight | None = None) -> None:
+        """Send with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while disconnected.
+
+        Raises:
+            InvalidRequest: arguments that have no form on the wire; nothing was sent.
+            PayloadTooLarge: likewise.
+        """
+        packed = encode_frame(frame)
+        if len(packed) > self.largest_frame:
+            raise PayloadTooLarge(
+                f"the arguments make a message of {len(packed)} bytes, the server takes {self.largest_frame}: send a "
+                "reference to the data instead, or raise the server's max_payload",
+                details={"size": len(packed), "limit": self.largest_frame},
+            )
+        if flight is not None:
+            flight.channel = self
+        self._frames.append(packed)
+        self._flights.append(flight)
+        if not self._scheduled:
+            self._scheduled = True
+            self._sink.call_soon(self.flush)
+
+    def unsend(self, flight: Flight) -> bool:
+        """Take a frame back; True if it was still here, so that nothing was sent."""
+        if flight.message or flight not in self._flights:
+            return False
+        index = self._flights.index(flight)
+        del self._flights[index], self._frames[index]
+        return True
+
+    def flush(self) -> None:
+        """Publish what is pending."""
+        self._scheduled = False
+        frames, flights = self._frames, self._flights
+        if not frames:
+            return
+        self._frames, self._flights = [], []
+        room = self.largest_frame
+        start, size = 0, 0
+        for index, frame in enumerate(frames):
+            if size + len(frame) > room and index > start:
+                self._publish(frames[start:index], flights[start:index])
+                start, size = index, 0
+            size += len(frame)
+        self._publish(frames[start:], flights[start:])
+
+    def resume(self) -> None:
+        """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
+        self.unheard = self.doubted_to = 0
+        if self._kept:
+            kept, self._kept = self._kept, deque()
+            for frame in kept:
+                self._frames.append(frame)
+                self._flights.append(None)
+            self.flush()
+
+    def doubt(self, id: int, task_ids: list[int]) -> None:
+        """Ask, in a message of its own, what became of tasks. Its answer (or that there is nobody) says what became of
+        all messages before it, since the server keeps the order.
+
+        Raises:
+            Disconnected: no connection; the doubt is settled after the reconnection.
+        """
+        self.flush()
+        self.checks += 1
+        self.doubted_to = self.messages
+        frame = encode_frame((Request.CHECK, id, task_ids))
+        data = join_request(self.worker.epoch, self._sink.sender, [frame])
+        self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
+
+    def _publish(self, frames: list[bytes], flights: list[Flight | None]) -> None:
+        sink = self._sink
+        try:
+            sink.bus.publish(self.subject, join_request(self.worker.epoch, sink.sender, frames), reply=self.reply)
+        except (Disconnected, ClosedError):
+            for frame, flight in zip(frames, flights, strict=True):
+                if flight is not None:
+                    sink.lose(flight, Fate.UNSENT)
+                elif len(self._kept) < sink.max_kept:
+                    self._kept.append(frame)
+            return
+        self.messages += 1
+        for flight in flights:
+            if flight is not None:
+                flight.message = self.messages
+                flight.epoch = self.worker.epoch
+
+    def __repr__(self) -> str:
+        return f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._frames)})"

@@ -1,0 +1,357 @@
+"""The client: what users call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ..bus.ambient import Ambient
+from ..bus.port import BucketSettings, Bus, KeyValue
+from ..schemas.errors import ClosedError
+from ..schemas.messages import DrainReply, ResizeReply, StatsReply
+from ..schemas.names import Names
+from ..schemas.records import LeaseRecord
+from .leases import Leasing
+from .operators import Operators, WorkerInfo
+from .order import CallOptions
+from .policy import Policy
+from .router import Router
+from .selection import Choosing, Selection
+from .settings import RouterSettings
+
+if TYPE_CHECKING:
+    from ..bus.settings import ConnectionSettings
+
+ASK_TIMEOUT_S = 5.0
+"""How long workers are given to answer an operator, and without `options(timeout_s=...)`."""
+
+
+class Client:
+    """Runs tasks on workers.
+
+    ::
+
+        async with gangline.connect("nats://127.0.0.1:4222") as client:
+            await client.call("images.thumbnail", path="a.png")
+
+    Made by `connect`, or from a bus of your own. Belongs to one event loop. `options(...)` returns copies that share
+    everything with it.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        names: Names | None = None,
+        settings: RouterSettings | None = None,
+        ambient: Ambient | None = None,
+        bucket: BucketSettings | None = None,
+        policy: Callable[[str], Policy] | None = None,
+        name: str = "",
+        owns_bus: bool = False,
+    ) -> None:
+        """
+        Args:
+            bus: an open connection.
+            names: the namespace; `gangline` if not given.
+            settings: see RouterSettings.
+            ambient: randomness and tokens; the system's if not given.
+            bucket: how the ledger is made if it does not exist yet.
+            policy: makes the routing policy of a pool from its name; by default Sticky.
+            name: shown in the ledger as the owner of leases; the bus's name if not given.
+            owns_bus: whether `close` closes the bus.
+        """
+        self._bus = bus
+        self._owns_bus = owns_bus
+        self._options = CallOptions()
+        self._router = Router(
+            bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
+        )
+        self._operators = Operators(bus, self._router.names)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Client:
+        """Begin; `async with` and `connect` do it. Idempotent.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        await self._router.start()
+        return self
+
+    async def close(self) -> None:
+        """Refuse new requests, and end what is under way with ClosedError: waiting requests leave the line, running
+        tasks are told to stop, slots are given back. Then close the connection, if it is the client's own. Idempotent.
+
+        Wait for your calls first if you want their results.
+        """
+        await self._router.stop()
+        if self._owns_bus:
+            await self._bus.close()
+
+    async def __aenter__(self) -> Client:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        idempotent: bool | None = None,
+        max_attempts: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        pool: str | None = None,
+    ) -> Client:
+        """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
+
+        See CallOptions for what they mean.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+        base = self._options
+        bound = Client.__new__(Client)
+        bound.__dict__.update(self.__dict__)
+        bound._options = CallOptions(
+            timeout_s=base.timeout_s if timeout_s is None else timeout_s,
+            key=base.key if key is None else key,
+            model=base.model if model is None else model,
+            idempotent=base.idempotent if idempotent is None else idempotent,
+            max_attempts=base.max_attempts if max_attempts is None else max_attempts,
+            labels=base.labels if labels is None else labels,
+            pool=base.pool if pool is None else pool,
+        )
+        return bound
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    async def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on some worker and return its result: one round trip.
+
+        Args:
+            target: `ENDPOINT.METHOD`, for example `images.thumbnail`.
+            args, kwargs: the task's own arguments, nothing else; see `options` for deadlines and the like.
+
+        Cancelling stops the task, wherever it is, and does not wait for that. Inside a task of a worker, the deadline
+        and the trace of that task are inherited.
+
+        Raises:
+            InvalidName, InvalidRequest, PayloadTooLarge: nothing was sent.
+            InvalidArguments, UnknownMethod: the task does not take these, or is not there.
+            QueueFull: too many wait here already; at once.
+            NoWorkers, Saturated, Draining, Disconnected: no worker took it in the time allowed; nothing started.
+            DeadlineExceeded: `may_have_started` says whether it may have begun.
+            TaskFailed, TaskCrashed, TaskCancelled, InvalidResult: it started and did not succeed.
+            WorkerLost, ResultLost: it may have run; not repeated since it is not idempotent.
+            ClosedError: this client was closed.
+        """
+        return await self._router.call(target, args, kwargs, options=self._options)
+
+    def stream(self, target: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task that yields, and yield its items as they come: `async for item in client.stream(...)`.
+
+        The worker stays at most `RouterSettings.stream_window` items ahead. Leaving the loop early, closing or
+        cancelling stops the task (use `contextlib.aclosing` to have that happen at once).
+
+        Raises:
+            StreamBroken: items were lost; those yielded before are right.
+            GanglineError: as `call`.
+        """
+        return self._router.stream(target, args, kwargs, options=self._options)
+
+    def choose_worker(self, target: str, /, *, slots: int | None = None) -> Choosing:
+        """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
+
+        Args:
+            target: a pool, or `ENDPOINT.METHOD` to hold what that task costs.
+            slots: slots to hold instead.
+
+        The slot is released when the block is left without a dispatch. It is renewed by itself meanwhile.
+
+        Raises:
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+        """
+        return self._router.choose_worker(target, slots=slots, options=self._options)
+
+    async def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on the slot that was chosen; it cannot be rejected for want of room.
+
+        If the worker went before the task can have started, it runs on another one, within the deadline.
+
+        Raises:
+            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired: before anything is sent.
+            GanglineError: as `call`.
+        """
+        return await self._router.dispatch(selection, method, args, kwargs, options=self._options)
+
+    def lease(
+        self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
+    ) -> Leasing:
+        """`async with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks.
+
+        Args:
+            target: a pool, or `ENDPOINT.METHOD`.
+            slots: how many, all of one worker.
+            ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
+                says how long the slots stay taken after this process vanished.
+            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system.
+            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy.
+
+        Raises:
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+        """
+        return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
+
+    # -- operating ------------------------------------------------------------------------------------------------
+
+    async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
+        """Living workers of one pool, or of all, by name.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        return await self._operators.workers(await self._open_ledger(), pool or "*")
+
+    async def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
+        """Living leases, oldest first; `worker` is the name within its pool.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        return await self._operators.leases(await self._open_ledger(), pool or "*", worker or "*")
+
+    async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is cancelled.
+
+        Returns as soon as the worker has begun.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.drain(worker, grace_s, self._ask_timeout_s)
+
+    async def resize(self, worker: str, slots: int) -> ResizeReply:
+        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            InvalidRequest: not a number of slots.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.resize(worker, slots, self._ask_timeout_s)
+
+    async def stats(self, worker: str) -> StatsReply:
+        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.stats(worker, self._ask_timeout_s)
+
+    def statistics(self) -> dict[str, Any]:
+        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        return self._router.statistics()
+
+    @property
+    def router(self) -> Router:
+        """The router underneath."""
+        return self._router
+
+    def __repr__(self) -> str:
+        return f"Client({self._router!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _ask_timeout_s(self) -> float:
+        return self._options.timeout_s or ASK_TIMEOUT_S
+
+    def _check_open(self) -> None:
+        if not self._router.running:
+            raise ClosedError("this client is not open: use it inside `async with`")
+
+    async def _open_ledger(self) -> KeyValue:
+        self._check_open()
+        return await self._router.ledger()
+
+
+class Connecting:
+    """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
+
+    def __init__(self, open_client: Callable[[], Coroutine[Any, Any, Client]]) -> None:
+        self._open = open_client
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def connect(
+    server: str | ConnectionSettings | None = None,
+    *,
+    namespace: str = "gangline",
+    name: str = "",
+    settings: RouterSettings | None = None,
+    policy: Callable[[str], Policy] | None = None,
+    bucket: BucketSettings | None = None,
+    ambient: Ambient | None = None,
+) -> Connecting:
+    """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
+
+    Args:
+        server: `nats://host:port`, several separated by commas, or ConnectionSettings. None: what the `nats` CLI would
+            use (NATS_URL, NATS_CONTEXT, the selected context), else `nats://127.0.0.1:4222`.
+        namespace: prefix of all subjects; workers and clients of one namespace see each other.
+        name: shown in the server's connection list and, as the owner of leases, in the ledger.
+        settings: see RouterSettings.
+        policy: makes the routing policy of a pool from its name; by default Sticky.
+        bucket: how the ledger is made if it does not exist yet.
+
+    Raises:
+        ServerUnreachable: no server answered, or it refused us; on entering or awaiting.
+        InvalidSettings, InvalidName: likewise.
+    """
+
+    async def open_client() -> Client:
+        from ..bus.jetstream import connect as connect_bus
+        from ..bus.settings import ConnectionSettings
+
+        if server is None:
+            how = ConnectionSettings.from_environment()
+        else:
+            how = ConnectionSettings.from_url(server) if isinstance(server, str) else server
+        names = Names(namespace)
+        bus = await connect_bus(how, name=name or "gangline-client", ambient=ambient)
+        client = Client(
+            bus, names=names, settings=settings, policy=policy, bucket=bucket, ambient=ambient, name=name, owns_bus=True
+        )
+        try:
+            return await client.start()
+        except BaseException:
+            await bus.close()
+            raise
+
+    return Connecting(open_client)

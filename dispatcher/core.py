@@ -1,0 +1,458 @@
+"""Routing of one pool: which request goes to which worker, and which waits. Pure: no IO, no clock, no await.
+
+Laws, which `check` asserts and tests quote:
+
+1. A ticket is in one place at a time: waiting in line, placed on one worker, or neither (not yet admitted, or over).
+2. A placement is charged to its worker once and discharged once; the policy's `routed` and `completed` come with them,
+   so they are always paired.
+3. Tickets of one class are placed in order of arrival. A retry keeps its number, and with it its place.
+4. A ticket is placed on a worker that is not known to have room only as a *probe*: at most once in each backoff
+   interval and class.
+5. A ticket is placed at most `max_attempts` times. A try that may have started something is followed by another only if
+   the task is idempotent.
+6. With no worker left, whoever waits is told so within `no_workers_wait_s`; nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import NamedTuple
+
+from ..schemas.errors import (
+    DeadlineExceeded,
+    Disconnected,
+    Draining,
+    GanglineError,
+    NoWorkers,
+    QueueFull,
+    ResultLost,
+    Saturated,
+    StaleEpoch,
+    UnknownMethod,
+    WorkerLost,
+)
+from ..schemas.frames import Load
+from ..schemas.names import WorkerId
+from ..schemas.records import Registration
+from .candidates import Candidates, Draw, cost, cost_on
+from .policy import Policy
+from .queue import WaitingLine
+from .retry import Backoff, Fate
+from .settings import RouterSettings
+from .view import PoolView, Worker
+
+
+class Ticket:
+    """One request on its way to a worker, through all its tries."""
+
+    __slots__ = (
+        "attempts",
+        "avoid",
+        "cost",
+        "fate",
+        "idempotent",
+        "key",
+        "labels",
+        "last",
+        "max_attempts",
+        "method",
+        "model",
+        "number",
+        "patient",
+        "queue",
+        "queued_at",
+        "repeatable",
+        "slots",
+        "uncertain",
+        "waiter",
+        "waits",
+        "worker",
+    )
+
+    def __init__(
+        self,
+        *,
+        method: str | None,
+        slots: int | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        idempotent: bool | None = None,
+        patient: bool = False,
+        max_attempts: int = 10_000,
+    ) -> None:
+        self.method = method
+        self.slots = slots
+        self.key = key
+        self.model = model
+        self.labels = labels
+        self.idempotent = idempotent
+        """None: as the task declares."""
+        self.patient = patient
+        """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
+        self.max_attempts = max_attempts
+        self.repeatable = bool(idempotent)
+        """`idempotent`, or what the task of the last try declares."""
+        self.number = 0
+        self.queue: Hashable = None
+        self.waits = False
+        self.queued_at = 0.0
+        """Since when it has been waiting to be taken, refusals included."""
+        self.attempts = 0
+        self.avoid: set[Worker] | None = None
+        self.worker: Worker | None = None
+        """Where it is placed and charged; None while it is not."""
+        self.cost = 0
+        """Slots charged there."""
+        self.last: WorkerId | None = None
+        """Where the last try went."""
+        self.uncertain: Fate | None = None
+        """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
+        self.fate: Fate | None = None
+        """What became of the last try."""
+        self.waiter: object | None = None
+        """The shell's own attachment."""
+
+    def __repr__(self) -> str:
+        where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
+        return f"Ticket(#{self.number} {self.method}, {where}, attempts={self.attempts})"
+
+
+class Placed(NamedTuple):
+    """The ticket's turn has come: send it to `ticket.worker`."""
+
+    ticket: Ticket
+
+
+class Refused(NamedTuple):
+    """The ticket will not be placed any more."""
+
+    ticket: Ticket
+    error: GanglineError
+
+
+Effect = Placed | Refused
+
+
+class PoolCore:
+    """Decides for one pool. Every method that can let others go on returns the effects, in order."""
+
+    def __init__(self, pool: str, settings: RouterSettings, policy: Policy, draw: Draw) -> None:
+        self.pool = pool
+        self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
+        self.policy = policy
+        self.connected = True
+        self._settings = settings
+        self._draw = draw
+        self._candidates = Candidates(self.view, draw)
+        self._line: WaitingLine[Ticket] = WaitingLine()
+        self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
+        self._numbers = 0
+        self._placed = 0
+        self._progress: dict[Hashable, float] = {}
+        """When a request of each class was last taken by a worker, while others wait."""
+        self._empty_since = 0.0
+        """When the pool last became empty; meaningful while it is."""
+        self._moving = False
+        """Whether a worker took something since the last interval began."""
+        self.probes = 0
+        """How often a backoff interval ended with a probe."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._line)
+
+    @property
+    def placed(self) -> int:
+        """Requests charged to workers now."""
+        return self._placed
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket, now: float) -> bool:
+        """Take a new request: True when it was placed (see `ticket.worker`), False when it waits.
+
+        Raises:
+            UnknownMethod: there are workers, and none has the task.
+            QueueFull: it would have to wait, and `max_queued` do so already.
+        """
+        self._numbers += 1
+        ticket.number = self._numbers
+        ticket.queue = self._class_of(ticket)
+        ticket.queued_at = now
+        if self.view.workers:
+            self._know_method(ticket)
+            if self.connected and not self._line.has_line(ticket.queue) and self._try(ticket, now):
+                return True
+        if len(self._line) >= self._settings.max_queued:
+            raise QueueFull(
+                f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
+                details={"pool": self.pool, "max_queued": self._settings.max_queued},
+            )
+        self._line.add(ticket)
+        return False
+
+    def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
+        """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
+
+        Raises:
+            WorkerLost, ResultLost: it may have started and is not idempotent.
+            Saturated, ...: `max_attempts` are used up; see `give_up`.
+        """
+        assert ticket.worker is None and not ticket.waits, ticket
+        ticket.fate = fate
+        if fate.may_have_started or fate is Fate.UNSEEN:
+            ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
+        if not fate.allows_retry(ticket.repeatable):
+            raise self.outcome_unknown(ticket, fate)
+        if fate.may_have_started:
+            ticket.uncertain = fate
+        if ticket.attempts >= ticket.max_attempts:
+            raise self.give_up(ticket, f"after {ticket.attempts} attempts")
+        if self.view.workers:
+            self._know_method(ticket)
+            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+                return True
+        self._line.add(ticket)
+        return False
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
+        if not self._line.remove(ticket):
+            self.settle(ticket)
+
+    def accepted(self, ticket: Ticket, now: float) -> None:
+        """A worker took it: the pool makes progress, so the others need not be so patient nor so careful."""
+        self._backoff.reset()
+        self._moving = True
+        if self._line:
+            self._progress[ticket.queue] = now
+        elif self._progress:
+            self._progress.clear()
+
+    def settle(self, ticket: Ticket) -> None:
+        """The ticket no longer counts on its worker. Idempotent: law 2. Pump afterwards."""
+        worker = ticket.worker
+        if worker is None:
+            return
+        ticket.worker = None
+        self._placed -= 1
+        self.view.discharge(worker, ticket.cost)
+        self.policy.completed(worker, ticket)
+
+    def turned_down(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+        """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
+        our idea of the worker's epoch was old."""
+        if fate is Fate.STALE and ticket.fate is not Fate.STALE:
+            return
+        if ticket.avoid is None:
+            ticket.avoid = set()
+        ticket.avoid.add(worker)
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def registered(self, record: Registration, revision: int, now: float) -> Worker | None:
+        """Learn a registration that stands in the ledger; returns the worker that it replaced, which is dead."""
+        _, replaced = self.view.register(record, revision, now)
+        if replaced is not None:
+            self.policy.worker_lost(replaced)
+        return replaced
+
+    def gone(self, worker: Worker, now: float) -> bool:
+        """The worker left or is lost; False when that was known."""
+        if self.view.workers.get(worker.id.worker) is not worker:
+            return False
+        self.view.remove(worker)
+        self.policy.worker_lost(worker)
+        if not self.view.workers:
+            self._empty_since = now
+        return True
+
+    def loaded(self, worker: Worker, load: Load, epoch: int, now: float) -> None:
+        """An answer or a heartbeat came, with the load as of its sending."""
+        self.view.heard(worker, now)
+        self.view.loaded(worker, load, epoch, now)
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def pump(self, now: float) -> list[Effect]:
+        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room."""
+        if not self._line or not self.connected or not self.view.has_room:
+            return []
+        effects: list[Effect] = []
+        for head in self._line.heads():
+            following: Ticket | None = head
+            while following is not None and self._try(following, now):
+                self._line.remove(following)
+                effects.append(Placed(following))
+                following = self._line.next_after(following)
+        return effects
+
+    def wake(self, now: float) -> list[Effect]:
+        """A backoff interval is over: forget refusals, probe, and tell those who wait in vain."""
+        effects = self._refuse_hopeless(now)
+        if not self.connected or not self.view.workers:
+            return effects
+        for head in self._line.heads():
+            head.avoid = None
+        effects += self.pump(now)
+        # While requests are being taken, answers tell where there is room, and a probe would only be refused.
+        for head in [] if self._moving else self._line.heads():
+            if self._try(head, now, anyhow=True):
+                self.probes += 1
+                self._line.remove(head)
+                effects.append(Placed(head))
+        return effects
+
+    def next_wake_s(self, now: float) -> float | None:
+        """Seconds until `wake` is to be called; None: nobody waits. Each call counts as one backoff."""
+        if not self._line:
+            return None
+        if not self.connected:
+            return self._settings.backoff_max_s
+        if not self.view.workers:
+            oldest = next(iter(self._line))
+            return max(0.0, self._hopeless_at(oldest) - now)
+        self._moving = False
+        return self._backoff.next_s(self._draw())
+
+    def refuse_all(self, error: GanglineError) -> list[Effect]:
+        """Nobody will be placed any more (the router closes)."""
+        effects: list[Effect] = []
+        for ticket in list(self._line):
+            self._line.remove(ticket)
+            effects.append(Refused(ticket, error))
+        return effects
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def give_up(self, ticket: Ticket, after: str) -> GanglineError:
+        """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
+        details = {"pool": self.pool, "attempts": ticket.attempts}
+        if ticket.uncertain is not None:
+            return self.outcome_unknown(ticket, ticket.uncertain)
+        if not self.connected:
+            return Disconnected(f"no connection to the server {after}; nothing was sent", details=details)
+        workers = self.view.workers
+        if not workers:
+            return NoWorkers(
+                f"no worker serves pool {self.pool!r} ({after}): start one, or check the pool's name", details=details
+            )
+        if ticket.fate is Fate.LATE:
+            return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
+        if all(worker.draining for worker in workers.values()):
+            return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
+        if ticket.fate is Fate.UNHEARD and not any(worker.reachable for worker in workers.values()):
+            return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
+        because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
+        largest = max(worker.total for worker in workers.values())
+        if (needed := cost(self.view, ticket)) > largest:
+            because = f"; it takes {needed} slots, and the largest worker has {largest}"
+        return Saturated(
+            f"no worker of pool {self.pool!r} had room {after}{because}: add workers or slots, or wait longer",
+            details=details,
+        )
+
+    def outcome_unknown(self, ticket: Ticket, fate: Fate) -> GanglineError:
+        """The error for a try that may have started something and is not to be repeated."""
+        return outcome_unknown(fate, str(ticket.last or self.pool), ticket.attempts)
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Assert the laws; tests call it after every event."""
+        self.view.check()
+        for ticket in self._line:
+            assert ticket.worker is None, ticket
+        assert self._placed >= 0
+
+    def __repr__(self) -> str:
+        return f"PoolCore({self.pool}, {len(self.view.workers)} workers, waiting={self.waiting}, placed={self._placed})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _class_of(self, ticket: Ticket) -> Hashable:
+        labels = frozenset(ticket.labels.items()) if ticket.labels else None
+        # During a roll-out, a task that only the new workers have must not hold up the others.
+        method = None if self.view.uniform else ticket.method
+        if labels is None and method is None and ticket.key is None:
+            return None
+        return (labels, method, ticket.key)
+
+    def _waits_before(self, ticket: Ticket) -> bool:
+        """Whether somebody of the same class with an older number waits."""
+        if not self._line.has_line(ticket.queue):
+            return False
+        head = self._line.next_after(ticket)
+        return head is not None and head.number < ticket.number
+
+    def _try(self, ticket: Ticket, now: float, *, anyhow: bool = False) -> bool:
+        worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)
+        if worker is None:
+            return False
+        ticket.cost = cost_on(worker, ticket)
+        if ticket.idempotent is None and ticket.method is not None:
+            ticket.repeatable = worker.methods[ticket.method].idempotent if ticket.method in worker.methods else False
+        ticket.worker = worker
+        ticket.last = worker.id
+        ticket.attempts += 1
+        self._placed += 1
+        self.view.charge(worker, ticket.cost)
+        if ticket.model is not None:
+            self.view.routed_model(worker, ticket.model, now)
+        self.policy.routed(worker, ticket)
+        return True
+
+    def _know_method(self, ticket: Ticket) -> None:
+        if ticket.method is not None and not self.view.serves(ticket.method):
+            raise self._unknown_method(ticket.method)
+
+    def _unknown_method(self, method: str) -> UnknownMethod:
+        known = self.view.methods
+        return UnknownMethod(
+            f"pool {self.pool!r} has no task {method!r}; it has: {', '.join(known) or 'none'}",
+            details={"pool": self.pool, "methods": known},
+        )
+
+    def _hopeless_at(self, ticket: Ticket) -> float:
+        return max(ticket.queued_at, self._empty_since) + self._settings.no_workers_wait_s
+
+    def _refuse_hopeless(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for ticket in list(self._line):
+            error = self._hopeless(ticket, now)
+            if error is not None:
+                self._line.remove(ticket)
+                effects.append(Refused(ticket, error))
+        return effects
+
+    def _hopeless(self, ticket: Ticket, now: float) -> GanglineError | None:
+        limit_s = self._settings.saturated_wait_s
+        if not ticket.patient and max(ticket.queued_at, self._progress.get(ticket.queue, 0.0)) + limit_s <= now:
+            return self.give_up(ticket, f"for {limit_s:g} s")
+        if not self.connected:
+            return None
+        if not self.view.workers:
+            if self._hopeless_at(ticket) <= now:
+                return self.give_up(ticket, f"for {self._settings.no_workers_wait_s:g} s")
+        elif ticket.method is not None and not self.view.serves(ticket.method):
+            return self._unknown_method(ticket.method)
+        return None
+
+
+def outcome_unknown(fate: Fate, worker: str, attempts: int) -> GanglineError:
+    """The error for a task that may have started on that worker, and is not to be sent again."""
+    details = {"worker": worker, "attempts": attempts}
+    hint = "check what it did before sending it again, or mark the task idempotent"
+    if fate is Fate.FORGOTTEN:
+        return ResultLost(f"the task ran on {worker}, but its answer was lost: {hint}", details=details)
+    return WorkerLost(f"{worker} vanished with the task, which may have started: {hint}", details=details)
+
+
+def stale(worker: Worker, epoch: int) -> StaleEpoch:
+    """The error for a token of an epoch that is over."""
+    return StaleEpoch(
+        f"worker {worker.id} is in epoch {worker.epoch}, the lease is of epoch {epoch}: lease again",
+        details={"worker": str(worker.id), "epoch": worker.epoch},
+    )

@@ -1,0 +1,322 @@
+"""Frames out, answers in: one subscription for all workers, one table of flights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from ..bus.ambient import Ambient
+from ..bus.port import Bus, ConnectionEvent, Message, Subscription
+from ..schemas.errors import ClosedError, Disconnected, MalformedMessage
+from ..schemas.frames import Answer, AnswerEnvelope, Frame, Load, Request, TaskState, decode_answer, encode_request
+from ..schemas.names import Names, Operation
+from ..telemetry.logs import logger_for
+from .channel import Channel
+from .inflight import Flight, ReserveFlight
+from .retry import Fate
+from .settings import RouterSettings
+from .view import Worker
+
+_log = logger_for("dispatcher")
+
+_CHECK_MAX_S = 16.0
+_CHECK_BATCH = 1000
+_GONE: Final = object()
+"""Link of a worker that is gone for good."""
+
+
+class Listener(Protocol):
+    """Who is told what answers say beyond themselves: the pool of the worker."""
+
+    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+        """An answer came from the worker; its flights have been settled already."""
+
+    def unreachable(self, worker: Worker) -> None:
+        """The server says that nobody listens there."""
+
+
+class CheckFlight(Flight):
+    """A CHECK: tells the exchange what the worker knows of tasks."""
+
+    __slots__ = ("exchange", "tasks")
+
+    def __init__(self, id: int, worker: Worker, exchange: Exchange, tasks: list[int]) -> None:
+        super().__init__(id, worker)
+        self.exchange = exchange
+        self.tasks = tasks
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == Answer.CHECKED:
+            self.exchange.checked(self, frame[2])
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        pass
+
+
+class Exchange:
+    """All that one router says to workers, and hears from them."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        ambient: Ambient,
+        settings: RouterSettings,
+        listener: Callable[[str], Listener | None],
+    ) -> None:
+        """`listener` finds the pool of a name."""
+        self.bus = bus
+        self.sender = ambient.token()
+        self.max_kept = settings.max_releases_kept
+        self._names = names
+        self._settings = settings
+        self._listener = listener
+        self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
+        self._flights: dict[int, Flight] = {}
+        self._channels: dict[int, Channel] = {}
+        self._ids = itertools.count(1)
+        self._numbers = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._subscription: Subscription | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._malformed = 0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to listen for answers."""
+        self._loop = asyncio.get_running_loop()
+        self._unlisten = self.bus.on_connection(self._on_connection)
+        self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
+
+    async def stop(self) -> None:
+        """Stop listening; what is in flight ends with ClosedError, and workers are told to stop it.
+
+        Safe before `start`, and twice.
+        """
+        for flight in list(self._flights.values()):
+            sent = not self.recall(flight)
+            if sent and flight.checked:
+                self.post(flight.worker, (Request.CANCEL, flight.id))
+            elif sent and isinstance(flight, ReserveFlight):
+                self.post(flight.worker, (Request.RELEASE, flight.id, None))
+            flight.fail(ClosedError("this router was stopped", may_have_started=sent))
+        self._flights.clear()
+        for channel in self._channels.values():
+            channel.flush()
+        if self._unlisten is not None:
+            self._unlisten()
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            await subscription.unsubscribe()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None, "started first"
+        return self._loop
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """See channel.Sink."""
+        self.loop.call_soon(callback)
+
+    def statistics(self) -> dict[str, int]:
+        """Flights without an answer, channels, answers that could not be read."""
+        return {"in_flight": len(self._flights), "channels": len(self._channels), "malformed": self._malformed}
+
+    def __repr__(self) -> str:
+        return f"Exchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def new_id(self) -> int:
+        return next(self._ids)
+
+    def launch(self, flight: Flight, frame: Frame) -> None:
+        """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
+
+        Raises:
+            InvalidRequest, PayloadTooLarge: nothing was sent.
+        """
+        if flight.worker.link is _GONE:
+            flight.lose(Fate.GONE)
+            return
+        self._channel(flight.worker).send(frame, flight)
+        flight.check_every_s = self._settings.check_after_s
+        flight.check_at = self.loop.time() + flight.check_every_s
+        self._flights[flight.id] = flight
+
+    def post(self, worker: Worker, frame: Frame) -> None:
+        """Send a frame that has no answer. Never fails: while disconnected it is kept for later."""
+        if worker.link is not _GONE:
+            self._channel(worker).send(frame)
+            return
+        # Believed dead: tell it all the same, it may only have been cut off. No channel, which nobody would close.
+        try:
+            data = encode_request(worker.epoch, self.sender, [frame])
+            self.bus.publish(self._names.worker(worker.id, Operation.FRAMES), data)
+        except (Disconnected, ClosedError):
+            pass
+
+    def recall(self, flight: Flight) -> bool:
+        """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
+        then, and whoever calls settles."""
+        if flight.channel is not None and flight.channel.unsend(flight):
+            self._flights.pop(flight.id, None)
+            return True
+        return False
+
+    def is_open(self, flight: Flight) -> bool:
+        """Whether an answer is still to come."""
+        return flight.id in self._flights
+
+    def forget(self, flight: Flight) -> None:
+        """An answer is no longer waited for, nor anything to be settled by it."""
+        self._flights.pop(flight.id, None)
+
+    def lose(self, flight: Flight, fate: Fate) -> None:
+        """End a flight without an answer. No-op for one that has ended."""
+        if self._flights.pop(flight.id, None) is not None:
+            flight.lose(fate)
+
+    def lose_worker(self, worker: Worker) -> None:
+        """The worker is gone for good: nothing of it comes any more."""
+        channel = worker.link
+        if isinstance(channel, Channel):
+            for flight in [flight for flight in self._flights.values() if flight.worker is worker]:
+                if self.recall(flight):
+                    flight.lose(Fate.GONE)
+                else:
+                    self.lose(flight, Fate.LOST)
+            del self._channels[channel.number]
+        worker.link = _GONE
+
+    # -- asking after tasks ---------------------------------------------------------------------------------------
+
+    def check_due(self, now: float) -> None:
+        """Ask after tasks that have been without an answer for long; called now and then."""
+        self._check(flight for flight in self._flights.values() if flight.checked and flight.check_at <= now)
+
+    def check_all(self) -> None:
+        """Ask after everything: the connection was lost, and answers with it."""
+        self._check(flight for flight in self._flights.values() if flight.checked)
+
+    def checked(self, check: CheckFlight, states: list[int]) -> None:
+        """A worker said what it knows of tasks."""
+        worker = check.worker
+        for id, state in zip(check.tasks, states, strict=False):
+            flight = self._flights.get(id)
+            if flight is None or flight.worker is not worker:
+                continue
+            if state == TaskState.UNKNOWN:
+                if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
+                    self.lose(flight, Fate.UNSEEN)
+                # Else it may be another process of that name that has never seen it. Discovery will soon know.
+            elif state == TaskState.FORGOTTEN:
+                self.lose(flight, Fate.FORGOTTEN)
+
+    def _check(self, flights: Iterable[Flight]) -> None:
+        if not self.bus.connected:
+            return
+        now = self.loop.time()
+        by_worker: dict[Worker, list[int]] = {}
+        for flight in flights:
+            flight.check_at = now + flight.check_every_s
+            flight.check_every_s = min(_CHECK_MAX_S, 2 * flight.check_every_s)
+            if flight.message:
+                by_worker.setdefault(flight.worker, []).append(flight.id)
+        for worker, ids in by_worker.items():
+            for start in range(0, len(ids), _CHECK_BATCH):
+                check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
+                self.launch(check, (Request.CHECK, check.id, check.tasks))
+                self.loop.call_later(self._settings.check_after_s, self.forget, check)
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        number, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
+        channel = self._channels.get(int(number)) if number.isdecimal() else None
+        if channel is None:
+            return  # of a worker that is gone; its flights have been settled
+        if not message.data and message.headers is not None and message.headers.get("Status") == "503":
+            self._on_unheard(channel, check)
+            return
+        try:
+            envelope = decode_answer(message.data)
+        except MalformedMessage as error:
+            self._malformed += 1
+            _log.warning(
+                "unreadable answer of %s: %s",
+                channel.worker.id,
+                error,
+                extra={"action": "answer.malformed", "worker": str(channel.worker.id)},
+            )
+            return
+        if check and int(check) == channel.checks:
+            channel.unheard = channel.doubted_to = 0
+        self._take(channel, envelope)
+
+    def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
+        flights, worker = self._flights, channel.worker
+        for frame in envelope.frames:
+            flight = flights.get(frame[1])
+            # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
+            if flight is not None and flight.worker is worker and flight.deliver(frame):
+                flights.pop(flight.id, None)
+        listener = self._listener(worker.id.pool)
+        if listener is not None:
+            listener.answered(worker, envelope.load, envelope.epoch)
+
+    def _on_unheard(self, channel: Channel, check: str) -> None:
+        worker = channel.worker
+        if check:
+            if int(check) == channel.checks:
+                self._nobody_there(channel)
+            return
+        channel.unheard += 1
+        listener = self._listener(worker.id.pool)
+        if listener is not None:
+            listener.unreachable(worker)
+        if channel.doubted_to:
+            return
+        tasks = [flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked]
+        check_flight = CheckFlight(self.new_id(), worker, self, tasks)
+        try:
+            channel.doubt(check_flight.id, tasks)
+            check_flight.epoch = worker.epoch
+        except (Disconnected, ClosedError):
+            return
+        self._flights[check_flight.id] = check_flight
+        self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
+
+    def _nobody_there(self, channel: Channel) -> None:
+        """The CHECK reached nobody either: the last `unheard` messages before it were not received."""
+        first = channel.doubted_to - channel.unheard + 1
+        last = channel.doubted_to
+        channel.unheard = channel.doubted_to = 0
+        for flight in list(self._flights.values()):
+            if flight.channel is channel and first <= flight.message <= last:
+                self.lose(flight, Fate.UNHEARD)
+
+    def _doubt_over(self, channel: Channel, check: int, flight: Flight) -> None:
+        self.forget(flight)
+        if channel.checks == check:
+            channel.unheard = channel.doubted_to = 0
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.RECONNECTED:
+            for channel in list(self._channels.values()):
+                channel.resume()
+            self.check_all()
+
+    def _channel(self, worker: Worker) -> Channel:
+        channel = worker.link
+        if not isinstance(channel, Channel):
+            number = next(self._numbers)
+            subject = self._names.worker(worker.id, Operation.FRAMES)
+            channel = Channel(self, worker, number, subject, f"{self._prefix}.{number}")
+            self._channels[number] = channel
+            worker.link = channel
+        return channel

@@ -1,0 +1,127 @@
+"""Frames that wait for an answer.
+
+A flight ends exactly once: by its answer, or by a Fate (see retry). Whoever asked may be gone by then (cancelled, timed
+out): the flight then still settles its ticket, so that the books balance on every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from ..schemas.errors import GanglineError
+from ..schemas.frames import Answer, Frame
+from .retry import Fate
+from .view import Worker
+
+if TYPE_CHECKING:
+    from .channel import Channel
+    from .core import Ticket
+
+Outcome = Frame | Fate
+"""An answer frame, or why there is none."""
+
+
+class Books(Protocol):
+    """Where tickets are settled: a pool, or the slots of a lease."""
+
+    def settle(self, ticket: Ticket) -> None:
+        """The ticket no longer counts on its worker. Idempotent."""
+
+    def pump(self) -> None:
+        """Serve whoever waits, as far as there is room."""
+
+
+class Flight:
+    """One frame in flight."""
+
+    __slots__ = ("channel", "check_at", "check_every_s", "epoch", "id", "message", "worker")
+
+    checked = False
+    """Whether a worker may be asked what became of it (CHECK)."""
+
+    def __init__(self, id: int, worker: Worker) -> None:
+        self.id = id
+        self.worker = worker
+        self.channel: Channel | None = None
+        self.message = 0
+        """Number of the message that carried it, on its channel; 0 while it was not sent."""
+        self.epoch = 0
+        """The worker's epoch that this message named."""
+        self.check_at = 0.0
+        self.check_every_s = 0.0
+
+    def deliver(self, frame: Frame) -> bool:
+        """An answer came; True when that was the last."""
+        raise NotImplementedError
+
+    def lose(self, fate: Fate) -> None:
+        """There will be no answer."""
+        raise NotImplementedError
+
+    def fail(self, error: GanglineError) -> None:
+        """The router closes: whoever waits gets the error."""
+        self.lose(Fate.GONE)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id} at {self.worker.id}, message={self.message})"
+
+
+class Awaited(Flight):
+    """A flight whose single answer somebody awaits."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(id, worker)
+        self.future: asyncio.Future[Outcome] = loop.create_future()
+
+    def deliver(self, frame: Frame) -> bool:
+        self._end(frame)
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        self._end(fate)
+
+    def fail(self, error: GanglineError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+        self._end(Fate.GONE)
+
+    def _end(self, outcome: Outcome) -> None:
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+
+class TaskFlight(Awaited):
+    """A TASK: its end settles the ticket, whether or not the caller still waits."""
+
+    __slots__ = ("books", "ticket")
+
+    checked = True
+
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+        super().__init__(id, worker, loop)
+        self.books = books
+        self.ticket = ticket
+
+    def _end(self, outcome: Outcome) -> None:
+        self.books.settle(self.ticket)
+        super()._end(outcome)
+
+
+class ReserveFlight(Awaited):
+    """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
+
+    __slots__ = ("books", "ticket")
+
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+        super().__init__(id, worker, loop)
+        self.books = books
+        self.ticket = ticket
+
+    def _end(self, outcome: Outcome) -> None:
+        granted = not isinstance(outcome, Fate) and outcome[0] == Answer.GRANTED
+        if not granted:
+            self.books.settle(self.ticket)
+        super()._end(outcome)

@@ -1,0 +1,247 @@
+"""Slots that are held for many tasks: reserve once, dispatch as often as wanted, at most so many at once."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from ..schemas.errors import (
+    DeadlineExceeded,
+    Disconnected,
+    GanglineError,
+    LeaseBusy,
+    LeaseExpired,
+    SelectionUsed,
+    WorkerLost,
+    WrongPool,
+)
+from ..telemetry.tracing import Span
+from .caller import Caller, fate_of
+from .core import Ticket, outcome_unknown, stale
+from .hold import Hold
+from .lease_slots import LeaseSlots
+from .order import CallOptions, Order, refuses_token, result_of
+from .retry import Fate
+from .stream import Streamer, StreamFlight, stream_fate
+
+Observe = Callable[[Order], AbstractContextManager[tuple[Ticket, Span]]]
+MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
+
+
+class Lease:
+    """Some slots of one worker, renewed by itself while held. Not for use after its `async with` block."""
+
+    def __init__(
+        self,
+        hold: Hold,
+        *,
+        caller: Caller,
+        streamer: Streamer,
+        make: MakeOrder,
+        observe: Observe,
+        options: CallOptions,
+        wait: bool,
+    ) -> None:
+        self._hold = hold
+        self._caller = caller
+        self._streamer = streamer
+        self._make = make
+        self._observe = observe
+        self._options = options
+        self._wait = wait
+        self._slots = LeaseSlots(hold.slots, caller.exchange.loop)
+
+    # -- who it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> str:
+        return self._hold.pool.name
+
+    @property
+    def worker(self) -> str:
+        """`<pool>.<worker>`, as operators name it."""
+        return str(self._hold.worker.id)
+
+    @property
+    def node(self) -> str:
+        return self._hold.worker.node
+
+    @property
+    def zone(self) -> str:
+        return self._hold.worker.zone
+
+    @property
+    def address(self) -> str:
+        """Where others can reach the process, if it told; host or host:port."""
+        return self._hold.worker.address
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return MappingProxyType(self._hold.worker.labels)
+
+    @property
+    def token(self) -> str:
+        """The lease's token, as it stands in the ledger."""
+        return self._hold.token
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch; the lease dies with it."""
+        return self._hold.epoch
+
+    @property
+    def fence(self) -> int:
+        """Grows with each lease of the worker; with `ledger="sync"`, over the whole system."""
+        return self._hold.fence
+
+    @property
+    def slots(self) -> int:
+        return self._hold.slots
+
+    @property
+    def used(self) -> int:
+        """Slots in use by this lease's tasks now, those included that were cancelled and have not stopped yet."""
+        return self._slots.used
+
+    @property
+    def lost(self) -> GanglineError | None:
+        """Why the lease cannot be used any more; None while it can."""
+        if self._hold.ended:
+            return LeaseExpired(f"the lease on {self.worker} was released")
+        return self._hold.trouble()
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    async def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use.
+
+        Cancelling stops the task; its slot is the lease's again when it has stopped.
+
+        Raises:
+            LeaseExpired, StaleEpoch, WorkerLost: the lease is lost; `may_have_started` says whether the task may have
+                begun.
+            LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
+            GanglineError: see Client.call.
+        """
+        order = self._order(method, args, kwargs)
+        with self._observe(order) as (request, span):
+            return await self._run(order, request, span)
+
+    async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
+
+        Raises:
+            GanglineError: as `call`; StreamBroken when items were lost.
+        """
+        order = self._order(method, args, kwargs)
+        with self._observe(order) as (_, span):
+            ticket = await self._enter(order)
+            hold = self._hold
+            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
+            items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+            fate = stream_fate(flight)
+            if fate is not None:
+                raise self._error(fate)
+
+    def renew(self) -> None:
+        """Ask for the full time to live now, rather than when it is due by itself."""
+        self._hold.renew()
+
+    def release(self) -> None:
+        """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
+        self._hold.release()
+        self._slots.close()
+
+    def __repr__(self) -> str:
+        lost = self.lost
+        state = f"lost: {lost.code}" if lost else "held"
+        return f"Lease({self.worker}, {self.used}/{self.slots} slots used, {state})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _order(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Order:
+        endpoint, dot, name = method.rpartition(".")
+        if dot and endpoint != self.pool:
+            raise WrongPool(f"this lease is of pool {self.pool!r}, not of {endpoint!r}: lease a worker of that pool")
+        return self._make(f"{self.pool}.{name}", args, kwargs, self._options)
+
+    def _check(self) -> None:
+        if (error := self.lost) is not None:
+            raise error
+
+    async def _enter(self, order: Order) -> Ticket:
+        """Take slots of the lease for one task; they are given back when its flight has ended."""
+        self._check()
+        worker = self._hold.worker
+        ticket = order.ticket(1)
+        method = worker.methods.get(order.method)
+        ticket.cost = method.slots if method is not None else 1
+        if ticket.cost > self.slots:
+            raise LeaseBusy(f"{order.target} takes {ticket.cost} slots, the lease has {self.slots}: lease more")
+        if not self._slots.take_nowait(ticket):
+            if not self._wait:
+                raise LeaseBusy(f"all {self.slots} slots of the lease on {self.worker} are in use; nothing was sent")
+            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
+            if (error := self.lost) is not None:
+                if not self._slots.closed:
+                    self._slots.give(ticket)
+                raise error
+        ticket.worker = worker
+        return ticket
+
+    async def _run(self, order: Order, request: Ticket, span: Span) -> Any:
+        hold, caller = self._hold, self._caller
+        while True:
+            ticket = await self._enter(order)
+            request.attempts += 1
+            ticket.attempts = request.attempts
+            sent_at = caller.exchange.loop.time()
+            outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
+            fate = fate_of(outcome)
+            if fate is None:
+                assert not isinstance(outcome, Fate)
+                if not refuses_token(outcome):
+                    hold.used(sent_at)
+                return result_of(outcome)
+            if fate is not Fate.UNSEEN:  # which never arrived, and never will: once more on the same lease
+                raise self._error(fate)
+
+    def _error(self, fate: Fate) -> GanglineError:
+        worker = self._hold.worker
+        if fate.may_have_started:
+            return outcome_unknown(fate, self.worker, 1)
+        if fate is Fate.STALE:
+            return stale(worker, self.epoch)
+        if fate is Fate.UNSENT:
+            return Disconnected("no connection to the server; nothing was sent on the lease")
+        if fate is Fate.LATE:
+            return DeadlineExceeded(f"the task reached {self.worker} too late; nothing started")
+        if fate is Fate.FULL:
+            return LeaseBusy(f"{self.worker} says that all slots of the lease are in use; nothing started")
+        return WorkerLost(f"{self.worker} is gone, and the lease with it; nothing started", may_have_started=False)
+
+
+class Leasing:
+    """`async with router.lease(...) as lease`: reserves on entry, releases on exit."""
+
+    def __init__(self, make: Callable[[], Awaitable[Lease]]) -> None:
+        self._make = make
+        self._lease: Lease | None = None
+
+    async def __aenter__(self) -> Lease:
+        if self._lease is not None:
+            raise SelectionUsed("this was entered already: call lease again")
+        self._lease = await self._make()
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lease is not None:
+            self._lease.release()

@@ -1,0 +1,258 @@
+"""One pool as a router sees it: the core that decides, the discovery that feeds it, and the callers that wait."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ..schemas.errors import GanglineError
+from ..schemas.frames import Load, LoadFlag
+from ..schemas.records import Heartbeat, Registration
+from ..telemetry.logs import logger_for
+from ..telemetry.metrics import RouterMetrics
+from .candidates import Draw
+from .core import Effect, PoolCore, Refused, Ticket
+from .exchange import Exchange
+from .policy import Policy
+from .retry import Fate
+from .settings import RouterSettings
+from .view import Worker
+
+if TYPE_CHECKING:
+    from .discovery import Discovery
+
+_log = logger_for("dispatcher")
+
+Waiter = asyncio.Future[GanglineError | None]
+"""Ends with None when the ticket was placed."""
+
+
+class RoutedPool:
+    """Places tickets and settles them. Everything happens on the event loop, and nothing in between an `await`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        exchange: Exchange,
+        settings: RouterSettings,
+        policy: Policy,
+        metrics: RouterMetrics,
+        draw: Draw,
+    ) -> None:
+        self.name = name
+        self.core = PoolCore(name, settings, policy, draw)
+        self.discovery: Discovery | None = None
+        self.used_at = exchange.loop.time()
+        self._exchange = exchange
+        self._settings = settings
+        self._metrics = metrics
+        self._loop = exchange.loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: GanglineError | None = None
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def place(self, ticket: Ticket, deadline: float | None, fate: Fate | None = None) -> Worker:
+        """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
+
+        Args:
+            deadline: loop time at which to give up; None: see RouterSettings.saturated_wait_s.
+            fate: what became of the try before; None for the first.
+
+        Raises:
+            QueueFull, UnknownMethod: at once.
+            NoWorkers, Saturated, Draining, Disconnected: in vain until the deadline, or so long as the settings say.
+            WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
+        """
+        core, now = self.core, self._loop.time()
+        core.connected = self._exchange.bus.connected
+        if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
+            assert ticket.worker is not None
+            return ticket.worker
+        return await self._wait(ticket, deadline, now)
+
+    async def _wait(self, ticket: Ticket, deadline: float | None, now: float) -> Worker:
+        waiter: Waiter = self._loop.create_future()
+        ticket.waiter = waiter
+        self._arm(now)
+        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, ticket, now)
+        self._metrics.queued(self.name, +1)
+        try:
+            error = await waiter
+        except asyncio.CancelledError:
+            # It may have been placed in the same turn of the loop: then the slot goes to the next.
+            self.core.withdraw(ticket)
+            self.pump()
+            raise
+        finally:
+            self._metrics.queued(self.name, -1)
+            ticket.waiter = None
+            if timer is not None:
+                timer.cancel()
+        if error is not None:
+            raise error
+        assert ticket.worker is not None
+        return ticket.worker
+
+    def settle(self, ticket: Ticket) -> None:
+        """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
+        or by `pump`."""
+        self.core.settle(ticket)
+
+    def accepted(self, ticket: Ticket) -> None:
+        """A worker took the ticket."""
+        self.core.accepted(ticket, self._loop.time())
+
+    def refused(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+        """A try there came to nothing; `place` the ticket again, or give up."""
+        self.core.settle(ticket)
+        self.core.turned_down(ticket, worker, fate)
+
+    def pump(self) -> None:
+        """Serve whoever waits, as far as there is room."""
+        if self.core.waiting:
+            self._carry_out(self.core.pump(self._loop.time()))
+
+    def contains(self, worker: Worker) -> bool:
+        """Whether the worker is still the one known by its name."""
+        return self.core.view.workers.get(worker.id.worker) is worker
+
+    # -- exchange.Listener ----------------------------------------------------------------------------------------
+
+    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+        if self.contains(worker):
+            self.core.loaded(worker, load, epoch, self._loop.time())
+        self.pump()
+
+    def unreachable(self, worker: Worker) -> None:
+        self.core.view.unreachable(worker)
+
+    # -- discovery.Census -----------------------------------------------------------------------------------------
+
+    def registered(self, record: Registration, revision: int) -> None:
+        replaced = self.core.registered(record, revision, self._loop.time())
+        if replaced is not None:
+            self._lost(replaced, "another instance took its name")
+        self._arm_sooner()
+        self.pump()
+
+    def left(self, worker: str) -> None:
+        known = self.core.view.workers.get(worker)
+        if known is None:
+            return
+        if known.own == 0:
+            self.core.gone(known, self._loop.time())
+            self._exchange.lose_worker(known)
+            self._arm_sooner()
+        else:
+            # It answers what it still runs before it goes: its silence says when that is over.
+            self.core.view.loaded(
+                known, Load(known.ongoing, 0, known.total, LoadFlag.DRAINING), known.epoch, self._loop.time()
+            )
+
+    def beat(self, worker: str, beat: Heartbeat) -> bool:
+        known = self.core.view.workers.get(worker)
+        if known is None or known.instance != beat.instance:
+            return False
+        now = self._loop.time()
+        flags = LoadFlag.DRAINING if beat.draining else 0
+        self.core.view.confirm(known, beat.epoch)
+        self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
+        if known.max_models or beat.models:
+            self.core.view.has_models(known, beat.models, now)
+        self.pump()
+        return True
+
+    def knows(self, worker: str, instance: str) -> bool:
+        known = self.core.view.workers.get(worker)
+        return known is not None and known.instance == instance
+
+    def connection(self, connected: bool) -> None:
+        """The connection was lost, or is back."""
+        self.core.connected = connected
+        if connected:
+            # Nobody could be heard meanwhile; everybody gets the full time again.
+            for worker in self.core.view.workers.values():
+                worker.heard_at = self._loop.time()
+            self.pump()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second while connected: who fell silent, whose load went stale."""
+        for worker in self.core.view.silent(now, self._settings.lost_after_s):
+            if self.core.gone(worker, now):
+                self._lost(worker, f"not heard of for {self._settings.lost_after_s:g} s")
+        if self.core.view.age(now):
+            self.pump()
+
+    def idle(self, now: float) -> bool:
+        """Whether nobody would miss this pool: no workers, nothing waiting, nothing in flight."""
+        core = self.core
+        return not core.view.workers and not core.waiting and not core.placed and now - self.used_at > _IDLE_S
+
+    def close(self, error: GanglineError) -> None:
+        """Refuse whoever waits."""
+        self._carry_out(self.core.refuse_all(error))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def statistics(self) -> dict[str, int]:
+        """Workers known, requests waiting, requests placed, probes sent so far."""
+        core = self.core
+        return {
+            "workers": len(core.view.workers),
+            "waiting": core.waiting,
+            "placed": core.placed,
+            "probes": core.probes,
+        }
+
+    def __repr__(self) -> str:
+        return f"RoutedPool({self.core!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _lost(self, worker: Worker, why: str) -> None:
+        _log.warning("worker %s is lost: %s", worker.id, why, extra={"action": "worker.lost", "worker": str(worker.id)})
+        self._exchange.lose_worker(worker)
+        self._arm_sooner()
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            waiter = effect.ticket.waiter
+            assert isinstance(waiter, asyncio.Future), effect
+            if waiter.done():
+                continue  # cancelled in this very turn: its own clean-up withdraws the ticket
+            waiter.set_result(effect.error if isinstance(effect, Refused) else None)
+
+    def _too_late(self, ticket: Ticket, since: float) -> None:
+        if ticket.waits:
+            self.core.withdraw(ticket)
+            waited_s = self._loop.time() - since
+            self._carry_out([Refused(ticket, self.core.give_up(ticket, f"within the {waited_s:.3g} s that were left"))])
+
+    def _arm(self, now: float) -> None:
+        if self._timer is None:
+            delay = self.core.next_wake_s(now)
+            if delay is not None:
+                self._timer = self._loop.call_later(delay, self._wake)
+
+    def _arm_sooner(self) -> None:
+        """The reason to wait has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._arm(self._loop.time())
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        self.core.connected = self._exchange.bus.connected
+        self._metrics.backoff(self.name)
+        self._carry_out(self.core.wake(now))
+        self._arm(now)
+
+
+_IDLE_S = 30.0

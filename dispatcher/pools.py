@@ -1,0 +1,228 @@
+"""The pools of a router: opened when first asked for, kept up to date, and left when nobody needs them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue
+from ..schemas.errors import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
+from ..schemas.names import Names, check_name
+from ..telemetry.logs import logger_for
+from ..telemetry.metrics import RouterMetrics
+from .candidates import Draw
+from .discovery import Discovery
+from .exchange import Exchange
+from .policy import Policy
+from .pool import RoutedPool
+from .settings import RouterSettings
+
+_log = logger_for("dispatcher")
+
+_TICK_S = 0.5
+_OPEN_AGAIN_S = 1.0
+"""Longest pause between two tries to read who serves a pool."""
+
+
+class Pools:
+    """Opens, follows and closes pools. Two loops: one for time (silence, stale loads, late answers), one for pulls."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        *,
+        pools: dict[str, RoutedPool],
+        exchange: Exchange,
+        settings: RouterSettings,
+        bucket: BucketSettings,
+        policy: Callable[[str], Policy],
+        metrics: RouterMetrics,
+        draw: Draw,
+    ) -> None:
+        """`pools` is where open pools stand; shared with the exchange, which tells them of answers."""
+        self._bus = bus
+        self._names = names
+        self._pools = pools
+        self._exchange = exchange
+        self._settings = settings
+        self._bucket = bucket
+        self._policy = policy
+        self._metrics = metrics
+        self._draw = draw
+        self._opening: dict[str, asyncio.Task[RoutedPool]] = {}
+        self._ledger: KeyValue | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._reconcile_now = asyncio.Event()
+        self._unlisten: Callable[[], None] | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to follow the connection and the time."""
+        loop = asyncio.get_running_loop()
+        self._unlisten = self._bus.on_connection(self._on_connection)
+        self._tasks = [
+            loop.create_task(self._tick_on(), name="gangline-router-tick"),
+            loop.create_task(self._reconcile_on(), name="gangline-router-reconcile"),
+        ]
+
+    def refuse(self, error: GanglineError) -> None:
+        """Tell whoever waits for a pool or for a worker, and open nothing more."""
+        for task in [*self._tasks, *self._opening.values()]:
+            task.cancel()
+        for pool in self._pools.values():
+            pool.close(error)
+
+    async def stop(self) -> None:
+        """Follow nothing any more. After `refuse`; idempotent, and safe before `start`."""
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        await asyncio.gather(*self._tasks, *self._opening.values(), return_exceptions=True)
+        for pool in self._pools.values():
+            await _leave(pool)
+
+    # -- pools ----------------------------------------------------------------------------------------------------
+
+    async def get(self, name: str, deadline: float | None) -> RoutedPool:
+        """The pool of that name, its workers pulled.
+
+        Args:
+            deadline: loop time by which it must be there; at most `saturated_wait_s` from now.
+
+        Raises:
+            Disconnected, Unavailable: the ledger could not be read in time.
+            ClosedError: the router was stopped meanwhile.
+        """
+        loop = self._exchange.loop
+        pool = self._pools.get(name)
+        if pool is not None:
+            pool.used_at = loop.time()
+            return pool
+        task = self._opening.get(name)
+        if task is None:
+            check_name(name, "pool")
+            task = loop.create_task(self._open(name), name=f"gangline-open-{name}")
+            self._opening[name] = task
+            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        limit = loop.time() + self._settings.saturated_wait_s
+        try:
+            async with asyncio.timeout_at(limit if deadline is None else min(limit, deadline)):
+                return await asyncio.shield(task)
+        except TimeoutError as error:
+            if not self._bus.connected:
+                raise Disconnected("no connection to the server; nothing was sent") from error
+            raise Unavailable(f"who serves pool {name!r} could not be read in time; nothing was sent") from error
+        except asyncio.CancelledError:
+            if task.cancelled():
+                raise ClosedError("this router was stopped") from None
+            raise
+
+    async def ledger(self) -> KeyValue:
+        """The ledger's bucket."""
+        if self._ledger is None:
+            self._ledger = await self._bus.bucket(self._names.ledger_bucket, self._bucket)
+        return self._ledger
+
+    async def _open(self, name: str) -> RoutedPool:
+        pool = RoutedPool(
+            name,
+            exchange=self._exchange,
+            settings=self._settings,
+            policy=self._policy(name),
+            metrics=self._metrics,
+            draw=self._draw,
+        )
+        delay_s = 0.05
+        try:
+            while True:
+                try:
+                    if pool.discovery is None:
+                        discovery = Discovery(name, await self.ledger(), self._names, pool)
+                        await discovery.start()
+                        pool.discovery = discovery
+                    await pool.discovery.pull()
+                    break
+                except ServerUnsupported:
+                    raise
+                except Unavailable as error:
+                    _pull_failed(name, error)
+                    await asyncio.sleep(delay_s)
+                    delay_s = min(_OPEN_AGAIN_S, 2 * delay_s)
+        except BaseException:
+            await _leave(pool)
+            raise
+        self._pools[name] = pool
+        return pool
+
+    async def _close(self, name: str, pool: RoutedPool) -> None:
+        """Nobody asks for it and nobody serves it."""
+        del self._pools[name]
+        pool.close(ClosedError(f"pool {name!r} is no longer followed"))
+        await _leave(pool)
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    async def _tick_on(self) -> None:
+        loop = self._exchange.loop
+        last = loop.time()
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = loop.time()
+            stalled_s, last = now - last - _TICK_S, now
+            await _guarded(self._tick(now, stalled_s))
+
+    async def _tick(self, now: float, stalled_s: float) -> None:
+        if stalled_s > _TICK_S or not self._bus.connected:
+            # We heard nobody because we were not listening.
+            for pool in self._pools.values():
+                pool.core.view.forgive(stalled_s + _TICK_S)
+            return
+        for name, pool in list(self._pools.items()):
+            pool.tick(now)
+            if pool.idle(now):
+                await self._close(name, pool)
+        self._exchange.check_due(now)
+
+    async def _reconcile_on(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.reconcile_s):
+                    await self._reconcile_now.wait()
+            self._reconcile_now.clear()
+            for pool in list(self._pools.values()):
+                await _guarded(self._pull(pool))
+
+    async def _pull(self, pool: RoutedPool) -> None:
+        try:
+            if pool.discovery is not None:
+                await pool.discovery.pull()
+        except Unavailable as error:
+            _pull_failed(pool.name, error)  # a query that fails removes nothing
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        connected = event is ConnectionEvent.RECONNECTED
+        for pool in self._pools.values():
+            pool.connection(connected)
+        if connected:
+            self._reconcile_now.set()
+
+
+async def _leave(pool: RoutedPool) -> None:
+    if pool.discovery is not None:
+        with contextlib.suppress(GanglineError):
+            await pool.discovery.stop()
+
+
+async def _guarded(step: Awaitable[None]) -> None:
+    """A bug in one step must not end the loop for all pools."""
+    try:
+        await step
+    except Exception:
+        _log.exception("a step of the router failed", extra={"action": "router.bug"})
+
+
+def _pull_failed(pool: str, error: Unavailable) -> None:
+    _log.warning("cannot read who serves %s: %s", pool, error, extra={"action": "pool.pull_failed", "pool": pool})

@@ -1,0 +1,214 @@
+"""A worker that was chosen and holds a slot for one task, until that is dispatched.
+
+======== =================================== ========
+state    event                               becomes
+======== =================================== ========
+OPEN     dispatched                          USED
+OPEN     the `async with` block ends         CLOSED (the slot is released)
+USED     the `async with` block ends         USED (the task has the slot)
+USED     dispatched                          raises SelectionUsed
+CLOSED   dispatched                          raises SelectionClosed
+======== =================================== ========
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from ..schemas.errors import LeaseExpired, SelectionClosed, SelectionUsed, WrongPool
+from ..schemas.frames import Answer
+from ..telemetry.tracing import NO_SPAN, Span
+from .caller import Caller, fate_of
+from .core import outcome_unknown
+from .hold import Hold
+from .inflight import Outcome, TaskFlight
+from .order import Order, refuses_token, result_of
+from .retry import Fate
+
+
+class State(Enum):
+    OPEN = "open"
+    USED = "used"
+    CLOSED = "closed"
+
+
+class Selection:
+    """Who was chosen. Renewed by itself while it is held."""
+
+    def __init__(self, hold: Hold) -> None:
+        self._hold = hold
+        self._state = State.OPEN
+
+    @property
+    def pool(self) -> str:
+        return self._hold.pool.name
+
+    @property
+    def worker(self) -> str:
+        """`<pool>.<worker>`, as operators name it."""
+        return str(self._hold.worker.id)
+
+    @property
+    def node(self) -> str:
+        return self._hold.worker.node
+
+    @property
+    def zone(self) -> str:
+        return self._hold.worker.zone
+
+    @property
+    def address(self) -> str:
+        """Where others can reach the process, if it told; host or host:port."""
+        return self._hold.worker.address
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return MappingProxyType(self._hold.worker.labels)
+
+    @property
+    def token(self) -> str:
+        """The slot's token, as it stands in the ledger."""
+        return self._hold.token
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch; the token dies with it."""
+        return self._hold.epoch
+
+    @property
+    def fence(self) -> int:
+        """A number that grows with each lease of the worker, for resources that refuse zombies."""
+        return self._hold.fence
+
+    @property
+    def slots(self) -> int:
+        return self._hold.slots
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def hold(self) -> Hold:
+        """For the router."""
+        return self._hold
+
+    def check_usable(self, pool: str) -> None:
+        """Whether it can be dispatched; asked before anything is sent.
+
+        Raises:
+            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired.
+        """
+        if self._state is State.USED:
+            raise SelectionUsed(
+                f"this selection of {self.worker} was dispatched already: choose again for another task"
+            )
+        if self._state is State.CLOSED:
+            raise SelectionClosed(f"this selection of {self.worker} was closed: dispatch inside its `async with` block")
+        if pool != self.pool:
+            raise WrongPool(f"this selection is of pool {self.pool!r}, not of {pool!r}: choose a worker of that pool")
+        trouble = self._hold.trouble()
+        if isinstance(trouble, LeaseExpired):
+            raise trouble
+
+    def mark_used(self) -> None:
+        self._state = State.USED
+
+    def close(self) -> None:
+        """Release the slot if it was not used. Idempotent, never fails, never waits."""
+        if self._state is State.OPEN:
+            self._state = State.CLOSED
+            self._hold.release()
+
+    def __repr__(self) -> str:
+        return f"Selection({self.worker}, {self._state.value}, epoch={self.epoch}, fence={self.fence})"
+
+
+class Choosing:
+    """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
+
+    def __init__(self, reserve: Callable[[], Awaitable[Hold]]) -> None:
+        self._reserve = reserve
+        self._selection: Selection | None = None
+
+    async def __aenter__(self) -> Selection:
+        if self._selection is not None:
+            raise SelectionUsed("this was entered already: call choose_worker again")
+        self._selection = Selection(await self._reserve())
+        return self._selection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._selection is not None:
+            self._selection.close()
+
+
+class Dispatcher:
+    """Sends a task to the slot that a selection holds."""
+
+    def __init__(self, caller: Caller, max_attempts: int) -> None:
+        self._caller = caller
+        self._max_attempts = max_attempts
+
+    async def dispatch(self, selection: Selection, order: Order, span: Span = NO_SPAN) -> Any:
+        """The result of the task. If the chosen worker went before the task can have started, it runs on another one.
+
+        Raises:
+            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired, InvalidRequest: before anything is sent.
+            GanglineError: see Client.call.
+        """
+        selection.check_usable(order.pool)
+        hold, pool = selection.hold, selection.hold.pool
+        if hold.trouble() is not None:
+            # The worker is gone or began anew: nothing was sent, any other will do.
+            selection.mark_used()
+            hold.release()
+            return await self._elsewhere(selection, order, span)
+        now = self._caller.exchange.loop.time()
+        order.remaining_ms(now)
+        flight = self._launch(selection, order, span)
+        try:
+            outcome = await self._caller.answer(order, flight)
+        except BaseException:
+            # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
+            hold.give_back()
+            raise
+        if not isinstance(outcome, Fate) and outcome[0] in (Answer.OK, Answer.ERROR) and not refuses_token(outcome):
+            pool.accepted(hold.ticket)
+            return result_of(outcome)
+        return await self._after(selection, order, outcome, span)
+
+    def _launch(self, selection: Selection, order: Order, span: Span) -> TaskFlight:
+        hold, exchange = selection.hold, self._caller.exchange
+        flight = TaskFlight(exchange.new_id(), hold.worker, exchange.loop, hold.pool, hold.ticket)
+        frame = order.frame(flight.id, exchange.loop.time(), hold.token, span.traceparent(), 1)
+        exchange.launch(flight, frame)  # raises for bad arguments: the selection stays open then, and is released
+        selection.mark_used()
+        hold.consume()
+        return flight
+
+    async def _after(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
+        hold = selection.hold
+        fate = fate_of(outcome)
+        if fate is not None and fate.may_have_started and not self._idempotent(selection, order):
+            raise outcome_unknown(fate, selection.worker, 1)
+        hold.give_back()
+        return await self._elsewhere(selection, order, span, fate)
+
+    async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
+        ticket = order.ticket(self._max_attempts)
+        ticket.attempts = 1
+        ticket.last = selection.hold.worker.id
+        if fate is not None and fate.may_have_started:
+            ticket.uncertain = fate
+        return await self._caller.run(selection.hold.pool, order, ticket, span)
+
+    def _idempotent(self, selection: Selection, order: Order) -> bool:
+        if order.options.idempotent is not None:
+            return order.options.idempotent
+        method = selection.hold.worker.methods.get(order.method)
+        return method is not None and method.idempotent

@@ -1,0 +1,230 @@
+"""Write the pages of docs/reference that repeat what the code says: errors, settings and commands.
+
+`python docs/generate.py` writes them; a test compares them with what it would write.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+
+from gangline.bus import port
+from gangline.bus.port import BucketSettings
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.app import COMMANDS, gangline
+from gangline.dispatcher.gateway_settings import GatewaySettings
+from gangline.dispatcher.settings import RouterSettings
+from gangline.schemas import errors
+from gangline.schemas.errors import GanglineError
+from gangline.worker.settings import WorkerSettings
+
+REFERENCE = Path(__file__).resolve().parent / "reference"
+NOTE = "<!-- Written by docs/generate.py from the code: change it there. -->\n"
+
+
+def cell(text: str) -> str:
+    """Text that fits one cell of a Markdown table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("``", "`")
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+def _meanings() -> dict[str, str]:
+    """Class name -> what the tree in the module's docstring says of it."""
+    lines = (inspect.getdoc(errors) or "").splitlines()
+    found = (re.match(r"[ │├└─]*([A-Z]\w+)(?: {2,}(.*))?$", line) for line in lines)
+    return {match[1]: match[2] or "" for match in found if match}
+
+
+def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type[GanglineError]]]:
+    yield depth, root
+    for child in root.__subclasses__():
+        yield from _walk(child, depth + 1)
+
+
+def errors_page() -> str:
+    meanings = _meanings()
+    rows = []
+    for depth, cls in _walk(GanglineError):
+        if cls.__module__ not in (errors.__name__, port.__name__):
+            continue
+        meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
+        name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"
+        started = "may have" if cls.may_have_started else "no"
+        rows.append(f"| {name} | `{cls.code}` | {cls.status} | {started} | {cell(meaning)} |")
+    return "\n".join(
+        [
+            NOTE,
+            "# Errors",
+            "",
+            "Every error is a `gangline.GanglineError`. Its text says what to do next; `code` is stable and meant for",
+            "machines; `status` is the number in `Nats-Service-Error-Code`; `may_have_started` says whether the",
+            "task's side effects may exist (below is the usual value; the error itself knows better); `details` has",
+            "further facts. On the wire the body is `{code, message, may_have_started, details}`.",
+            "",
+            "| class | code | status | started? | meaning |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "The exit codes of the command line are made of these: see [commands](cli.md).",
+            "",
+        ]
+    )
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+def _field_texts(cls: type) -> dict[str, str]:
+    """Field -> the string that stands below it in the source."""
+    (node,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(node, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for before, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+            value = after.value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                texts[before.target.id] = value.value
+    return texts
+
+
+def _default(field: dataclasses.Field[object]) -> str:
+    if field.default is not dataclasses.MISSING:
+        value = field.default
+        return f"`{value.value!r}`" if hasattr(value, "value") else f"`{value!r}`"
+    if field.default_factory is dict:
+        return "`{}`"
+    return "see text" if field.default_factory is not dataclasses.MISSING else "required"
+
+
+def _settings_section(cls: type, title: str) -> list[str]:
+    texts = _field_texts(cls)
+    rows = [
+        f"| `{field.name}` | {_default(field)} | {cell(texts.get(field.name, ''))} |"
+        for field in dataclasses.fields(cls)
+    ]
+    about = (inspect.getdoc(cls) or "").partition("\n\nRaises:")[0]
+    return [f"## {title}", "", about, "", "| setting | default | meaning |", "|---|---|---|", *rows, ""]
+
+
+def settings_page() -> str:
+    return "\n".join(
+        [
+            NOTE,
+            "# Settings",
+            "",
+            "Settings are frozen and checked when they are made: a value out of its bounds is an `InvalidSettings`",
+            "that names the field and the bounds. Times are in seconds (`_s`), sizes in bytes (`_bytes`).",
+            "",
+            *_settings_section(ConnectionSettings, "Connection: `ConnectionSettings`"),
+            *_settings_section(BucketSettings, "Ledger bucket: `BucketSettings`"),
+            "From the environment: `GANGLINE_STORAGE` (`memory` or `file`) and `GANGLINE_REPLICAS` (1 to 5).",
+            "",
+            *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
+            *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
+            *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+        ]
+    )
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _option_row(context: click.Context, option: click.Option) -> str:
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+    metavar = "" if option.is_flag else f" `{cell(option.make_metavar(context))}`"
+    variable = option.envvar if isinstance(option.envvar, str) else ", ".join(option.envvar or ())
+    default = option.default if isinstance(option.default, str | int | float) and not option.is_flag else ""
+    shown = [f"`{variable}`" if variable else "", f"`{default}`" if default != "" else ""]
+    return f"| {names}{metavar} | {shown[0]} | {shown[1]} | {cell(option.help or '')} |"
+
+
+def _command_section(name: str, shared: set[str]) -> list[str]:
+    command = gangline.get_command(click.Context(gangline), name)
+    assert command is not None
+    context = click.Context(command, info_name=f"gangline {name}")
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    options = [
+        option
+        for option in command.params
+        if isinstance(option, click.Option) and option.name not in shared and not option.hidden
+    ]
+    lines = [
+        f"## {name}",
+        "",
+        "```",
+        " ".join(usage.split()),
+        "```",
+        "",
+        inspect.cleandoc(command.help or COMMANDS[name]),
+        "",
+    ]
+    if options:
+        head = ["| option | environment | default | meaning |", "|---|---|---|---|"]
+        lines += [*head, *(_option_row(context, option) for option in options), ""]
+    return [line.replace("\b", "").replace("\f", "") for line in lines]
+
+
+def cli_page() -> str:
+    loaded = {name: gangline.get_command(click.Context(gangline), name) for name in COMMANDS}
+    options = [
+        {param.name for param in command.params if isinstance(param, click.Option) and param.name}
+        for name, command in loaded.items()
+        if command is not None and name in ("workers", "leases", "drain", "resize", "call")
+    ]
+    connecting = set.intersection(*options) - {"help", "as_json", "debug"}
+    workers = loaded["workers"]
+    assert workers is not None
+    context = click.Context(workers)
+    rows = [
+        _option_row(context, param)
+        for param in workers.params
+        if isinstance(param, click.Option) and param.name in connecting
+    ]
+    sections = [line for name in COMMANDS for line in _command_section(name, connecting)]
+    return "\n".join(
+        [
+            NOTE,
+            "# Commands",
+            "",
+            "Tables are for people; `--json` is for machines. Errors are one line on stderr and say what to do next.",
+            "",
+            "| exit code | meaning |",
+            "|---|---|",
+            "| 0 | done |",
+            "| 1 | the task or the operation failed |",
+            "| 2 | the request itself is wrong: usage, names, arguments |",
+            "| 3 | unavailable, nothing started: no server, no workers, all full |",
+            "| 4 | the outcome is unknown, the task may have run |",
+            "| 130 | interrupted |",
+            "",
+            "## Connection options",
+            "",
+            "All commands that connect have these.",
+            "",
+            "| option | environment | default | meaning |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            *sections,
+        ]
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page, "cli.md": cli_page}
+
+
+def main() -> None:
+    for name, page in PAGES.items():
+        (REFERENCE / name).write_text(page())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`gangline call`"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+
+from ..options import Connection, connection_options, json_option
+
+
+@click.command(short_help="Run one task and print its result.")
+@click.argument("target", metavar="ENDPOINT.METHOD")
+@click.argument("arguments", metavar="[JSON]", required=False)
+@click.option(
+    "-t", "--timeout", "timeout_s", type=float, default=30.0, show_default=True, metavar="SECONDS", help="Give up then."
+)
+@click.option("--key", metavar="TEXT", help="The same key goes to the same worker while that lives.")
+@click.option("--model", metavar="NAME", help="Prefer a worker that has this model loaded.")
+@click.option("--idempotent", is_flag=True, help="May run twice: send it again when the outcome is unknown.")
+@click.option("--stream", is_flag=True, help="Print items as they come, one JSON value a line.")
+@json_option
+@connection_options
+def command(
+    connection: Connection,
+    target: str,
+    arguments: str | None,
+    timeout_s: float,
+    key: str | None,
+    model: str | None,
+    idempotent: bool,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    """Run one task and print its result.
+
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; nothing is none.
+    A result that is text is printed bare; with --json everything is printed as JSON, on one line.
+    """
+    from ...schemas.names import split_target
+    from ..session import run
+
+    split_target(target)
+    args, kwargs = _parse(arguments)
+    options = {"timeout_s": timeout_s, "key": key, "model": model}
+    if idempotent:
+        options["idempotent"] = True
+    run(_call(connection, target, args, kwargs, options, stream=stream, as_json=as_json))
+
+
+def _parse(text: str | None) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments."""
+    if text == "-":
+        text = sys.stdin.read()
+    if text is None or not text.strip():
+        return [], {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f'the arguments are not JSON ({error}); quote them for the shell: \'{{"path": "a.png"}}\''
+        ) from None
+    if isinstance(value, dict):
+        return [], value
+    if isinstance(value, list):
+        return value, {}
+    raise click.UsageError(f"the arguments must be a JSON object or array, not {type(value).__name__}: try '[{text}]'")
+
+
+async def _call(
+    connection: Connection,
+    target: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    from ..output import print_json
+    from ..session import open_client, telemetry
+
+    async with telemetry("gangline-call"), open_client(connection, "gangline call") as client:
+        bound = client.options(**options)
+        if stream:
+            async for item in bound.stream(target, *args, **kwargs):
+                print_json(item, lines=True)
+                sys.stdout.flush()
+            return
+        result = await bound.call(target, *args, **kwargs)
+    if isinstance(result, str) and not as_json:
+        click.echo(result)
+    else:
+        print_json(result, lines=as_json)

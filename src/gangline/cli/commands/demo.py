@@ -1,0 +1,34 @@
+"""`gangline demo`"""
+
+from __future__ import annotations
+
+import click
+
+from ..options import reporting
+
+
+@click.command(short_help="Real work through leased slots, with faults, checked.")
+@click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only so many files. [all]")
+@click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
+def command(files: int | None, debug: bool) -> None:
+    """Real work through leased slots on a real nats-server, with faults, every claim checked.
+
+    Starts an embedded nats-server, a gateway and three workers with four slots each, and compresses and hashes every
+    Python file of the standard library, by call, by choose_worker and dispatch, by held leases and by plain NATS
+    requests. One worker is killed and one drained on the way. Needs nothing but this package with its `server` extra.
+
+    The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.
+    """
+    from ...telemetry.logformat import configure_logging
+    from ..demo.screen import Screen
+    from ..demo.show import perform
+    from ..session import run
+
+    # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.
+    configure_logging(level="warning" if debug else "error")
+
+    def play() -> bool:
+        return run(perform(Screen(), "demo", limit=files))
+
+    if not reporting(play, debug)():
+        raise SystemExit(1)

@@ -1,0 +1,200 @@
+"""`gangline dev`: a server, a gateway and one worker process, which is replaced when the code changes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from ..bus.embedded import EmbeddedServer
+from ..bus.port import KeyValue, KvEntry, KvOperation
+from .children import end, ended, spawn
+from .options import Connection, plain_environment
+from .serve import open_gateway
+from .session import open_bus, open_ledger
+from .signals import until_signal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT: Final = 4222
+READY_S: Final = 15.0
+PATIENCE_S: Final = 10.0
+"""What an old worker gets to finish its tasks after a change."""
+
+
+async def develop(
+    target: str, connection: Connection, *, data: Path | None, port: int | None, reload: bool, options: list[str]
+) -> None:
+    """Run until a signal.
+
+    Args:
+        connection: if it names a server or a context, that is used and no server is started.
+        data: folder of the embedded server; None: a temporary one.
+        port: of the embedded server; None: 4222, or a free one if that is taken.
+        options: further options of `gangline worker`.
+    """
+    async with AsyncExitStack() as stack:
+        environment = connection.environment()
+        if not (connection.server or connection.context):
+            server = await _start_server(stack, data, port)
+            connection = connection.only(server.url)
+            environment = connection.environment(plain_environment())
+            where = f"data in {data}" if data else "data is forgotten at the end"
+            click.secho(f"server    {server.url}  (nats-server {server.version}, {where})", fg="cyan")
+        stop = stack.enter_context(until_signal())
+        bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
+        ledger = await open_ledger(bus, connection)
+        await stack.enter_async_context(open_gateway(bus, connection))
+        seat = Seat(target, environment, ledger, connection, options)
+        stack.push_async_callback(seat.leave)
+        following = asyncio.create_task(_follow(seat, reload), name="gangline dev reload")
+        stack.push_async_callback(_cancelled, following)
+        await _first(stop, following)
+        click.echo("stopping: what runs may finish; once more to stop at once", err=True)
+
+
+async def _first(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
+    """Wait for `stop`; what goes wrong with `following` is raised."""
+    waiting = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
+        if following.done():
+            following.result()
+            await waiting
+    finally:
+        waiting.cancel()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait((task,))
+
+
+async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | None) -> EmbeddedServer:
+    wanted = DEFAULT_PORT if port is None else port
+    if port is None and _taken(DEFAULT_PORT):
+        click.secho(f"port {DEFAULT_PORT} is taken, so a free one is used; --port chooses", fg="yellow", err=True)
+        wanted = 0
+    return await stack.enter_async_context(EmbeddedServer(data=data, port=wanted))
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+class Seat:
+    """The place of the one worker. A new one takes it when it serves; only then the old one has to finish."""
+
+    def __init__(
+        self,
+        target: str,
+        environment: Mapping[str, str],
+        ledger: KeyValue,
+        connection: Connection,
+        options: list[str],
+    ) -> None:
+        self._target = target
+        self._environment = environment
+        self._ledger = ledger
+        self._names = connection.names
+        self._options = options
+        self._numbers = itertools.count(1)
+        self._taken_by: asyncio.subprocess.Process | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    async def replace(self) -> bool:
+        """Start a worker with the code as it is now. False: it does not come up, and the old one, if any, goes on."""
+        name = f"dev-{next(self._numbers)}"
+        hints = [] if self._taken_by else ["--hints"]
+        process = await spawn(
+            "worker", self._target, "--id", name, *hints, *self._options, environment=self._environment
+        )
+        try:
+            serves = await self._serves(name, process)
+        except BaseException:
+            process.kill()
+            raise
+        if not serves:
+            await end(process, PATIENCE_S)
+            rest = "the last good version goes on" if self._alive else "waiting for a change"
+            click.secho(f"worker    {self._target} does not come up: {rest}", fg="red", err=True)
+            return False
+        old, self._taken_by = self._taken_by, process
+        if old is not None:
+            task = asyncio.create_task(end(old, PATIENCE_S))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        return True
+
+    @property
+    def _alive(self) -> bool:
+        return self._taken_by is not None and self._taken_by.returncode is None
+
+    async def _serves(self, name: str, process: asyncio.subprocess.Process) -> bool:
+        """Wait until its heartbeat shows, or it ends."""
+        seen = asyncio.Event()
+
+        def on_entry(entry: KvEntry) -> None:
+            if entry.operation is KvOperation.PUT and self._names.parse_worker_key(entry.key).worker == name:
+                seen.set()
+
+        watch = await self._ledger.watch(self._names.alive_of(), on_entry)
+        waits = {asyncio.create_task(seen.wait()), asyncio.create_task(ended(process, READY_S))}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waits:
+                task.cancel()
+            await watch.unsubscribe()
+        return seen.is_set()
+
+    async def leave(self) -> None:
+        """End every worker, the last included."""
+        if self._taken_by is not None:
+            await end(self._taken_by, PATIENCE_S)
+        await asyncio.gather(*self._leaving)
+
+
+async def _follow(seat: Seat, reload: bool) -> None:
+    """Seat the first worker, then replace it at each change of a Python file in the current folder."""
+    changes = _changes(Path.cwd()) if reload else None
+    # The first change is waited for before the code is read: none that comes after that is missed.
+    change = None if changes is None else asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(0)
+    await seat.replace()
+    if changes is None or change is None:
+        return
+    click.secho(f"watching  {Path.cwd()} for changes; ctrl-c ends", fg="cyan")
+    try:
+        while True:
+            click.secho(f"reload    {', '.join(sorted(await change))} changed", fg="cyan")
+            change = asyncio.ensure_future(anext(changes))
+            if await seat.replace():
+                click.secho("reload    the new version serves; the old one finishes", fg="cyan")
+    finally:
+        change.cancel()
+
+
+async def _changes(folder: Path) -> AsyncIterator[set[str]]:
+    """Names of changed Python files, in batches; nothing, for ever, without watchfiles."""
+    try:
+        from watchfiles import PythonFilter, awatch
+    except ImportError:
+        click.secho("no reload on change: pip install 'gangline[server]' brings watchfiles", fg="yellow", err=True)
+        await asyncio.Event().wait()
+        return
+    async for changes in awatch(folder, watch_filter=PythonFilter()):
+        yield {str(Path(path).relative_to(folder)) for _, path in changes}

@@ -1,0 +1,141 @@
+"""`cluster`: workers and a client in one process, without a server, for tests of your own tasks."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+
+from ..bus.ambient import Ambient
+from ..bus.memory import MemoryHub
+from ..dispatcher.client import Client
+from ..dispatcher.settings import RouterSettings
+from ..schemas.errors import ClosedError, InvalidSettings
+from ..schemas.names import Names
+from ..worker.pool import Pool
+from ..worker.service import Worker
+from ..worker.settings import WorkerSettings
+
+
+class Cluster:
+    """Made by `cluster`. Entering it gives the client; the rest of it can be reached from here.
+
+    Attributes:
+        hub: the server in memory; `hub.stop()`, `hub.disconnect(...)` and others play accidents.
+        workers: by `<pool>.<worker>`, from entering on.
+        names: subjects and keys, for what you want to ask of `hub` directly.
+    """
+
+    def __init__(
+        self,
+        pools: tuple[Pool, ...],
+        *,
+        workers: int,
+        namespace: str,
+        worker_settings: WorkerSettings | None,
+        router_settings: RouterSettings | None,
+        ambient: Ambient | None,
+    ) -> None:
+        if workers < 0:
+            raise InvalidSettings(f"workers is {workers}: give the number of workers of each pool, 0 or more")
+        self.names = Names(namespace)
+        self.hub = MemoryHub(ambient=ambient)
+        self.workers: dict[str, Worker] = {}
+        self._pools = pools
+        self._count = workers
+        self._worker_settings = worker_settings or WorkerSettings()
+        self._router_settings = router_settings
+        self._ambient = ambient
+        self._numbers = itertools.count(1)
+        self._stack = AsyncExitStack()
+        self._entered = False
+
+    def __repr__(self) -> str:
+        return f"<Cluster {', '.join(self.workers) or 'without workers'}>"
+
+    async def add_worker(self, pool: Pool, settings: WorkerSettings | None = None) -> Worker:
+        """Start one more worker; it is stopped with the cluster, unless it has left before.
+
+        Args:
+            pool: what it serves.
+            settings: instead of the cluster's; its `id` is kept if it has one.
+        """
+        settings = settings or self._worker_settings
+        if settings.id is None:
+            settings = replace(settings, id=f"w{next(self._numbers)}")
+        bus = self.hub.connect(f"worker-{pool.name}-{settings.id}")
+        self._stack.push_async_callback(bus.close)
+        worker = Worker(pool, bus=bus, names=self.names, settings=settings, ambient=self._ambient)
+        await self._stack.enter_async_context(worker)
+        self.workers[str(worker.id)] = worker
+        return worker
+
+    async def __aenter__(self) -> Client:
+        if self._entered:
+            raise ClosedError("this cluster was used before: make a new one")
+        self._entered = True
+        try:
+            for pool in self._pools:
+                for _ in range(self._count):
+                    await self.add_worker(pool)
+            bus = self.hub.connect("client")
+            self._stack.push_async_callback(bus.close)
+            client = Client(bus, names=self.names, settings=self._router_settings, ambient=self._ambient)
+            return await self._stack.enter_async_context(client)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+
+def cluster(
+    pool: Pool,
+    *pools: Pool,
+    workers: int = 1,
+    namespace: str = "gangline",
+    worker_settings: WorkerSettings | None = None,
+    router_settings: RouterSettings | None = None,
+    ambient: Ambient | None = None,
+) -> Cluster:
+    """Workers and a client in one process, over a server in memory: the same code as in production, no server needed.
+
+    ::
+
+        async def test_thumbnails():
+            async with cluster(pool, workers=2) as client:
+                assert await client.call("images.thumbnail", path="a.png") == {...}
+
+    Works on any asyncio loop, with any pytest plugin. With `gangline.testing.VirtualLoop` sleeps, deadlines and leases
+    take no time (`asyncio.Runner(loop_factory=VirtualLoop)`). To reach the workers or to play accidents, keep it::
+
+        running = cluster(pool)
+        async with running as client:
+            running.hub.stop()
+
+    Args:
+        pool, pools: what is served.
+        workers: how many workers of each pool; they are named `w1`, `w2`, ...
+        namespace: of subjects and keys; only matters to what looks at the bus directly.
+        worker_settings: of each worker. Its `id` must be left open with more than one worker.
+        router_settings: of the client.
+        ambient: wall clock, randomness and tokens, for tests that must repeat exactly.
+
+    Leaving stops the client, then the workers; what still runs is cancelled.
+
+    Raises (on entering):
+        InvalidSettings: a task cannot be served, or a setting is out of its bounds.
+        WorkerIdTaken: `worker_settings` names one id for several workers.
+    """
+    return Cluster(
+        (pool, *pools),
+        workers=workers,
+        namespace=namespace,
+        worker_settings=worker_settings,
+        router_settings=router_settings,
+        ambient=ambient,
+    )

@@ -1,0 +1,10 @@
+"""The simulator: the whole system in one process, on a virtual clock and a bus that fails by seed.
+
+`run(seed)` draws a plan (`plan`), plays it (`world`) with the same worker and client code that serves users, and checks
+the laws of the design after every event (`checker` and the modules beside it). A seed replays exactly.
+
+::
+
+    python -m gangline.testing.sim --seeds 1000
+    python -m gangline.testing.sim --from 417 --seeds 1 --trace
+"""

@@ -1,0 +1,61 @@
+"""`python -m gangline.testing.sim`: run seeds and say which laws they broke."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from .plan import draw_plan
+from .run import Report, run, run_many, total_outcomes
+
+
+def main() -> int:
+    """Exit code 0: no law was broken."""
+    parser = argparse.ArgumentParser(prog="python -m gangline.testing.sim", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="the first one (default 0)")
+    parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
+    parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
+    parser.add_argument("--stop", action="store_true", help="stop at the first violation")
+    arguments = parser.parse_args()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    began = time.perf_counter()
+    reports = map(_traced, seeds) if arguments.trace else run_many(seeds, processes=arguments.processes)
+    done: list[Report] = []
+    for report in reports:
+        done.append(report)
+        if not report.ok:
+            _say(str(report))
+            if arguments.stop:
+                break
+    broken = sorted(report.seed for report in done if not report.ok)
+    _say(_summary(done, time.perf_counter() - began))
+    if broken:
+        _say(f"laws broken in {len(broken)} seeds: {', '.join(map(str, broken))}")
+    return 1 if broken else 0
+
+
+def _traced(seed: int) -> Report:
+    _say(f"seed {seed}: {draw_plan(seed).summary()}")
+    report = run(seed, echo=_say)
+    _say(str(report))
+    return report
+
+
+def _summary(reports: list[Report], seconds: float) -> str:
+    virtual_s = sum(report.virtual_s for report in reports)
+    events = sum(report.events for report in reports)
+    outcomes = ", ".join(f"{name} {count}" for name, count in total_outcomes(reports).most_common())
+    return (
+        f"{len(reports)} seeds in {seconds:.1f} s ({virtual_s / 3600:.1f} virtual hours, {events} events)\n"
+        f"requests: {outcomes}"
+    )
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""What goes wrong on the way: plays a plan's storms and accidents, and heals them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .plan import CALM_RATES, Accident, Event, Plan, Storm
+
+if TYPE_CHECKING:
+    from .processes import Process
+    from .world import World
+
+NOTICED_S = 2.5
+"""A partition that lasts longer is noticed by both ends, as a client's pings would."""
+
+
+class Accidents:
+    """Each accident is begun once and ended once, at its time or when everything heals."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._open: dict[int, Callable[[], None]] = {}
+        """How to end what goes on now."""
+        self._storms: list[Storm] = []
+        self._numbers = 0
+        self._over = False
+        self.excuses_late_messages = False
+        """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
+
+    def schedule(self, plan: Plan) -> None:
+        """Set a timer for each storm and accident, from now on."""
+        loop = asyncio.get_running_loop()
+        for storm in plan.storms:
+            loop.call_later(storm.from_s, self._storm, storm)
+        for event in plan.events:
+            loop.call_later(event.at_s, self._happen, event)
+
+    def heal(self) -> None:
+        """End all that goes on; nothing begins any more."""
+        self._over = True
+        for number in list(self._open):
+            self._finish(number)
+
+    def _storm(self, storm: Storm) -> None:
+        if self._over:
+            return
+        self._storms.append(storm)
+        self._blow()
+
+        def abate() -> None:
+            self._storms.remove(storm)
+            self._blow()
+
+        self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, abate)
+
+    def _blow(self) -> None:
+        """The latest storm counts."""
+        self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
+
+    def _happen(self, event: Event) -> None:
+        if self._over:
+            return
+        process = self._process(event.target)
+        if process is not None and (process.bus is None or process.frozen):
+            return  # it is away already
+        self._world.trace.note("sim", f"{event.accident.value} {event.target} for {event.for_s:.3f} s")
+        match event.accident:
+            case Accident.SERVER_RESTART:
+                self._server_restart(event)
+            case Accident.STORAGE_OUTAGE:
+                self._world.hub.storage_down()
+                self._begin("storage outage", event.for_s, self._world.hub.storage_back)
+            case Accident.RESIZE | Accident.DRAIN:
+                self._world.workers[event.target].operate(event)
+            case _ if process is not None:
+                self._befall(process, event)
+
+    def _befall(self, process: Process, event: Event) -> None:
+        hub, bus = self._world.hub, process.bus
+        assert bus is not None
+        match event.accident:
+            case Accident.WORKER_CRASH | Accident.CLIENT_CRASH:
+                process.crash()
+                self._begin(f"crash of {event.target}", event.for_s, process.start)
+            case Accident.WORKER_FREEZE | Accident.CLIENT_FREEZE:
+                process.freeze()
+                self._begin(f"freeze of {event.target}", event.for_s, process.thaw)
+            case Accident.DISCONNECT:
+                hub.disconnect(bus)
+                self._begin(f"disconnection of {event.target}", event.for_s, lambda: hub.reconnect(bus))
+            case Accident.PARTITION:
+                hub.partition(bus)
+                self.excuses_late_messages = True
+                notice = asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
+
+                def mend() -> None:
+                    notice.cancel()
+                    hub.heal(bus)
+                    hub.reconnect(bus)
+
+                self._begin(f"partition of {event.target}", event.for_s, mend)
+
+    def _server_restart(self, event: Event) -> None:
+        hub = self._world.hub
+        hub.stop()
+        self._begin("server restart", event.for_s, hub.start)
+
+    def _process(self, name: str) -> Process | None:
+        world = self._world
+        return world.workers.get(name) or world.clients.get(name)
+
+    def _begin(self, name: str, for_s: float, end: Callable[[], None]) -> None:
+        self._numbers += 1
+        number = self._numbers
+        self._world.ledger.disturb()
+
+        def finish() -> None:
+            self._world.trace.note("sim", f"{name} ends")
+            self._world.ledger.settle()
+            end()
+
+        self._open[number] = finish
+        asyncio.get_running_loop().call_later(for_s, self._finish, number)
+
+    def _finish(self, number: int) -> None:
+        finish = self._open.pop(number, None)
+        if finish is not None:
+            finish()

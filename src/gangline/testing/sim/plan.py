@@ -1,0 +1,266 @@
+"""What a seed means: who takes part, what they do when, and what goes wrong. Drawn in advance, so that it can be read.
+
+Chance is spent like a swarm: each seed draws which kinds of accident it has at all, since a run with everything at
+once hides what two of them do together. One seed in eight has none, and there the laws that speak of milliseconds
+(L6) are checked throughout.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from ...bus.memory_faults import FaultRates
+
+POOLS = ("alpha", "beta")
+LATENCY_S = 0.0005
+CALM_RATES = FaultRates(latency_s=LATENCY_S)
+MAX_DELAY_S = 0.5
+"""Longest that a single message is held up by a fault, in seconds; partitions hold longer."""
+
+
+class Ending(StrEnum):
+    """What a task does after it has slept."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    NEVER = "never"
+    """Sleeps until it is cancelled."""
+
+
+class Kind(StrEnum):
+    """What a client does in one step."""
+
+    CALL = "call"
+    DISPATCH = "choose, dispatch"
+    CHOOSE = "choose only"
+    TWICE = "choose, dispatch twice"
+    LEASE = "lease"
+    HOLD = "lease held idle"
+    STREAM = "stream"
+
+
+class Accident(StrEnum):
+    WORKER_CRASH = "worker crash"
+    CLIENT_CRASH = "client crash"
+    WORKER_FREEZE = "worker freeze"
+    CLIENT_FREEZE = "client freeze"
+    PARTITION = "partition"
+    """Unnoticed by both ends: all comes through late."""
+    DISCONNECT = "disconnect"
+    SERVER_RESTART = "server restart"
+    STORAGE_OUTAGE = "storage outage"
+    DRAIN = "drain"
+    RESIZE = "resize"
+
+
+FAULTS = (
+    Accident.WORKER_CRASH,
+    Accident.CLIENT_CRASH,
+    Accident.WORKER_FREEZE,
+    Accident.CLIENT_FREEZE,
+    Accident.PARTITION,
+    Accident.DISCONNECT,
+    Accident.SERVER_RESTART,
+    Accident.STORAGE_OUTAGE,
+)
+"""Accidents that nobody asked for; DRAIN and RESIZE are an operator's own doing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    name: str
+    pool: str
+    slots: int
+    clock_skew_s: float
+    """How wrong its wall clock is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that one client does. `at_s` counts from the beginning of the traffic."""
+
+    number: int
+    at_s: float
+    client: str
+    kind: Kind
+    pool: str
+    method: str
+    duration_s: float
+    ending: Ending
+    timeout_s: float
+    cancel_after_s: float | None
+    """Cancel the whole step then, wherever it is."""
+    slots: int
+    """Of a lease."""
+    ttl_s: float
+    uses: int
+    """Dispatches on a lease, or items of a stream."""
+    together: bool
+    """The uses of a lease: all at once, or one after another."""
+    hold_s: float
+    """How long a selection or lease is held before (or without) its use."""
+    key: str | None
+    """Sticky routing key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    at_s: float
+    accident: Accident
+    target: str
+    """Worker, client, or nothing for the server."""
+    for_s: float
+    amount: int = 0
+    """Slots after a resize."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """A time in which single messages suffer."""
+
+    from_s: float
+    until_s: float
+    rates: FaultRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    seed: int
+    workers: tuple[WorkerPlan, ...]
+    clients: tuple[str, ...]
+    steps: tuple[Step, ...]
+    events: tuple[Event, ...]
+    storms: tuple[Storm, ...]
+    traffic_s: float
+    """After so long no new step begins and everything heals."""
+
+    @property
+    def calm(self) -> bool:
+        """Nothing goes wrong by itself."""
+        return not self.storms and not any(event.accident in FAULTS for event in self.events)
+
+    def summary(self) -> str:
+        kinds = sorted({event.accident.value for event in self.events})
+        return (
+            f"{len(self.workers)} workers ({sum(w.slots for w in self.workers)} slots), {len(self.clients)} clients, "
+            f"{len(self.steps)} steps, {len(self.storms)} storms, accidents: {', '.join(kinds) or 'none'}"
+        )
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed; the same for ever, on every machine."""
+    rng = random.Random(f"gangline plan {seed}")
+    pools = POOLS[: rng.choice((1, 1, 2))]
+    workers = tuple(
+        WorkerPlan(
+            name=f"w{number}",
+            pool=pools[number % len(pools)],
+            slots=rng.choice((1, 2, 2, 3, 4)),
+            clock_skew_s=rng.choice((0.0, 0.0, rng.uniform(-5, 5))),
+        )
+        for number in range(rng.randint(len(pools), 4))
+    )
+    clients = tuple(f"c{number}" for number in range(rng.randint(1, 3)))
+    traffic_s = rng.uniform(4, 9)
+    steps = _draw_steps(rng, pools, clients, traffic_s)
+    calm = rng.random() < 0.125
+    return Plan(
+        seed=seed,
+        workers=workers,
+        clients=clients,
+        steps=steps,
+        events=_draw_events(rng, workers, clients, traffic_s, calm=calm),
+        storms=() if calm else _draw_storms(rng, traffic_s),
+        traffic_s=traffic_s,
+    )
+
+
+def _draw_steps(
+    rng: random.Random, pools: tuple[str, ...], clients: tuple[str, ...], traffic_s: float
+) -> tuple[Step, ...]:
+    busy = rng.choice((15, 30, 60))
+    impatient = rng.choice((0.0, 0.1, 0.4))
+    sticky = rng.choice((0.0, 0.3))
+    # Bursts meet in one turn of the loop, and share messages.
+    bursts = [rng.uniform(0, traffic_s) for _ in range(max(1, busy // 8))]
+    steps = []
+    for number in range(busy):
+        kind = rng.choices(tuple(Kind), weights=(8, 5, 3, 1, 4, 2, 2))[0]
+        method = rng.choices(("work", "again", "heavy"), weights=(5, 3, 2))[0]
+        timeout_s = rng.choice((0.3, 1.0, 3.0, 6.0))
+        steps.append(
+            Step(
+                number=number,
+                at_s=rng.choice(bursts) if rng.random() < 0.5 else rng.uniform(0, traffic_s),
+                client=rng.choice(clients),
+                kind=kind,
+                pool=rng.choice(pools),
+                method="items" if kind is Kind.STREAM else method,
+                duration_s=rng.choice((0.0, 0.002, 0.05, 0.3, 1.5)) * rng.uniform(0.5, 1.5),
+                ending=rng.choices(tuple(Ending), weights=(10, 2, 1))[0],
+                timeout_s=timeout_s,
+                cancel_after_s=rng.uniform(0, 1.2) ** 2 if rng.random() < impatient else None,
+                slots=rng.choice((1, 1, 2, 2, 3)),
+                ttl_s=rng.choice((1.0, 2.0, 4.0)),
+                uses=rng.randint(0, 5),
+                together=rng.random() < 0.5,
+                hold_s=rng.choice((0.0, 0.01, 0.5, 2.5)) * rng.uniform(0.5, 1.5),
+                key=f"k{rng.randint(0, 3)}" if rng.random() < sticky else None,
+            )
+        )
+    return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
+
+
+def _draw_events(
+    rng: random.Random, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], traffic_s: float, *, calm: bool
+) -> tuple[Event, ...]:
+    kinds = [] if calm else [kind for kind in FAULTS if rng.random() < 0.3]
+    kinds += [kind for kind in (Accident.DRAIN, Accident.RESIZE) if rng.random() < 0.4]
+    events = []
+    for kind in kinds:
+        for _ in range(rng.randint(1, 3)):
+            events.append(_draw_event(rng, kind, workers, clients, traffic_s))
+    return tuple(sorted(events, key=lambda event: event.at_s))
+
+
+def _draw_event(
+    rng: random.Random, kind: Accident, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], traffic_s: float
+) -> Event:
+    worker = rng.choice(workers)
+    event = Event(at_s=rng.uniform(0, traffic_s), accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
+    match kind:
+        case Accident.CLIENT_CRASH | Accident.CLIENT_FREEZE:
+            return replace(event, target=rng.choice(clients))
+        case Accident.WORKER_FREEZE:
+            # Below the guard's second, just above it, and well above every deadline.
+            return replace(event, for_s=rng.choice((0.4, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.2))
+        case Accident.PARTITION | Accident.DISCONNECT:
+            return replace(event, target=rng.choice((worker.name, rng.choice(clients))))
+        case Accident.SERVER_RESTART | Accident.STORAGE_OUTAGE:
+            return replace(event, target="", for_s=rng.uniform(0.02, 2.5))
+        case Accident.RESIZE:
+            return replace(event, amount=rng.randint(0, worker.slots + 2))
+        case _:
+            return event
+
+
+def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:
+    storms = []
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        from_s = rng.uniform(0, traffic_s)
+        strength = rng.choice((0.01, 0.05, 0.2))
+        rates = {
+            name: strength * rng.random()
+            for name in ("drop", "duplicate", "delay", "reorder", "storage_drop")
+            if rng.random() < 0.6
+        }
+        storms.append(
+            Storm(
+                from_s=from_s,
+                until_s=min(traffic_s, from_s + rng.uniform(0.2, 4.0)),
+                rates=FaultRates(latency_s=LATENCY_S, delay_s=MAX_DELAY_S * rng.random(), **rates),
+            )
+        )
+    return tuple(storms)

@@ -1,0 +1,284 @@
+"""Simulated processes: each start is a new node of the loop, with a connection and chance of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from ...bus.memory_bus import MemoryBus
+from ...dispatcher.client import Client
+from ...dispatcher.leases import Lease
+from ...dispatcher.selection import Selection
+from ...schemas.errors import GanglineError
+from ...schemas.frames import Load
+from ...worker.service import Worker
+from ...worker.settings import WorkerSettings
+from ..loop import node_context
+from .plan import Accident, Event, Step, WorkerPlan
+from .slots import WorkerModel
+from .steps import StepRunner
+from .tasks import SIM_POOLS
+
+if TYPE_CHECKING:
+    from .world import World
+
+DRAIN_GRACE_S = 3.0
+RESTART_S = 0.5
+"""What a process manager waits before it starts again what ended."""
+
+
+class Process(ABC):
+    """Something that is started, frozen, thawed, killed, and started again as another."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.node = ""
+        self.bus: MemoryBus | None = None
+        """Its connection; None while it is down."""
+        self._starts = 0
+        self._running: asyncio.Task[None] | None = None
+        self._restart: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """A new process of that name."""
+        if self.bus is not None:
+            return
+        self._starts += 1
+        self.node = f"{self.name}.{self._starts}"
+        self.world.trace.note("sim", f"{self.node} starts")
+        self._running = self.world.loop.spawn(self.node, self._run(), name=f"main of {self.node}")
+
+    async def _run(self) -> None:
+        try:
+            self.bus = self.world.hub.connect(self.node)
+            await self._main(self.bus)
+        except GanglineError as error:
+            self.world.trace.note(self.node, f"ends: {type(error).__name__}: {error}")
+        except Exception as error:
+            self.world.checker.fail("error", f"{self.node} died of {error!r}")
+            raise
+        if self.bus is not None:
+            await self.bus.close()
+            self.bus = None
+        self._restart = self.world.loop.call_later(RESTART_S, self.start, context=self.world.context)
+
+    @abstractmethod
+    async def _main(self, bus: MemoryBus) -> None:
+        """The process, from its start to its own end."""
+
+    @property
+    def frozen(self) -> bool:
+        return self.world.loop.frozen(self.node)
+
+    def crash(self) -> None:
+        """As SIGKILL does. It stays down until `start`."""
+        self.kill()
+        self.world.trace.note("sim", f"{self.node} is dead")
+
+    def kill(self) -> None:
+        """It does nothing any more, and its connection is gone."""
+        self.world.loop.crash(self.node)
+        if self._restart is not None:
+            self._restart.cancel()
+        if self.bus is not None:
+            self.world.hub.kill(self.bus)
+            self.bus = None
+
+    def freeze(self) -> None:
+        self.world.loop.freeze(self.node)
+
+    def thaw(self) -> None:
+        self.world.loop.thaw(self.node)
+
+
+class WorkerProcess(Process):
+    """A worker with one name; many processes in turn."""
+
+    def __init__(self, world: World, plan: WorkerPlan) -> None:
+        super().__init__(world, plan.name)
+        self.plan = plan
+        self.worker: Worker | None = None
+        self.model: WorkerModel | None = None
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world, plan, node = self.world, self.plan, self.node
+        model = WorkerModel(
+            node=node,
+            worker=plan.name,
+            checker=world.checker,
+            clock=world.now,
+            load=self._load,
+            drain_grace_s=DRAIN_GRACE_S,
+            slots=plan.slots,
+        )
+
+        def journal(record: dict[str, Any]) -> None:
+            self._journal(model, record)
+
+        worker = Worker(
+            SIM_POOLS[plan.pool],
+            bus=bus,
+            names=world.names,
+            settings=WorkerSettings(
+                id=plan.name,
+                slots=plan.slots,
+                node=f"host-{plan.name}",
+                drain_grace_s=DRAIN_GRACE_S,
+                send_tracebacks=False,
+            ),
+            ambient=world.ambient(node, plan.clock_skew_s),
+            journal=journal,
+        )
+        world.models[node] = self.model = model
+        self.worker = worker
+        await worker.start()
+        world.trace.note(node, f"serves {plan.pool} with {plan.slots} slots")
+        await worker.wait_closed()
+        model.check_turn()
+        world.checker.require(model.left, "L11", f"{node} closed without having left")
+
+    def _journal(self, model: WorkerModel, record: dict[str, Any]) -> None:
+        world, event = self.world, record["event"]
+        facts = " ".join(f"{key}={record[key]}" for key in record if key not in _USUAL)
+        slots = f"{record['running']}+{record['reserved']}/{record['total']}"
+        world.trace.note(model.node, f"journal {event} {facts} {slots}")
+        model.record(record, world.loop.ran)
+        token = record.get("token")
+        if token is not None and token in model.leases:
+            if event == "grant":
+                world.ledger.granted(model, model.leases[token])
+            elif event in ("use", "release", "expire", "drop"):
+                world.ledger.ended(model, model.leases[token])
+
+    def _load(self) -> Load | None:
+        return None if self.worker is None else self.worker.core.load
+
+    def look(self) -> None:
+        """Compare the models with the time."""
+        if self.model is not None and self.bus is not None:
+            self.model.look(reachable=self.bus.connected)
+
+    @property
+    def settled(self) -> bool:
+        """It serves, and nothing is about to change that."""
+        return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
+
+    def operate(self, event: Event) -> None:
+        """What an operator asks of it."""
+        worker = self.worker
+        if worker is None or worker.state != "serving":
+            return
+        context = node_context(self.node)
+        if event.accident is Accident.DRAIN:
+            self.world.loop.call_soon(worker.begin_drain, context=context)
+        else:
+            self.world.loop.call_soon(worker.resize, event.amount, context=context)
+
+    def kill(self) -> None:
+        model = self.model
+        if model is not None and model.alive:
+            model.dead = True
+            self.world.ledger.worker_died(model)
+        self.worker = None
+        super().kill()
+
+    def freeze(self) -> None:
+        super().freeze()
+        if self.model is not None:
+            self.model.froze(serving=self.worker is not None and self.worker.state in ("serving", "draining"))
+
+    def thaw(self) -> None:
+        if self.model is not None:
+            self.model.thawed()
+        super().thaw()
+
+
+class ClientProcess(Process):
+    """A client with one name; many processes in turn."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.client: Client | None = None
+        self._steps: dict[asyncio.Task[None], str] = {}
+        """Steps of the present process that have not ended, and their nodes."""
+        self._waiting: list[Step] = []
+        """Steps whose time came while no process was there to take them."""
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world = self.world
+        client = Client(bus, names=world.names, ambient=world.ambient(self.node))
+        await client.start()
+        self.client = client
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            self.begin(step)
+        await asyncio.Event().wait()  # until it is killed
+
+    def begin(self, step: Step) -> None:
+        """Let the present process play a step; or the next one, if there is none now."""
+        if self.client is None:
+            self._waiting.append(step)
+            return
+        runner = StepRunner(self, self.client, step)
+        task = self.world.loop.spawn(self.node, self._play(runner, step), name=f"step {step.number} of {self.node}")
+        self._steps[task] = self.node
+
+    async def _play(self, runner: StepRunner, step: Step) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        timer = None
+        if step.cancel_after_s is not None:
+            timer = self.world.loop.call_later(step.cancel_after_s, task.cancel)
+        self.world.trace.note(self.node, f"step {step.number}: {step.kind} {step.pool}.{step.method} {step.ending}")
+        try:
+            await runner.run()
+        except asyncio.CancelledError:
+            pass  # by the plan
+        except Exception as error:
+            self.world.checker.fail("error", f"step {step.number} ({step.kind}) raised {error!r}")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._steps.pop(task, None)
+
+    @property
+    def running(self) -> bool:
+        """It takes steps."""
+        return self.client is not None and not self.frozen
+
+    @property
+    def busy(self) -> int:
+        """Steps that have not ended."""
+        return len(self._steps) + len(self._waiting)
+
+    def kill(self) -> None:
+        super().kill()
+        self.client = None
+        self._steps.clear()
+        self.world.outcomes.client_died(self.node)
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.world.outcomes.client_froze(self.node)
+
+    def thaw(self) -> None:
+        self.world.outcomes.client_thawed(self.node)
+        super().thaw()
+
+    def holds(self, holder: Lease | Selection) -> None:
+        """Note who holds a token, for the check that a holder stops trusting first."""
+        self.world.holders[holder.token] = holder
+
+    def check_rest(self) -> None:
+        """L12: what this client counts is zero."""
+        if self.client is None:
+            self.world.checker.fail("hang", f"{self.node} does not run, though everything is healed")
+            return
+        statistics = self.client.statistics()
+        if statistics["holds"]:
+            self.world.checker.fail("L12", f"{self.node}: at rest it holds {statistics['holds']} leases: {statistics}")
+
+
+_USUAL = ("t", "event", "worker", "epoch", "running", "reserved", "total")

@@ -1,0 +1,92 @@
+"""Run seeds: one with `run`, many on all processors with `run_many`."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ..loop import Deadlock, VirtualLoop, VirtualTimeout
+from .checker import Violation
+from .plan import Plan, draw_plan
+from .world import World
+
+LIMIT_S = 300.0
+"""No run lasts longer on its own clock; one that would hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How one run ended."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    digest: str
+    """Of everything that happened; the same seed gives the same."""
+    virtual_s: float
+    callbacks: int
+    events: int
+    outcomes: dict[str, int] = field(default_factory=dict)
+    """How many requests ended how."""
+    plan: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"seed {self.seed}: ok, {self.digest}, {self.virtual_s:.1f} s, {self.events} events"
+        lines = [f"seed {self.seed}: {self.plan}"]
+        for violation in self.violations[:1]:
+            lines += list(violation.tail)
+        lines += [f"  {violation}" for violation in self.violations]
+        return "\n".join(lines)
+
+
+def run(seed: int, *, plan: Plan | None = None, echo: Callable[[str], None] | None = None) -> Report:
+    """Play the plan of a seed (or another one) and say how it went.
+
+    Args:
+        seed: any whole number.
+        plan: instead of the seed's own.
+        echo: called with each line of the trace as it happens.
+    """
+    loop = VirtualLoop(limit_s=LIMIT_S)
+    plan = plan or draw_plan(seed)
+    try:
+        world = World(plan, loop, echo)
+        try:
+            loop.run_until_complete(world.play())
+        except (Deadlock, VirtualTimeout) as error:
+            world.checker.fail("hang", str(error))
+        return Report(
+            seed=seed,
+            violations=tuple(world.checker.violations),
+            digest=world.trace.digest(),
+            virtual_s=world.now(),
+            callbacks=loop.ran,
+            events=world.trace.events,
+            outcomes=world.outcomes.counts(),
+            plan=plan.summary(),
+        )
+    finally:
+        loop.close()
+
+
+def run_many(seeds: Iterable[int], *, processes: int | None = None) -> Iterator[Report]:
+    """Reports of many seeds, as they come in. One process: in this one, in order."""
+    if processes == 1:
+        yield from map(run, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap_unordered(run, seeds, chunksize=8)
+
+
+def total_outcomes(reports: Iterable[Report]) -> Counter[str]:
+    """Outcomes over many runs."""
+    total: Counter[str] = Counter()
+    for report in reports:
+        total.update(report.outcomes)
+    return total

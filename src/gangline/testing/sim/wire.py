@@ -1,0 +1,89 @@
+"""Reads the frames that pass between clients and workers, for the checks and for the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...bus.port import Message
+from ...schemas import frames
+from ...schemas.errors import MalformedMessage
+from ...schemas.frames import Answer, Request, ReserveFlag
+from .checker import Checker
+from .slots import Terms, WorkerModel
+from .trace import Trace
+
+
+class WireWatch:
+    """Taps the hub.
+
+    Args:
+        models: the worker process with that bus name, if it is one.
+        turn: number of the loop's present turn.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        models: Callable[[str], WorkerModel | None],
+        turn: Callable[[], int],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._models = models
+        self._turn = turn
+        self._tasks: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
+        """By reply subject and id: who was asked, and the task's name there."""
+        self._reserves: dict[tuple[str, int], tuple[WorkerModel, Terms]] = {}
+
+    def on_message(self, sender: str, message: Message) -> None:
+        """Something has reached the server."""
+        self._trace.count(message.subject, message.data)
+        if message.subject.startswith("_INBOX.") and self._models(sender) is not None:
+            self._answers(sender, message)
+
+    def on_delivery(self, receiver: str, message: Message) -> None:
+        """Something is about to be handled."""
+        model = self._models(receiver)
+        if model is None or not message.subject.endswith(".frames"):
+            return
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage as error:
+            self._checker.fail("error", f"{receiver} got a malformed envelope: {error}")
+            return
+        for frame in envelope.frames:
+            if frame[0] == Request.TASK:
+                task_id = f"{envelope.sender}.{frame[1]}"
+                model.task_delivered(task_id, envelope.epoch, frame[6])
+                self._tasks[message.reply, frame[1]] = (model, task_id)
+            elif frame[0] == Request.RESERVE:
+                single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
+                terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
+                model.reserve_delivered(terms, self._turn())
+                self._reserves[message.reply, frame[1]] = (model, terms)
+            elif frame[0] == Request.RENEW:
+                model.renewal_delivered(frame[2], frame[3] / 1000)
+            name = Request(frame[0]).name.lower()
+            self._trace.note(receiver, f"<- {envelope.sender} {name} {_brief(frame)} epoch {envelope.epoch % 100000}")
+
+    def _answers(self, sender: str, message: Message) -> None:
+        try:
+            envelope = frames.decode_answer(message.data)
+        except MalformedMessage:
+            return  # an answer to a plain request, which has no frames
+        for frame in envelope.frames:
+            name = Answer(frame[0]).name.lower()
+            self._trace.note(sender, f"-> {name} {_brief(frame)} load {'/'.join(map(str, envelope.load[:3]))}")
+            if frame[0] == Answer.REJECTED:
+                known = self._tasks.get((message.subject, frame[1]))
+                if known is not None:
+                    known[0].refused(known[1], frame[2])
+            elif frame[0] == Answer.GRANTED:
+                asked = self._reserves.get((message.subject, frame[1]))
+                if asked is not None:
+                    asked[0].granted(frame[2], asked[1])
+
+
+def _brief(frame: frames.Frame) -> str:
+    return " ".join(str(place)[:60] for place in frame[1:] if place not in (None, {}, []))

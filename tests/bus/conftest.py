@@ -1,0 +1,145 @@
+"""Both kinds of bus, so that one suite holds them to the same promises."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream import connect as connect_jetstream
+from gangline.bus.memory import MemoryHub
+from gangline.bus.port import Bus, ConnectionEvent
+from gangline.bus.settings import ConnectionSettings
+
+T = TypeVar("T")
+WAIT_S = 20.0
+
+Connect = Callable[..., Awaitable[Bus]]
+ConnectServer = Callable[..., Awaitable[JetStreamBus]]
+
+
+_OPENED = pytest.StashKey[AsyncExitStack]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Close a test's connections inside the test: what they leave behind is then the test's fault."""
+    test = pyfuncitem.obj
+    if _OPENED not in pyfuncitem.stash or not inspect.iscoroutinefunction(test):
+        return
+    stack = pyfuncitem.stash[_OPENED]
+
+    @functools.wraps(test)
+    async def closing(*args: Any, **kwargs: Any) -> None:
+        async with stack:
+            await test(*args, **kwargs)
+
+    pyfuncitem.obj = closing
+
+
+@pytest.fixture
+def opened(request: pytest.FixtureRequest) -> AsyncExitStack:
+    """What is pushed here is closed when the test's body ends."""
+    return request.node.stash.setdefault(_OPENED, AsyncExitStack())
+
+
+class Collected(Generic[T]):
+    """A handler that keeps what comes, and can be waited on."""
+
+    def __init__(self) -> None:
+        self.items: list[T] = []
+        self._changed = asyncio.Event()
+
+    def __call__(self, item: T) -> None:
+        self.items.append(item)
+        self._changed.set()
+
+    async def until(self, enough: Callable[[list[T]], object]) -> list[T]:
+        """Wait until `enough(items)`."""
+        async with asyncio.timeout(WAIT_S):
+            while not enough(self.items):
+                self._changed.clear()
+                await self._changed.wait()
+        return self.items
+
+    async def count(self, number: int) -> list[T]:
+        return await self.until(lambda items: len(items) >= number)
+
+    def take(self) -> list[T]:
+        items, self.items = self.items, []
+        return items
+
+
+def collect() -> Collected[Any]:
+    return Collected()
+
+
+async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]) -> None:
+    """Do something, and wait until the connection reports `event`."""
+    seen: Collected[ConnectionEvent] = Collected()
+    stop = bus.on_connection(seen)
+    try:
+        action()
+        await seen.until(lambda events: event in events)
+    finally:
+        stop()
+
+
+@pytest.fixture
+def settings_of() -> Callable[..., ConnectionSettings]:
+    def make(url: str, **others: Any) -> ConnectionSettings:
+        return ConnectionSettings.from_url(url, **{"reconnect_wait_s": 0.02, **others})
+
+    return make
+
+
+@pytest.fixture
+def connect_to(settings_of, opened: AsyncExitStack) -> ConnectServer:
+    """Connect to a real server."""
+
+    async def connect(url: str, name: str = "test", **others: Any) -> JetStreamBus:
+        bus = await connect_jetstream(settings_of(url, **others), name=name)
+        opened.push_async_callback(bus.close)
+        return bus
+
+    return connect
+
+
+@pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.server)])
+def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
+    """Connections of one kind to one server."""
+    hub = MemoryHub() if request.param == "memory" else None
+    url = "" if hub else request.getfixturevalue("nats_url")
+
+    async def open_one(name: str = "test") -> Bus:
+        bus: Bus
+        if hub is not None:
+            bus = hub.connect(name)
+        else:
+            bus = await connect_jetstream(ConnectionSettings.from_url(url), name=name)
+        opened.push_async_callback(bus.close)
+        return bus
+
+    return open_one
+
+
+@pytest.fixture
+def secured() -> Iterator[Callable[[str], EmbeddedServer]]:
+    """Start servers with a configuration of their own; stopped after the test."""
+    started: list[EmbeddedServer] = []
+
+    def start(config: str, **others: Any) -> EmbeddedServer:
+        server = EmbeddedServer(config=config, **others)
+        started.append(server)
+        return server.start()
+
+    yield start
+    for server in started:
+        server.stop()

@@ -1,0 +1,99 @@
+"""The private parts of nats-py that we stand on are still there, and a version that was not tested is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+
+import pytest
+from nats.aio.client import Client, Srv
+from nats.aio.transport import TcpTransport
+
+from gangline.bus.direct import NATS_PY_VERSION, DirectClient, check_client_version
+
+USED = (
+    *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
+    *("_transport", "_pending", "_pending_data_size", "_pongs", "_pings_outstanding"),
+    *("_reading_task", "_ping_interval_task", "_flusher_task", "_reconnection_task"),
+)
+
+
+@pytest.mark.parametrize("version", ["2.15.0", "2.17.0", "3.0.0", "0.0.0"])
+def test_an_untested_version_is_refused_with_the_command_that_helps(version):
+    with pytest.raises(ImportError, match=r"pip install 'nats-py>=2\.16,<2\.17'"):
+        check_client_version(version)
+
+
+def test_the_installed_version_is_a_tested_one():
+    check_client_version(NATS_PY_VERSION)
+
+
+async def test_the_attributes_that_we_use_exist():
+    client = Client()
+    for name in USED:
+        assert hasattr(client, name), name
+    transport = TcpTransport()
+    assert hasattr(transport, "_io_writer")
+    assert hasattr(transport, "_bare_io_writer")
+    assert {"last_attempt", "reconnects"} <= set(Srv.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_read_loop",
+        "_flush_pending",
+        "_send_ping",
+        "_process_op_err",
+        "_attempt_reconnect",
+        "_connect_command",
+        "flush",
+    ],
+)
+def test_what_we_replace_is_what_nats_py_calls(name):
+    ours, theirs = getattr(DirectClient, name), getattr(Client, name)
+    assert ours is not theirs
+    assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs)
+    assert list(inspect.signature(ours).parameters)[:1] == ["self"]
+    needed = [
+        parameter.name
+        for parameter in list(inspect.signature(theirs).parameters.values())[1:]
+        if parameter.default is inspect.Parameter.empty
+    ]
+    assert len(list(inspect.signature(ours).parameters)) - 1 >= len(needed)
+
+
+@pytest.mark.parametrize("name", ["_select_next_server", "_process_connect_init", "_process_info", "_ping_interval"])
+def test_what_we_call_is_still_a_coroutine_of_the_client(name):
+    assert inspect.iscoroutinefunction(getattr(Client, name))
+
+
+def test_the_handshake_starts_our_read_loop_and_pings():
+    source = inspect.getsource(Client._process_connect_init)
+    for started in ("self._read_loop()", "self._ping_interval()", "self._connect_command()"):
+        assert started in source
+
+
+@pytest.mark.server
+async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url)
+    writes = []
+    write = bus._client._transport.write
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+    for number in range(10):
+        bus.publish("direct.x", str(number).encode())
+    assert writes == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(writes) == 1
+    assert writes[0].count(b"PUB direct.x") == 10
+
+
+@pytest.mark.server
+async def test_a_handler_runs_in_the_turn_in_which_its_bytes_are_read(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+    got = []
+    await bus.subscribe("direct.now", lambda message: got.append((message.data, asyncio.current_task())))
+    bus.publish("direct.now", b"x")
+    await bus.flush()
+    assert got[0][1] is bus._client._reading_task

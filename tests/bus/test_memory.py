@@ -1,0 +1,295 @@
+"""The in-memory hub's accidents. What it shares with the real server is in test_conformance."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from gangline.bus.memory import MemoryHub
+from gangline.bus.memory_faults import FaultRates, RandomFaults, StorageFate
+from gangline.bus.memory_subjects import Pattern, check_subject
+from gangline.bus.port import (
+    BucketSettings,
+    ConnectionEvent,
+    KvOperation,
+    RequestTimeout,
+    Storage,
+    StorageUnavailable,
+)
+from gangline.schemas.errors import Disconnected, InvalidName, ServerUnreachable
+
+
+@pytest.fixture
+async def hub():
+    hub = MemoryHub()
+    yield hub
+    for bus in hub.connections:
+        await bus.close()
+
+
+async def echo(bus, subject="echo"):
+    return await bus.subscribe(subject, lambda message: bus.publish(message.reply, message.data))
+
+
+# -- the server ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_stopped_server_takes_no_connection_and_loses_those_it_has(hub):
+    bus = hub.connect("a")
+    seen = []
+    bus.on_connection(seen.append)
+    hub.stop()
+    with pytest.raises(ServerUnreachable):
+        hub.connect("b")
+    with pytest.raises(Disconnected):
+        bus.publish("x")
+    hub.start()
+    await asyncio.sleep(0)
+    assert seen == [ConnectionEvent.DISCONNECTED, ConnectionEvent.RECONNECTED]
+    assert bus.connected
+
+
+async def test_subscriptions_survive_a_restart(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    await echo(server)
+    hub.stop()
+    hub.start()
+    assert (await client.request("echo", b"1", timeout_s=1)).data == b"1"
+
+
+async def test_memory_streams_vanish_in_a_restart_and_file_streams_stay(hub):
+    bus = hub.connect()
+    memory = await bus.bucket("M", BucketSettings())
+    file = await bus.bucket("F", BucketSettings(storage=Storage.FILE))
+    await memory.put("k", b"1")
+    await file.put("k", b"1")
+    hub.stop()
+    hub.start()
+    assert await memory.get("k") is None
+    assert (await file.get("k")).value == b"1"
+    assert await memory.put("k", b"2", revision=0) == 1
+
+
+async def test_a_watch_hears_after_a_restart_what_is_gone(hub):
+    bus = hub.connect()
+    bucket = await bus.bucket("M", BucketSettings())
+    await bucket.put("k", b"1")
+    seen = []
+    await bucket.watch(">", lambda entry: seen.append((entry.key, entry.operation)))
+    hub.stop()
+    hub.start()
+    await asyncio.sleep(0)
+    assert seen == [("k", KvOperation.PUT), ("k", KvOperation.DELETE)]
+
+
+async def test_a_request_that_waits_when_the_connection_goes_ends_at_once(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    await server.subscribe("silent", lambda message: None)
+    waiting = asyncio.create_task(client.request("silent", timeout_s=60))
+    await asyncio.sleep(1)
+    hub.disconnect(client)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Disconnected):
+        await waiting
+    assert asyncio.get_running_loop().time() == began
+
+
+async def test_the_server_knows_at_once_that_a_killed_client_listens_no_more(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    await echo(server)
+    hub.kill(server)
+    seen = []
+    await client.subscribe("answers", seen.append)
+    client.publish("echo", reply="answers")
+    await asyncio.sleep(0.1)
+    assert [message.headers for message in seen] == [{"Status": "503"}]
+
+
+# -- partitions ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_partition_holds_back_both_ways_and_lets_all_through_in_order_when_it_heals(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    got = []
+    await server.subscribe("up", lambda message: got.append(message.data))
+    await client.subscribe("down", lambda message: got.append(message.data))
+    hub.partition(client)
+    assert client.connected
+    for number in (b"1", b"2"):
+        client.publish("up", number)
+    server.publish("down", b"3")
+    await asyncio.sleep(5)
+    assert got == []
+    hub.heal(client)
+    await asyncio.sleep(0)
+    assert sorted(got) == [b"1", b"2", b"3"]
+    assert got.index(b"1") < got.index(b"2")
+
+
+async def test_what_a_partition_held_is_lost_when_the_connection_breaks(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    got = []
+    await server.subscribe("up", got.append)
+    hub.partition(client)
+    client.publish("up")
+    hub.disconnect(client)
+    hub.reconnect(client)
+    await asyncio.sleep(1)
+    assert got == []
+
+
+async def test_requests_into_a_partition_time_out(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    await echo(server)
+    hub.partition(server)
+    with pytest.raises(RequestTimeout):
+        await client.request("echo", timeout_s=0.5)
+
+
+# -- storage ------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_leader_operations_fail_at_once_and_observers_still_see_the_writes(hub):
+    bus = hub.connect()
+    bucket = await bus.bucket("B", BucketSettings())
+    seen = []
+    await bucket.observe("*", lambda entry: seen.append((entry.key, entry.value, entry.revision)))
+    hub.storage_down()
+    for operation in (bucket.put("k", b"1"), bucket.get("k"), bucket.entries(">"), bucket.delete("k")):
+        with pytest.raises(StorageUnavailable):
+            await operation
+    assert isinstance((await bucket.write([_write("k")]))[0], StorageUnavailable)
+    hub.storage_back()
+    await asyncio.sleep(0)
+    assert ("k", b"1", 0) in seen
+    assert await bucket.get("k") is None
+
+
+class _Fates:
+    """Storage fates in the order given."""
+
+    def __init__(self, *fates):
+        self.fates = list(fates)
+
+    def message(self, sender, receiver, subject, now):
+        return (0.0,)
+
+    def storage(self, client, now):
+        return self.fates.pop(0) if self.fates else StorageFate(0.0, 0.0)
+
+
+async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub):
+    bus = hub.connect()
+    bucket = await bus.bucket("B", BucketSettings())
+    hub.faults = _Fates(StorageFate(0.0, None))
+    began = asyncio.get_running_loop().time()
+    assert await bucket.put("k", b"mine", revision=0) == 1
+    assert asyncio.get_running_loop().time() - began == 5
+
+
+async def test_a_write_that_was_lost_on_the_way_is_unavailable_and_was_not_done(hub):
+    bus = hub.connect()
+    bucket = await bus.bucket("B", BucketSettings())
+    hub.faults = _Fates(StorageFate(None, None))
+    with pytest.raises(StorageUnavailable) as caught:
+        await bucket.put("k", b"1", revision=0)
+    assert caught.value.may_have_started
+    assert await bucket.get("k") is None
+
+
+def _write(key):
+    from gangline.bus.port import KvWrite
+
+    return KvWrite(key=key, value=b"1")
+
+
+# -- faults -------------------------------------------------------------------------------------------------------
+
+
+def _faults(**rates):
+    return RandomFaults(random.Random(7), FaultRates(**rates))
+
+
+async def _hundred(hub):
+    server, client = hub.connect("server"), hub.connect("client")
+    got = []
+    await server.subscribe("up", lambda message: got.append(int(message.data)))
+    for number in range(100):
+        client.publish("up", b"%d" % number)
+    await asyncio.sleep(10)
+    await server.close()
+    await client.close()
+    return got
+
+
+async def test_without_rates_all_arrive_once_in_order_and_late(hub):
+    hub.faults = _faults()
+    assert await _hundred(hub) == list(range(100))
+
+
+async def test_dropped_messages_are_missing_and_nothing_else(hub):
+    hub.faults = _faults(drop=0.2)
+    got = await _hundred(hub)
+    assert 60 < len(got) < 95
+    assert got == sorted(set(got))
+
+
+async def test_duplicated_messages_come_twice(hub):
+    hub.faults = _faults(duplicate=0.2)
+    got = await _hundred(hub)
+    assert set(got) == set(range(100))
+    assert 105 < len(got) < 140
+
+
+async def test_delays_keep_the_order_of_a_link_and_reordering_does_not(hub):
+    hub.faults = _faults(delay=0.3)
+    assert await _hundred(hub) == list(range(100))
+    hub.faults = _faults(reorder=0.3)
+    got = await _hundred(hub)
+    assert sorted(got) == list(range(100))
+    assert got != sorted(got)
+
+
+async def test_the_same_seed_draws_the_same_fates(hub):
+    runs = []
+    for _ in range(2):
+        hub.faults = RandomFaults(random.Random("x"), FaultRates(drop=0.2, duplicate=0.2, reorder=0.2))
+        runs.append(await _hundred(hub))
+    assert runs[0] == runs[1]
+
+
+# -- subjects -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject", "matches"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("*.b", "a.b", True),
+        ("a.>", "a.b.c", True),
+        ("a.>", "a", False),
+        (">", "a", True),
+        ("a.*.c", "a.b.c", True),
+        ("a.*.>", "a.b", False),
+    ],
+)
+def test_wildcards(pattern, subject, matches):
+    assert Pattern(pattern).matches(subject) is matches
+
+
+@pytest.mark.parametrize("bad", ["", ".", "a.", ".a", "a..b", "a b", "a.>.b"])
+def test_bad_patterns_are_refused(bad):
+    with pytest.raises(InvalidName):
+        Pattern(bad)
+
+
+@pytest.mark.parametrize("bad", ["", "a.*", ">", "a..b", "a.", "a b"])
+def test_bad_subjects_are_refused(bad):
+    with pytest.raises(InvalidName):
+        check_subject(bad)

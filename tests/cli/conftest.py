@@ -1,0 +1,201 @@
+"""The command in this process (for parsing and errors) and as processes (for everything that stays)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gangline.cli.app import gangline
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def invoke() -> Callable[..., Result]:
+    """Run the command in this process."""
+
+    def run(*arguments: str, **extra: Any) -> Result:
+        return CliRunner().invoke(gangline, list(arguments), prog_name="gangline", **extra)
+
+    return run
+
+
+class Running:
+    """A `gangline` process whose output can be waited for."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gangline.cli", *arguments],
+            env=environment,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self._lines: list[str] = []
+        self._news = threading.Condition()
+        self._ended = False
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self._lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self._ended = True
+            self._news.notify_all()
+
+    @property
+    def output(self) -> str:
+        return "".join(self._lines)
+
+    def await_output(self, pattern: str, *, times: int = 1) -> str:
+        """Wait until the output matches so many times; the last match."""
+
+        def found() -> list[str]:
+            return [match.group() for match in re.finditer(pattern, self.output, re.MULTILINE)]
+
+        with self._news:
+            if (
+                not self._news.wait_for(lambda: len(found()) >= times or self._ended, PATIENCE_S)
+                or len(found()) < times
+            ):
+                raise AssertionError(f"no {pattern!r} ({times}) in:\n{self.output}")
+        return found()[times - 1]
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit code."""
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+
+
+class Commands:
+    """Starts `gangline` processes against one server and namespace, in one folder."""
+
+    def __init__(self, url: str, namespace: str, folder: Path) -> None:
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))
+        }
+        self.environment = {
+            **clean,
+            "NATS_URL": url,
+            "GANGLINE_NAMESPACE": namespace,
+            "XDG_CONFIG_HOME": str(folder),
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "200",
+        }
+        self.folder = folder
+        self._running: list[Running] = []
+
+    def start(self, *arguments: str, **environment: str) -> Running:
+        """A process that stays."""
+        running = Running(arguments, {**self.environment, **environment}, self.folder)
+        self._running.append(running)
+        return running
+
+    def run(self, *arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A process that ends."""
+        return subprocess.run(
+            [sys.executable, "-m", "gangline.cli", *arguments],
+            env={**self.environment, **environment},
+            cwd=self.folder,
+            input=stdin if stdin is not None else "",
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+
+    def json(self, *arguments: str) -> Any:
+        """Run with --json; the document it printed."""
+        done = self.run(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def await_file(self, name: str) -> None:
+        """Wait for a file in the folder; the `hold` task makes some."""
+        end = time.monotonic() + PATIENCE_S
+        while not (self.folder / name).exists():
+            assert time.monotonic() < end, f"no {name} in {[path.name for path in self.folder.iterdir()]}"
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        for running in self._running:
+            running.close()
+
+
+POOL = """
+import asyncio
+import pathlib
+import gangline
+
+pool = gangline.Pool("words", slots=4, labels={"tier": "a"})
+
+
+@pool.task
+async def count(text: str) -> int:
+    '''How many words the text has.'''
+    return len(text.split())
+
+
+@pool.task
+async def shout(text: str) -> str:
+    return text.upper()
+
+
+@pool.task
+async def each(text: str):
+    for word in text.split():
+        yield word
+
+
+@pool.task
+async def hold(go: str = "") -> str:
+    '''Shows that it runs by a file, and goes on until there is another one.'''
+    pathlib.Path("began").touch()
+    try:
+        while not (go and pathlib.Path(go).exists()):
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        pathlib.Path("cancelled").touch()
+        raise
+    return "held"
+
+
+@pool.task
+async def fail(why: str) -> None:
+    raise ValueError(why)
+"""
+
+
+@pytest.fixture
+def commands(nats_url: str, namespace: str, tmp_path: Path) -> Iterator[Commands]:
+    """Processes on the shared server, in a folder with `words.py`, whose `pool` has a few tasks."""
+    (tmp_path / "words.py").write_text(POOL)
+    made = Commands(nats_url, namespace, tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,83 @@
+"""`gangline call`: arguments in, result out, exit codes that tell what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+@pytest.fixture
+def worker(commands):
+    running = commands.start("worker", "words:pool", "--id", "w1")
+    running.await_output(r"worker\.started")
+    return running
+
+
+def test_arguments_are_an_object_an_array_stdin_or_nothing(commands, worker):
+    assert commands.run("call", "words.count", '{"text": "a b c"}').stdout == "3\n"
+    assert commands.run("call", "words.count", '["a b"]').stdout == "2\n"
+    assert commands.run("call", "words.count", "-", stdin='{"text": "a"}').stdout == "1\n"
+    without = commands.run("call", "words.count")
+    assert (without.returncode, without.stdout) == (2, "")
+    assert "text" in without.stderr and without.stderr.count("\n") == 1
+
+
+def test_text_is_printed_bare_and_as_json_on_request(commands, worker):
+    assert commands.run("call", "words.shout", '["straße"]').stdout == "STRASSE\n"
+    assert commands.run("call", "words.shout", '["a\\"b"]', "--json").stdout == '"A\\"B"\n'
+
+
+def test_a_stream_is_printed_one_value_a_line(commands, worker):
+    done = commands.run("call", "words.each", '["a b c"]', "--stream")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == ["a", "b", "c"]
+
+
+def test_a_task_that_raises_is_exit_code_1_in_one_line(commands, worker):
+    done = commands.run("call", "words.fail", '["broken pipe dream"]')
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("gangline: ValueError: ") and "broken pipe dream" in done.stderr
+    debug = commands.run("call", "words.fail", '["x"]', "--debug").stderr
+    assert "words.py" in debug, "--debug shows the remote traceback"
+
+
+def test_an_unknown_method_is_exit_code_2_and_names_those_there_are(commands, worker):
+    done = commands.run("call", "words.nothing")
+    assert done.returncode == 2
+    assert "count" in done.stderr
+
+
+def test_a_pool_without_workers_is_exit_code_3(commands):
+    done = commands.run("call", "nobody.home", "--timeout", "1")
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert "gangline workers" in done.stderr
+
+
+def test_a_deadline_that_passes_while_the_task_runs_is_exit_code_4(commands, worker):
+    done = commands.run("call", "words.hold", "--timeout", "4")
+    assert done.returncode == 4
+    assert done.stderr.startswith("gangline: ")
+
+
+def test_a_worker_that_dies_under_a_call_is_exit_code_4(commands, worker):
+    call = commands.start("call", "words.hold")
+    commands.await_file("began")
+    os.kill(worker.process.pid, signal.SIGKILL)
+    assert call.wait() == 4
+    assert "gangline: " in call.output
+
+
+def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
+    call = commands.start("call", "words.hold")
+    commands.await_file("began")
+    call.signal(signal.SIGINT)
+    assert call.wait() == 130
+    assert "Traceback" not in call.output
+    commands.await_file("cancelled")
+    assert commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1

@@ -1,0 +1,156 @@
+"""The demo as a newcomer runs it, on fewer files; and that it fails when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from gangline.cli.demo.corpus import expectations, library_files
+from gangline.cli.demo.crew import Member
+from gangline.cli.demo.drive import Drive
+from gangline.cli.demo.pool import Turnstile, squeeze_bytes
+from gangline.schemas.names import Names
+
+
+def environment() -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))}
+    return {**clean, "PYTHONUNBUFFERED": "1"}
+
+
+@pytest.mark.server
+@pytest.mark.processes
+def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "gangline.cli", "demo", "--files", "120"],
+        env={**environment(), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"demo: ok  390 tasks, \d+ MB, 4 workers, 1 killed, 1 drained, 0 lost, 0 over capacity, .+ s", last
+    )
+    assert done.stdout.count("  ok    ") == 9
+    assert "FAIL" not in done.stdout
+    assert list(tmp_path.iterdir()) == [], "temporary folders are removed"
+
+
+@pytest.mark.server
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_demo_leaves_no_process_behind(number):
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "gangline.cli", "demo"],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "call: " in line:
+            break
+    family = children(demo.pid)
+    assert len(family) >= 5, "a server, a gateway, three workers"
+    demo.send_signal(number)
+    demo.stdout.read()
+    assert demo.wait(30) == (130 if number == signal.SIGINT else -9)
+    for pid in family:
+        wait_gone(pid)
+
+
+def children(pid: int) -> list[int]:
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(line) for line in found.stdout.split()]
+
+
+def wait_gone(pid: int) -> None:
+    import time
+
+    end = time.monotonic() + 20
+    while True:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        if subprocess.run(["ps", "-o", "stat=", str(pid)], capture_output=True, text=True).stdout.startswith("Z"):
+            return  # ended; nobody here is its parent
+        assert time.monotonic() < end, f"{pid} is still there"
+        time.sleep(0.05)
+
+
+def test_the_corpus_is_the_standard_library_without_what_others_installed(tmp_path):
+    (tmp_path / "lib" / "site-packages").mkdir(parents=True)
+    (tmp_path / "lib" / "site-packages" / "theirs.py").write_text("")
+    (tmp_path / "lib" / "mine.py").write_text("x = 1")
+    (tmp_path / "lib" / "folder.py").mkdir()
+    (tmp_path / "lib" / "data.txt").write_text("")
+    (tmp_path / "lib" / "gone.py").symlink_to(tmp_path / "nowhere.py")
+    assert [path.name for path in library_files(tmp_path / "lib")] == ["mine.py"]
+    assert any(path.name == "asyncio" or path.parent.name == "asyncio" for path in library_files())
+
+
+def test_expectations_are_computed_from_the_content(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_bytes(b"x" * 1000)
+    (expected,) = expectations([path], squeeze_bytes).values()
+    assert expected.size == 1000 and expected.packed < 100
+    path.write_bytes(b"x" * 999 + b"y")
+    assert expectations([path], squeeze_bytes)[str(path)].sha256 != expected.sha256
+
+
+def test_the_turnstile_counts_who_is_inside():
+    gate = Turnstile()
+    with gate.enter() as first, gate.enter() as second:
+        assert (first, second) == (1, 2)
+    with gate.enter() as third:
+        assert third == 1
+
+
+def test_a_journal_whose_last_line_was_cut_short_is_read_without_it(tmp_path):
+    journal = tmp_path / "j"
+    journal.write_text('{"event": "start"}\n{"event": "en')
+    member = Member("w", None, tmp_path / "log", journal)  # type: ignore[arg-type]
+    assert member.journal() == [{"event": "start"}]
+
+
+class FakeClient:
+    def options(self, **_options):
+        return self
+
+
+async def test_a_failing_task_is_told_and_the_others_go_on():
+    drive = Drive(FakeClient(), None, Names(), lambda pid: f"w{pid}")  # type: ignore[arg-type]
+
+    async def one(path):
+        if path == "bad":
+            raise ValueError("no")
+        return {"pid": 1, "size": 1, "packed": 1, "sha256": "", "together": 1}
+
+    ticks = []
+    await drive.feed("call", [one, one], ["a", "bad", "b"], tick=ticks.append)
+    assert drive.failures == ["bad by call: ValueError: no"]
+    assert sorted(done.path for done in drive.done) == ["a", "b"]
+    assert drive.given == {"call": 3} and sum(ticks) == 3
+
+
+async def test_a_milestone_comes_once_at_its_share_and_is_waited_for():
+    drive = Drive(FakeClient(), None, Names(), str)  # type: ignore[arg-type]
+    seen = []
+
+    async def one(path):
+        return {"pid": 1, "size": 1, "packed": 1, "sha256": "", "together": 1}
+
+    async def act():
+        seen.append(len(drive.done))
+
+    await drive.feed("call", [one], [str(n) for n in range(10)], tick=lambda _: None, milestones=[(0.5, act)])
+    assert len(seen) == 1 and seen[0] >= 5

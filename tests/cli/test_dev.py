@@ -1,0 +1,159 @@
+"""`gangline dev` and `gangline gateway`: everything in one terminal, and plain requests answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+
+import pytest
+
+from gangline.bus.jetstream import connect
+from gangline.bus.port import NoResponders
+from gangline.bus.settings import ConnectionSettings
+from gangline.schemas import headers
+from gangline.schemas.names import Names
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+async def request(url, namespace, target, body, **fields):
+    bus = await connect(ConnectionSettings(urls=(url,)), name="test")
+    try:
+        return await bus.request(Names(namespace).call(*target.split(".")), body, timeout_s=10, headers=fields or None)
+    finally:
+        await bus.close()
+
+
+@pytest.fixture
+def dev(commands):
+    """`gangline dev words:pool` on a server of its own."""
+    for name in ("NATS_URL", "GANGLINE_NAMESPACE"):
+        del commands.environment[name]
+    running = commands.start("dev", "words:pool", "--port", "0")
+    running.await_output(r"^watching ")
+    running.url = re.search(r"^server +(\S+)", running.output, re.MULTILINE).group(1)
+    commands.environment["NATS_URL"] = running.url
+    return running
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(pid: int) -> None:
+    import time
+
+    end = time.monotonic() + 15
+    while alive(pid):
+        assert time.monotonic() < end, f"{pid} is still there"
+        time.sleep(0.05)
+
+
+async def test_dev_serves_calls_and_plain_requests_and_prints_lines_to_paste(commands, dev):
+    line = dev.await_output(r"^try +gangline (call .* words\.shout .*)$")
+    assert 'words.shout \'{"text": "text"}\'' in line
+    assert f'nats -s {dev.url} req gangline.call.words.shout \'{{"text": "text"}}\'' in dev.output
+    assert "--stream words.each" in dev.output
+    assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
+    answer = await request(dev.url, "gangline", "words.count", b'{"text": "a b"}')
+    assert answer.data == b"2"
+
+
+def test_a_change_is_taken_over_without_a_gap_and_a_broken_one_is_not(commands, dev):
+    source = commands.folder / "words.py"
+    good = source.read_text()
+    source.write_text(good.replace("text.upper()", "text.upper() + '!'"))
+    dev.await_output(r"the new version serves")
+    assert commands.run("call", "words.shout", '["a"]').stdout == "A!\n"
+    dev.await_output(r"worker\.left .* worker=dev-1")
+    source.write_text(good + "\ndef f(:\n")
+    dev.await_output(r"the last good version goes on")
+    assert "SyntaxError" in dev.output
+    assert commands.run("call", "words.shout", '["a"]').stdout == "A!\n"
+    source.write_text(good)
+    dev.await_output(r"the new version serves", times=2)
+    assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_worker_gateway_and_server(commands, dev, number):
+    (row,) = commands.json("workers")
+    dev.signal(number)
+    assert dev.wait() == 0
+    assert not alive(row["pid"])
+    assert "worker.left" in dev.output and "gateway.stopped" in dev.output
+    assert commands.run("workers").returncode == 3, "the server is gone too"
+
+
+def test_a_killed_dev_leaves_no_worker_behind(commands, dev):
+    (row,) = commands.json("workers")
+    dev.signal(signal.SIGKILL)
+    dev.process.wait()
+    wait_gone(row["pid"])
+
+
+def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
+    del commands.environment["NATS_URL"]
+    (commands.folder / "words.py").rename(commands.folder / "later.txt")
+    running = commands.start("dev", "words:pool", "--port", "0")
+    running.await_output(r"there is no module 'words'")
+    running.await_output(r"waiting for a change")
+    running.await_output(r"^watching")
+    (commands.folder / "later.txt").rename(commands.folder / "words.py")
+    running.await_output(r"worker\.started")
+
+
+def test_dev_keeps_its_data_in_a_folder_when_asked(commands):
+    del commands.environment["NATS_URL"]
+    running = commands.start("dev", "words:pool", "--port", "0", "--data", "kept", "--no-reload")
+    running.await_output(r"worker\.started")
+    assert "data in kept" in running.output
+    running.signal(signal.SIGINT)
+    assert running.wait() == 0
+    assert (commands.folder / "kept" / "jetstream").is_dir()
+
+
+def test_dev_uses_a_server_that_is_named(commands, nats_url, namespace):
+    running = commands.start("dev", "words:pool", "-s", nats_url, "--no-reload")
+    running.await_output(r"worker\.started")
+    assert "nats-server" not in running.output
+    assert [row["worker"] for row in commands.json("workers")] == ["dev-1"]
+
+
+async def test_a_gateway_answers_plain_requests_with_results_and_errors(commands, nats_url, namespace):
+    worker = commands.start("worker", "words:pool", "--id", "w1")
+    gateway = commands.start("gateway")
+    worker.await_output(r"worker\.started")
+    gateway.await_output(r"gateway\.started")
+    answer = await request(nats_url, namespace, "words.shout", b'["a"]')
+    assert answer.data == b'"A"'
+    assert answer.headers[headers.WORKER] == "words.w1"
+    failed = await request(nats_url, namespace, "words.fail", b'["why"]')
+    assert failed.headers[headers.ERROR_CODE] == "500" and "why" in failed.headers[headers.ERROR]
+    gateway.signal(signal.SIGTERM)
+    assert gateway.wait() == 0
+    assert "gateway.stopped" in gateway.output
+
+
+async def test_a_gateway_lets_calls_under_way_finish(commands, nats_url, namespace):
+    worker = commands.start("worker", "words:pool", "--id", "w1")
+    gateway = commands.start("gateway")
+    worker.await_output(r"worker\.started")
+    gateway.await_output(r"gateway\.started")
+    call = asyncio.ensure_future(request(nats_url, namespace, "words.hold", b'["go"]'))
+    await asyncio.to_thread(commands.await_file, "began")
+    gateway.signal(signal.SIGTERM)
+    # By now it takes nothing new: once it has unsubscribed, a request finds nobody.
+    with pytest.raises(NoResponders):
+        async with asyncio.timeout(30):
+            while True:
+                await request(nats_url, namespace, "words.count", b'["a"]')
+    (commands.folder / "go").touch()
+    assert (await call).data == b'"held"'
+    assert gateway.wait() == 0

@@ -1,0 +1,56 @@
+"""Which error is which exit code, and what its one line says."""
+
+from __future__ import annotations
+
+import click
+import pytest
+
+from gangline.cli.exits import Exit, exit_code_of, one_line, report
+from gangline.schemas import errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.TaskFailed("x"), Exit.FAILED),
+        (errors.TaskCrashed("x"), Exit.FAILED),
+        (errors.LeaseExpired("x"), Exit.FAILED),
+        (RuntimeError("x"), Exit.FAILED),
+        (errors.InvalidArguments("x"), Exit.USAGE),
+        (errors.UnknownMethod("x"), Exit.USAGE),
+        (click.UsageError("x"), Exit.USAGE),
+        (errors.NoWorkers("x"), Exit.UNAVAILABLE),
+        (errors.Saturated("x"), Exit.UNAVAILABLE),
+        (errors.ServerUnreachable("x"), Exit.UNAVAILABLE),
+        (errors.DeadlineExceeded("x"), Exit.UNAVAILABLE),
+        (errors.DeadlineExceeded("x", may_have_started=True), Exit.UNKNOWN),
+        (errors.WorkerLost("x"), Exit.UNKNOWN),
+        (errors.StreamBroken("x"), Exit.UNKNOWN),
+        (KeyboardInterrupt(), Exit.INTERRUPTED),
+    ],
+)
+def test_the_exit_code_tells_whether_it_failed_was_wrong_or_may_be_tried_again(error, code):
+    assert exit_code_of(error) is code
+
+
+def test_a_line_has_no_line_breaks_and_says_what_to_do_next():
+    line = one_line(errors.NoWorkers("no worker\nserves 'images'."))
+    assert line.startswith("no worker serves 'images' (start one with 'gangline worker MODULE:POOL'")
+
+
+def test_a_task_that_raised_is_told_with_the_type_it_raised():
+    error = errors.TaskFailed("no such file", details={"type": "FileNotFoundError", "traceback": "Traceback..."})
+    assert one_line(error) == "FileNotFoundError: no such file (--debug shows the task's traceback)"
+
+
+def test_an_error_of_ours_that_nobody_expected_is_told_with_its_type():
+    assert one_line(KeyError("x")) == "KeyError: 'x'"
+    assert one_line(ValueError()) == "ValueError: ValueError"
+
+
+def test_debug_shows_the_remote_traceback_before_our_own(capsys):
+    error = errors.TaskFailed("no", details={"type": "E", "traceback": "REMOTE"})
+    assert report(error, debug=True) is Exit.FAILED
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("REMOTE\n") and err.splitlines()[-1].startswith("gangline: E: no")

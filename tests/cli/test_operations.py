@@ -1,0 +1,196 @@
+"""worker, workers, leases, stats, resize, drain: real processes on a real server."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from gangline.bus.jetstream import connect
+from gangline.bus.settings import ConnectionSettings
+from gangline.schemas.messages import ReserveReply, ReserveRequest
+from gangline.schemas.names import Names, Operation, WorkerId
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+def serve(commands, name="w1", *options):
+    worker = commands.start("worker", "words:pool", "--id", name, *options)
+    worker.await_output(r"worker\.started")
+    return worker
+
+
+async def reserve(nats_url, namespace, worker="w1", **fields):
+    bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
+    try:
+        subject = Names(namespace).worker(WorkerId("words", worker), Operation.RESERVE)
+        body = ReserveRequest(**fields).model_dump_json(exclude_none=True).encode()
+        answer = await bus.request(subject, body, timeout_s=5)
+        return ReserveReply.model_validate_json(answer.data)
+    finally:
+        await bus.close()
+
+
+def test_a_worker_is_seen_with_what_it_serves_and_where(commands):
+    serve(commands, "w1", "--slots", "3", "--node", "n1", "--zone", "z1", "--label", "gpu=a100")
+    (row,) = commands.json("workers")
+    assert (row["pool"], row["worker"], row["state"], row["slots"]) == ("words", "w1", "serving", 3)
+    assert (row["node"], row["zone"]) == ("n1", "z1")
+    assert row["labels"] == {"tier": "a", "gpu": "a100"}
+    assert row["load"] == {"running": 0, "reserved": 0, "total": 3}
+    assert set(row["methods"]) == {"count", "shout", "each", "hold", "fail"}
+    table = commands.run("workers").stdout
+    assert "words.w1" in table and "··· 0+0/3" in table and "z1/n1" in table and "gpu=a100" in table
+    assert commands.json("workers", "other") == []
+
+
+def test_no_workers_is_an_empty_list_and_a_hint(commands):
+    assert commands.json("workers") == []
+    done = commands.run("workers")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "gangline worker MODULE:POOL" in done.stderr
+
+
+async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_url, namespace):
+    serve(commands)
+    granted = await reserve(nats_url, namespace, slots=2, ttl_s=30, owner="me")
+    (lease,) = commands.json("leases")
+    assert (lease["token"], lease["slots"], lease["owner"]) == (granted.token, 2, "me")
+    assert 0 < lease["expires_in_s"] <= 31
+    stats = commands.json("stats", "words.w1")
+    assert stats["load"]["reserved"] == 2
+    assert [lease["token"] for lease in stats["leases"]] == [granted.token]
+    assert granted.token in commands.run("leases").stdout
+    shown = commands.run("stats", "words.w1").stdout
+    assert "□□·· 0+2/4" in shown and granted.token in shown
+    assert commands.json("leases", "other") == []
+
+
+async def test_watched_leases_print_a_line_as_they_come_and_go(commands, nats_url, namespace):
+    serve(commands)
+    watch = commands.start("leases", "--watch", "--json")
+    granted = await reserve(nats_url, namespace, ttl_s=1, owner="me")
+    came = json.loads(watch.await_output(r"^\{.*granted.*\}$"))
+    assert (came["event"], came["lease"]["token"]) == ("granted", granted.token)
+    went = json.loads(watch.await_output(r"^\{.*gone.*\}$"))
+    assert went["lease"]["token"] == granted.token
+    watch.signal(signal.SIGINT)
+    assert watch.wait() == 130
+    plain = commands.start("leases", "--watch")
+    again = await reserve(nats_url, namespace, ttl_s=1, owner="me")
+    plain.await_output(rf"granted  words\.w1  1 slot  {again.token}  me")
+
+
+def test_resize_changes_the_slots_of_a_running_worker(commands):
+    serve(commands)
+    assert commands.json("resize", "words.w1", "7")["load"]["total"] == 7
+    assert commands.run("resize", "words.w1", "0").stdout == "words.w1 has 0 slots, 0 free\n"
+    assert commands.json("stats", "words.w1")["load"]["total"] == 0
+
+
+def test_drain_lets_the_process_end_with_exit_code_0(commands):
+    worker = serve(commands)
+    assert commands.run("drain", "words.w1").stdout == "words.w1 leaves\n"
+    assert worker.wait() == 0
+    assert commands.json("workers") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_drains_a_worker(commands, number):
+    worker = serve(commands)
+    worker.signal(number)
+    assert worker.wait() == 0
+    worker.await_output(r"worker\.left")
+    assert commands.json("workers") == []
+
+
+async def test_a_draining_worker_honours_its_lease_and_a_second_signal_stops_it(commands, nats_url, namespace):
+    worker = serve(commands, "w1", "--drain-grace", "600")
+    await reserve(nats_url, namespace, ttl_s=600)
+    worker.signal(signal.SIGTERM)
+    worker.await_output(r"worker\.drain")
+    assert [row["state"] for row in commands.json("workers")] == ["draining"]
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
+    assert commands.json("leases") == []
+
+
+def test_a_second_process_with_the_same_id_is_refused(commands):
+    serve(commands)
+    second = commands.start("worker", "words:pool", "--id", "w1")
+    assert second.wait() == 3
+    assert "gangline: " in second.output.splitlines()[-1] and "words.w1" in second.output
+
+
+def test_a_worker_that_is_not_there_is_exit_code_3(commands):
+    for arguments in (["stats", "words.w9"], ["drain", "words.w9"], ["resize", "words.w9", "1"]):
+        done = commands.run(*arguments)
+        assert done.returncode == 3
+        assert done.stderr.count("\n") == 1
+        assert done.stderr.startswith("gangline: no worker 'words.w9' is there: `gangline workers`")
+
+
+async def test_the_journal_has_a_line_for_each_event_and_is_appended_to(commands, nats_url, namespace):
+    worker = serve(commands, "w1", "--journal", "journal.jsonl")
+    granted = await reserve(nats_url, namespace)
+    worker.signal(signal.SIGKILL)
+    worker.wait()
+    path = commands.folder / "journal.jsonl"
+    first = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["event"], line.get("token")) for line in first] == [("grant", granted.token)]
+    again = serve(commands, "w2", "--journal", "journal.jsonl")
+    again.signal(signal.SIGTERM)
+    again.wait()
+    events = [json.loads(line)["event"] for line in path.read_text().splitlines()]
+    assert events == ["grant", "drain", "leave"]
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_before_serving(commands):
+    done = commands.run("worker", "words:pool", "--journal", "/nowhere/j.jsonl")
+    assert done.returncode == 2
+    assert done.stderr == "gangline: journal /nowhere/j.jsonl cannot be written: No such file or directory\n"
+
+
+def test_logs_are_json_lines_with_actions_when_asked_for(commands):
+    worker = commands.start("worker", "words:pool", "--log-format", "json")
+    worker.await_output(r"worker\.started")
+    worker.signal(signal.SIGTERM)
+    worker.wait()
+    lines = [json.loads(line) for line in worker.output.splitlines()]
+    assert [line["action"] for line in lines] == ["worker.started", "worker.drain", "worker.left"]
+    assert all(line["worker"] and line["pool"] == "words" for line in lines)
+
+
+def test_prometheus_reads_a_workers_gauges(commands):
+    import socket
+    import urllib.request
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = commands.start(
+        "worker",
+        "words:pool",
+        "--id",
+        "w1",
+        OTEL_METRICS_EXPORTER="prometheus",
+        OTEL_EXPORTER_PROMETHEUS_HOST="127.0.0.1",
+        OTEL_EXPORTER_PROMETHEUS_PORT=str(port),
+    )
+    worker.await_output(r"worker\.started")
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    assert "gangline_worker_slots_total{" in text and 'worker="w1"' in text
+
+
+def test_a_bad_storage_variable_is_wrong_usage_that_names_it(commands):
+    for arguments in (["worker", "words:pool"], ["workers"], ["gateway"]):
+        done = commands.run(*arguments, GANGLINE_REPLICAS="many")
+        assert done.returncode == 2
+        assert done.stderr.startswith("gangline: GANGLINE_REPLICAS is 'many'")
+
+
+def test_a_missing_exporter_or_unknown_one_stops_a_worker_before_it_serves(commands):
+    done = commands.run("worker", "words:pool", OTEL_TRACES_EXPORTER="zipkin")
+    assert done.returncode == 2
+    assert done.stderr.startswith("gangline: OTEL_TRACES_EXPORTER=zipkin is not known here")

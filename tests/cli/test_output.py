@@ -1,0 +1,34 @@
+"""Numbers that people read at a glance."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.cli.output import duration, slots_bar
+
+
+@pytest.mark.parametrize(
+    ("load", "bar"),
+    [
+        ((0, 0, 4), "···· 0+0/4"),
+        ((2, 1, 4), "■■□· 2+1/4"),
+        ((4, 0, 4), "■■■■ 4+0/4"),
+        ((6, 0, 4), "■■■■■■ 6+0/4"),
+        ((1, 1, 1000), "■□·········· 1+1/1000"),
+        ((500, 500, 1000), "■■■■■■□□□□□□ 500+500/1000"),
+    ],
+)
+def test_the_bar_shows_running_reserved_and_free(load, bar):
+    assert slots_bar(*load) == bar
+
+
+def test_a_paused_worker_has_no_bar():
+    assert slots_bar(0, 0, 0).strip() == "0+0/0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (4.25, "4.2 s"), (200, "3 min 20 s"), (7200, "2:00:00"), (200_000, "2 days, 7:33:20")],
+)
+def test_durations_are_short_first(seconds, text):
+    assert duration(seconds) == text

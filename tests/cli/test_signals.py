@@ -1,0 +1,72 @@
+"""The first signal asks to finish, the next ones insist; an orphan ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+import pytest
+
+from gangline.cli.children import TIED, end, ended, tied_to_parent
+from gangline.cli.signals import on_signals
+
+pytestmark = pytest.mark.processes
+
+
+async def test_the_first_signal_and_the_others_are_told_apart_and_handlers_are_taken_away():
+    seen: asyncio.Queue[str] = asyncio.Queue()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with on_signals(lambda: seen.put_nowait("first"), lambda: seen.put_nowait("again")):
+        heard = []
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            heard.append(await seen.get())
+    assert heard == ["first", "again", "again"]
+    assert signal.getsignal(signal.SIGTERM) in (before, signal.SIG_DFL)
+
+
+async def test_a_child_that_does_not_heed_sigterm_is_killed():
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    assert await ended(process, 0.05) is None
+    await end(process, 0.05)
+    assert process.returncode == -signal.SIGKILL
+    await end(process, 0.05)
+
+
+async def test_a_cancelled_wait_kills_the_child_instead_of_leaving_it():
+    code = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); signal.pause()"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    waiting = asyncio.ensure_future(end(process, 60))
+    await asyncio.sleep(0.01)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await process.wait() == -signal.SIGKILL
+
+
+async def test_only_a_tied_child_looks_after_its_parent(monkeypatch):
+    monkeypatch.delenv(TIED, raising=False)
+    with tied_to_parent(lambda: pytest.fail("nobody is gone")):
+        pass
+    monkeypatch.setenv(TIED, "1")
+    gone = asyncio.Event()
+    reading, writing = os.pipe()
+    keep = os.dup(0)
+    os.dup2(reading, 0)
+    try:
+        with tied_to_parent(gone.set):
+            assert TIED not in os.environ, "its own children are not tied to its parent"
+            os.close(writing)
+            await gone.wait()
+    finally:
+        os.dup2(keep, 0)
+        os.close(keep)
+        os.close(reading)

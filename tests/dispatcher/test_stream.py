@@ -1,0 +1,217 @@
+"""Streamed results: in order, complete, within the window, and stopped when nobody reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from gangline.schemas.errors import ClosedError, DeadlineExceeded, StreamBroken, TaskFailed, WorkerLost
+from gangline.schemas.frames import Answer, Frame, Request, TaskFlag
+
+from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
+
+
+def yields(count: int, **changes: Any) -> Any:
+    """Sends so many items at once, and the end."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] != Request.TASK:
+            return obedient(worker, frame)
+        items = [(Answer.ITEM, frame[1], n, n * 10) for n in range(count)]
+        for index in changes.get("without", ()):
+            items[index] = None  # type: ignore[call-overload]
+        doubled = [item for item in items if item for _ in range(changes.get("times", 1))]
+        return [*doubled, (Answer.END, frame[1], changes.get("says", count))]
+
+    return behave
+
+
+async def collect(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+@on_rig()
+async def test_items_come_in_order_to_the_end(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(5))
+    assert await collect(rig.client.stream("images.items", 5)) == [0, 10, 20, 30, 40]
+    assert worker.heard_of(Request.TASK)[0][8] & TaskFlag.STREAM
+    assert worker.heard_of(Request.CANCEL) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_an_empty_stream_is_empty(rig: Rig) -> None:
+    await rig.worker(behave=yields(0))
+    assert await collect(rig.client.stream("images.items")) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_items_that_come_twice_count_once(rig: Rig) -> None:
+    await rig.worker(behave=yields(4, times=2))
+    assert await collect(rig.client.stream("images.items")) == [0, 10, 20, 30]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_lost_item_breaks_the_stream_and_stops_the_task(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(4, without=[2]))
+    read = []
+    with pytest.raises(StreamBroken, match="item 2 is missing"):
+        async for item in rig.client.stream("images.items"):
+            read.append(item)
+    assert read == [0, 10]
+    await turns()
+    assert len(worker.heard_of(Request.CANCEL)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_lost_last_items_break_the_stream(rig: Rig) -> None:
+    await rig.worker(behave=yields(4, says=6))
+    with pytest.raises(StreamBroken, match="6 items were sent, 4 came"):
+        await collect(rig.client.stream("images.items"))
+    rig.balanced()
+
+
+@on_rig(stream_window=8)
+async def test_credit_is_given_as_items_are_read(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(20))
+    items = rig.client.stream("images.items")
+    async with contextlib.aclosing(items):
+        for _ in range(9):
+            await anext(items)
+        await turns()
+    # The end was there before the first was read: nothing to give credit for.
+    assert worker.heard_of(Request.CREDIT) == []
+
+    worker.behave = silent
+    worker.heard.clear()
+    items = rig.client.stream("images.items")
+    reading = asyncio.ensure_future(anext(items))
+    [task] = await worker.hears(Request.TASK)
+    worker.answer(*((Answer.ITEM, task[1], n, n) for n in range(8)))
+    assert [await reading, *[await anext(items) for _ in range(7)]] == list(range(8))
+    credits = await worker.hears(Request.CREDIT, 2)
+    assert credits == [[Request.CREDIT, task[1], 4]] * 2
+    await items.aclose()
+
+
+@on_rig()
+async def test_leaving_the_loop_early_cancels_the_task(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    items = rig.client.stream("images.items")
+    reading = asyncio.ensure_future(anext(items))
+    [task] = await worker.hears(Request.TASK)
+    worker.answer((Answer.ITEM, task[1], 0, "first"))
+    assert await reading == "first"
+    await items.aclose()
+    [cancel] = await worker.hears(Request.CANCEL)
+    assert cancel[1] == task[1]
+    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    await turns()
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_read_cancels_the_task(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    reading = asyncio.ensure_future(collect(rig.client.stream("images.items")))
+    await worker.hears(Request.TASK)
+    reading.cancel()
+    await worker.hears(Request.CANCEL)
+
+
+@on_rig()
+async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
+    def failing(worker: FakeWorker, frame: Frame) -> Any:
+        return [(Answer.ITEM, frame[1], 0, 1), (Answer.ERROR, frame[1], "task_failed", "boom", None, True)]
+
+    await rig.worker(behave=failing)
+    read = []
+    with pytest.raises(TaskFailed):
+        async for item in rig.client.stream("images.items"):
+            read.append(item)
+    assert read == [1]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_refused_stream_is_tried_elsewhere(rig: Rig) -> None:
+    await rig.worker("w1", lambda _, f: [(Answer.REJECTED, f[1], "draining")])
+    await rig.worker("w2", yields(3))
+    assert await collect(rig.client.stream("images.items")) == [0, 10, 20]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_worker_lost_in_the_middle_is_never_repeated(rig: Rig) -> None:
+    worker = await rig.worker("w1", silent)
+    read: list[Any] = []
+
+    async def reading() -> None:
+        async for item in rig.client.options(idempotent=True).stream("images.items"):
+            read.append(item)
+
+    task = asyncio.ensure_future(reading())
+    [frame] = await worker.hears(Request.TASK)
+    worker.answer((Answer.ITEM, frame[1], 0, "a"))
+    await rig.worker("w2", yields(3))
+    worker.stop_beating()
+    with pytest.raises(WorkerLost):
+        await task
+    assert read == ["a"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_before_the_first_item_an_idempotent_stream_is_repeated(rig: Rig) -> None:
+    worker = await rig.worker("w1", silent)
+    task = asyncio.ensure_future(collect(rig.client.options(idempotent=True).stream("images.items")))
+    await worker.hears(Request.TASK)
+    await rig.worker("w2", yields(3))
+    worker.stop_beating()
+    assert await task == [0, 10, 20]
+    rig.balanced()
+
+
+@on_rig()
+async def test_the_deadline_covers_the_whole_stream(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    task = asyncio.ensure_future(collect(rig.client.options(timeout_s=2).stream("images.items")))
+    [frame] = await worker.hears(Request.TASK)
+    worker.answer((Answer.ITEM, frame[1], 0, "a"))
+    with pytest.raises(DeadlineExceeded):
+        await task
+    await worker.hears(Request.CANCEL)
+
+
+@on_rig()
+async def test_a_task_that_does_not_stream_says_so(rig: Rig) -> None:
+    await rig.worker()
+    with pytest.raises(StreamBroken, match="use call"):
+        await collect(rig.client.stream("images.echo"))
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_stream_on_a_lease(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(3))
+    async with rig.client.lease("images") as lease:
+        assert await collect(lease.stream("items")) == [0, 10, 20]
+        assert worker.heard_of(Request.TASK)[0][6] == lease.token
+        assert lease.used == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_closing_the_client_ends_a_stream(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    task = asyncio.ensure_future(collect(rig.client.stream("images.items")))
+    await worker.hears(Request.TASK)
+    await rig.client.close()
+    with pytest.raises(ClosedError):
+        await task

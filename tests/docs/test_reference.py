@@ -1,0 +1,128 @@
+"""The reference says what the code says."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from gangline.cli.app import COMMANDS
+from gangline.schemas import frames, headers, limits, records
+from gangline.schemas.errors import GanglineError, Unavailable
+from gangline.schemas.messages import (
+    DispatchRequest,
+    DrainRequest,
+    ReleaseRequest,
+    RenewRequest,
+    Request,
+    ReserveRequest,
+    ResizeRequest,
+)
+from gangline.schemas.names import Operation
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = _generator()
+
+
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_a_generated_page_is_up_to_date(name):
+    assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run: make docs"
+
+
+def test_every_error_has_a_meaning():
+    rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
+    public = ("gangline.schemas.errors", "gangline.bus.port")
+    classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__ in public]
+    assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []
+    bases = {"GanglineError", "InvalidRequest", "Unavailable"}
+    empty = [row for row in rows if row.endswith("|  |") and not any(f"`{base}`" in row for base in bases)]
+    assert empty == []
+    assert issubclass(generate.port.Conflict, Unavailable)
+
+
+def test_every_setting_has_a_meaning():
+    unexplained = re.findall(r"^\| `(\w+)` \| [^|]* \|  \|$", generate.settings_page(), re.MULTILINE)
+    assert set(unexplained) <= {"user", "password", "token"}, "only these explain themselves"
+
+
+def test_every_command_is_described():
+    page = generate.cli_page()
+    assert [name for name in COMMANDS if f"\n## {name}\n" not in page] == []
+
+
+# -- the protocol, which is written by hand ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", Operation)
+def test_the_protocol_names_every_operation_of_a_worker(operation):
+    assert f"`<ns>.worker.<pool>.<worker>.{operation}`" in PROTOCOL
+
+
+@pytest.mark.parametrize("header", [value for name, value in vars(headers).items() if name.isupper()])
+def test_the_protocol_names_every_header(header):
+    assert f"`{header}`" in PROTOCOL
+
+
+@pytest.mark.parametrize(
+    ("operation", "places"),
+    [*frames._REQUEST_PLACES.items(), *frames._ANSWER_PLACES.items()],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_the_protocol_gives_every_frame_with_its_places(operation, places):
+    names = ", ".join([str(int(operation)), *(name for name, _ in places)])
+    assert f"| {operation.name} | `[{names}]`" in PROTOCOL
+
+
+@pytest.mark.parametrize("reason", frames.Reason)
+def test_the_protocol_names_every_reason(reason):
+    assert f"`{reason}`" in PROTOCOL
+
+
+REQUESTS: dict[str, type[Request]] = {
+    "reserve": ReserveRequest,
+    "dispatch": DispatchRequest,
+    "renew": RenewRequest,
+    "release": ReleaseRequest,
+    "drain": DrainRequest,
+    "resize": ResizeRequest,
+}
+
+
+@pytest.mark.parametrize("operation", REQUESTS)
+def test_the_protocol_names_every_field_of_a_request(operation):
+    row = next(line for line in PROTOCOL.splitlines() if line.startswith(f"| `{operation}` |"))
+    asked = row.split("|")[2]
+    assert [name for name in REQUESTS[operation].model_fields if f"`{name}`" not in asked] == []
+    required = [name for name, field in REQUESTS[operation].model_fields.items() if field.is_required()]
+    assert re.findall(r"`(\w+)` \*required\*", asked) == required
+
+
+def test_the_protocol_gives_the_version_and_the_bounds_of_the_code():
+    assert f"Version {limits.WIRE_VERSION}." in PROTOCOL
+    assert f"1 to {limits.MAX_NAME_CHARS} of" in PROTOCOL
+    assert f"1 to {limits.MAX_TOKEN_CHARS} of them" in PROTOCOL
+    assert f"nested {limits.MAX_DEPTH} levels deep" in PROTOCOL
+
+
+@pytest.mark.parametrize(("prefix", "record"), [("alive", records.Heartbeat), ("lease", records.LeaseRecord)])
+def test_the_protocol_names_the_fields_of_a_record(prefix, record):
+    row = next(line for line in PROTOCOL.splitlines() if line.startswith(f"| `{prefix}."))
+    told = set(re.findall(r"\w+", row))
+    assert set(record.model_fields) - {"v", "pool", "worker"} <= told
+    assert inspect.getdoc(record)

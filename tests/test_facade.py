@@ -1,0 +1,31 @@
+"""`import gangline` is quick, and every name that it promises is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import gangline
+
+
+@pytest.mark.parametrize("name", gangline.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(gangline, name) is not None
+
+
+def test_the_list_of_public_names_is_the_table_that_they_are_loaded_by():
+    assert sorted(gangline.__all__) == sorted([*gangline._PUBLIC, "errors"])
+    assert set(gangline.__all__) <= set(dir(gangline))
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error_as_in_any_module():
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        _ = gangline.Nothing
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, gangline; print([n for n in ('pydantic', 'nats', 'msgpack', 'asyncio') if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

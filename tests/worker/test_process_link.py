@@ -1,0 +1,63 @@
+"""Messages between a worker and its children survive every way of cutting the byte stream."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.schemas import codec
+from gangline.worker.executors.process_link import (
+    Close,
+    Credit,
+    Splitter,
+    Start,
+    ToChild,
+    ToWorker,
+    messages_for_child,
+    pack_for_child,
+    pack_for_worker,
+)
+
+_places = st.lists(st.none() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary(max_size=300), max_size=4)
+
+
+@given(messages=st.lists(_places, max_size=6), cuts=st.lists(st.integers(1, 200), min_size=1))
+def test_bodies_come_out_whole_however_the_bytes_arrive(messages, cuts):
+    data = b"".join(pack_for_worker(ToWorker.ITEM, *places) for places in messages)
+    splitter = Splitter()
+    received: list[object] = []
+    while data:
+        for cut in cuts:
+            received.extend(codec.unpack(body) for body in splitter.feed(data[:cut]))
+            data = data[cut:]
+    assert received == [[ToWorker.ITEM.value, *places] for places in messages]
+
+
+def test_a_child_reads_orders_until_the_worker_is_gone():
+    ours, theirs = socket.socketpair()
+    start = Start(
+        method="m",
+        args=[1 << 70, b"\x00" * 300_000],
+        kwargs=None,
+        json=True,
+        context={"id": "1"},
+        remaining_s=None,
+        streams=False,
+        window=1,
+    )
+    orders: list[ToChild] = [start, Credit(3), Close()]
+
+    def send() -> None:
+        for order in orders:
+            ours.sendall(pack_for_child(order))
+        ours.close()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert list(messages_for_child(theirs)) == orders
+    sender.join()
+    theirs.close()
+    assert list(messages_for_child(theirs)) == []

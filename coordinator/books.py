@@ -32,7 +32,7 @@ class SetBooks:
     """A standing set: what is wanted, and how its gangs fare."""
 
     record: GangSetRecord
-    gangs: dict[str, None] = field(default_factory=dict)
+    gangs: dict[str, None] = field(default_factory=dict[str, None])
     """Ids of its gangs that have not ended."""
     failures: int = 0
     """Gangs that ended for good by their own fault, in a row; new ones wait longer each time."""

@@ -35,7 +35,7 @@ class WorkerFacts:
     node: str = ""
     zone: str = ""
     address: str = ""
-    labels: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict[str, str])
     draining: bool = False
 
 
@@ -92,7 +92,7 @@ class WorkerGone(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PingAnswered(Event):
     worker: WorkerId
-    missing: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict[str, int])
     """Generation by gang: what it was asked for and does not have."""
 
 

@@ -37,7 +37,7 @@ class Attempt:
     number: int
     wanted: dict[WorkerId, list[Assignment]]
     """Workers whose hold was sent."""
-    answers: dict[WorkerId, HoldAnswered] = field(default_factory=dict)
+    answers: dict[WorkerId, HoldAnswered] = field(default_factory=dict[WorkerId, HoldAnswered])
     """Accepted ones. All of `wanted` have answered: held."""
     hold_until: float
     """Measured from before the first hold was sent: workers keep the slots at least so long."""
@@ -60,7 +60,7 @@ class Closing:
     """For good; else a restart follows."""
     delay_s: float = 0.0
     """... after so long."""
-    waiting: dict[WorkerId, None] = field(default_factory=dict)
+    waiting: dict[WorkerId, None] = field(default_factory=dict[WorkerId, None])
     """Have not confirmed yet."""
     until: float = 0.0
 
@@ -83,11 +83,11 @@ class Gang:
     restarts: int = 0
     streak: int = 0
     """Restarts since it was last stable."""
-    waiters: list[int] = field(default_factory=list)
+    waiters: list[int] = field(default_factory=list[int])
     """Acquire requests to be answered when it is formed."""
-    queue_waiters: list[int] = field(default_factory=list)
+    queue_waiters: list[int] = field(default_factory=list[int])
     """Those that did not want to wait: to be answered when the ledger has its place in the queue."""
-    releasers: list[int] = field(default_factory=list)
+    releasers: list[int] = field(default_factory=list[int])
     """Release requests to be answered when it has ended."""
     deadline_at: float | None = None
     """Monotonic; only until it is formed for the first time."""
@@ -105,7 +105,7 @@ class Gang:
     """In HOLDING, COMMITTING, REJOINING, and in REPAIRING while replacements are held."""
     doom: Failure | None = None
     """Came while a grant was on its way; acted on when its fate is known."""
-    lost: dict[int, None] = field(default_factory=dict)
+    lost: dict[int, None] = field(default_factory=dict[int, None])
     """Ranks to be replaced; only in REPAIRING and REJOINING."""
     not_before: float = 0.0
     """After a refusal: no new try before."""

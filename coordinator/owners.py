@@ -10,8 +10,9 @@ from .commits import CommitKind
 from .effects import Answer
 from .events import AcquireAsked, Cause, ReleaseAsked, RenewAsked
 from .gang import Failure, Gang
-from .placement import lacks, place
+from .placement import place
 from .restarts import FINAL
+from .shortage import lacks
 from .states import GRANTED, Step
 from .teardown import Teardown
 

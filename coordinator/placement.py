@@ -23,6 +23,9 @@ from ..schemas.gangs import GangSpec, Part, Strategy
 from ..schemas.names import WorkerId
 from .slots import FilteredSlots, SlotMap
 
+Shape = tuple[str, int, tuple[tuple[str, str], ...]]
+"""(pool, slots, labels): parts of one shape can take each other's place."""
+
 _NO_CHANGES: Mapping[WorkerId, int] = {}
 
 
@@ -35,7 +38,7 @@ class Wanted:
     want: Part
 
     @property
-    def shape(self) -> tuple[str, int, tuple[tuple[str, str], ...]]:
+    def shape(self) -> Shape:
         return (self.want.pool, self.want.slots, tuple(sorted(self.want.labels.items())))
 
 
@@ -45,19 +48,6 @@ class Assignment:
     part: int
     slots: int
     worker: WorkerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lack:
-    """Something that a gang needs and the measure does not have."""
-
-    pool: str
-    labels: Mapping[str, str]
-    wanted: int
-    """Slots, or nodes for the strict strategies."""
-    there: int
-    text: str
-    """One sentence for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +83,7 @@ def place(
     only: Sequence[Wanted] | None = None,
     taken_nodes: frozenset[str] = frozenset(),
 ) -> Placement | None:
-    """Find a worker for every seat; None when there is no room (`lacks` says what is missing).
+    """Find a worker for every seat; None when there is no room (`shortage.lacks` says what is missing).
 
     Args:
         changes: slots that a worker has more or fewer than the map says, for this placement.
@@ -118,17 +108,6 @@ def place(
         if placed and _each(table, extras, _Packer(table)):
             return Placement(seats=table.assignments(wanted))
     return None
-
-
-def lacks(
-    spec: GangSpec,
-    slots: SlotMap,
-    *,
-    changes: Mapping[WorkerId, int] = _NO_CHANGES,
-) -> tuple[Lack, ...]:
-    """What is missing where `place` found nothing. Looks at every worker of the pools in question: for people."""
-    with slots.trial(changes):
-        return tuple(_lacks(spec, slots, wanted_of(spec)))
 
 
 # -- seats taken so far ---------------------------------------------------------------------------------------------
@@ -354,7 +333,7 @@ def _on_distinct_nodes(table: _Table, members: list[Wanted], taken_nodes: frozen
     """Kuhn's matching of members to nodes. Each shape needs to look at only as many nodes as there are members: the
     others can take no more than that from it."""
     items = _demanding_first(members)
-    options: dict[tuple[str, int, tuple[tuple[str, str], ...]], list[str]] = {}
+    options: dict[Shape, list[str]] = {}
     for item in items:
         if item.shape not in options:
             options[item.shape] = list(islice(_nodes_for(table, item.want, taken_nodes), len(items)))
@@ -389,82 +368,3 @@ def _nodes_for(table: _Table, want: Part, taken_nodes: frozenset[str]) -> Iterat
     for node in table.room(want).by_best.descending(want.slots):
         if node not in taken_nodes and _best_of_node(table, node, want) is not None:
             yield node
-
-
-# -- why not --------------------------------------------------------------------------------------------------------
-
-
-def _lacks(spec: GangSpec, slots: SlotMap, wanted: list[Wanted]) -> Iterator[Lack]:
-    """What is missing, one for each shape that alone would not fit; if each alone would, one for the whole."""
-    shapes: dict[tuple[str, int, tuple[tuple[str, str], ...]], list[Wanted]] = {}
-    for item in wanted:
-        shapes.setdefault(item.shape, []).append(item)
-    found = False
-    pools: dict[str, int] = {}
-    for items in shapes.values():
-        want = items[0].want
-        pools[want.pool] = pools.get(want.pool, 0) + want.slots * len(items)
-        lack = _lack_of_shape(spec, slots, items)
-        if lack is not None:
-            found = True
-            yield lack
-    if found:
-        return
-    for pool, need in pools.items():
-        there = slots.filtered(pool, {}).sum
-        if there < need:
-            found = True
-            text = f"pool {pool!r} has {there} slots for the {need} that all members together need"
-            yield Lack(pool=pool, labels={}, wanted=need, there=there, text=text)
-    if not found:
-        first = wanted[0].want
-        text = f"each member alone would fit, but not all {spec.size} together as {spec.strategy.value} asks"
-        yield Lack(pool=first.pool, labels=first.labels, wanted=spec.size, there=0, text=text)
-
-
-def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack | None:
-    want, count = items[0].want, len(items)
-    room = slots.filtered(want.pool, want.labels)
-    which = f"pool {want.pool!r}" + (f" with {_said(want.labels)}" if want.labels else "")
-
-    def lack(wanted: int, there: int, text: str) -> Lack:
-        return Lack(pool=want.pool, labels=want.labels, wanted=wanted, there=there, text=text)
-
-    if not slots.filtered(want.pool, {}).workers:
-        return lack(count * want.slots, 0, f"pool {want.pool!r} has no worker")
-    fitting = [w for w in room.workers.descending(1) if slots.place_of(w).has(want.labels)]
-    if not fitting and not any(slots.place_of(w).has(want.labels) for w in room.workers.descending(0)):
-        return lack(count * want.slots, 0, f"no worker of {which}")
-    members = max(slots.get(worker) // want.slots for worker in fitting) if fitting else 0
-    if members == 0 and fitting:
-        best = max(slots.get(worker) for worker in fitting)
-        text = f"no worker of {which} has {want.slots} slots at once: the most is {best}"
-        return lack(want.slots, best, text)
-    units = sum(slots.get(worker) // want.slots for worker in fitting)
-    if units < count:
-        text = f"{which} has room for {units} of {count} members of {_slots(want.slots)}"
-        return lack(count * want.slots, units * want.slots, text)
-    if items[0].part:
-        return None
-    if spec.strategy is Strategy.STRICT_SPREAD:
-        nodes = len({slots.place_of(worker).node for worker in fitting if slots.get(worker) >= want.slots})
-        if nodes < count:
-            return lack(count, nodes, f"{which} has room on {nodes} nodes, strict_spread needs {count}")
-    if spec.strategy is Strategy.STRICT_PACK:
-        by_node: dict[str, int] = {}
-        for worker in fitting:
-            node = slots.place_of(worker).node
-            by_node[node] = by_node.get(node, 0) + slots.get(worker) // want.slots
-        best = max(by_node.values())
-        if best < count:
-            text = f"no node of {which} has room for {count} members of {_slots(want.slots)}: the most is {best}"
-            return lack(count * want.slots, best * want.slots, text)
-    return None
-
-
-def _slots(count: int) -> str:
-    return "1 slot" if count == 1 else f"{count} slots"
-
-
-def _said(labels: Mapping[str, str]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in sorted(labels.items()))

@@ -83,7 +83,7 @@ class Head:
     """Gangs that are torn down for it; until they are gone, the target is where they were."""
     keeping: bool = False
     """Workers were asked to keep slots for it."""
-    kept: dict[WorkerId, int] = field(default_factory=dict)
+    kept: dict[WorkerId, int] = field(default_factory=dict[WorkerId, int])
     """What they said they keep."""
 
 

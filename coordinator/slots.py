@@ -5,7 +5,7 @@ A `SlotMap` is one measure of all workers (free now, claimable, total); `Invento
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -131,7 +131,7 @@ class SlotMap:
             self._filtered[key].set(place, slots)
 
     @contextmanager
-    def trial(self, changes: Mapping[WorkerId, int]) -> Iterator[None]:
+    def trial(self, changes: Mapping[WorkerId, int]) -> Generator[None, None, None]:
         """Within the block some workers have so many slots more (or fewer, not below 0); after it all is as before,
         with what the block itself took. Costs what was changed."""
         assert self._undo is None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..schemas.gang_messages import Obstacle, WhyReply
 from ..schemas.names import WorkerId
 from .books import Books
 from .gang import Gang
-from .placement import lacks, place
+from .placement import place
 from .queue import target_of
+from .shortage import lacks
 from .states import Step
 
 
@@ -18,7 +21,7 @@ def why(books: Books, gang_id: str) -> WhyReply | None:
         ended = books.ended.get(gang_id)
         return None if ended is None else WhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
     head = books.head if books.head is not None and books.head.gang == gang_id else None
-    target = head.target.slots if head is not None else {}
+    target: Mapping[WorkerId, int] = head.target.slots if head is not None else {}
     if not target and gang.step is Step.QUEUED:
         target = target_of(gang.spec, books.inventory).slots
     return WhyReply(
@@ -64,7 +67,7 @@ def _obstacles(books: Books, worker: WorkerId) -> list[Obstacle]:
     view = books.inventory.workers.get(worker)
     if view is None:
         return []
-    found = []
+    found: list[Obstacle] = []
     for gang_id in books.on.get(worker, {}):
         slots = sum(seat.slots for seat in books.gangs[gang_id].seats_by_worker[worker])
         found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))

@@ -65,12 +65,11 @@ class Writing:
 
     def _writes(self, pending: Pending) -> Writes | None:
         books, ledger = self._books, self._books.ledger
-        match pending.kind:
-            case CommitKind.END:
-                return end_writes(ledger, pending.record) if pending.record is not None else None
-            case CommitKind.SWEEP:
-                still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
-                return sweep_writes(ledger, still) if still else None
+        if pending.kind is CommitKind.END:
+            return end_writes(ledger, pending.record) if pending.record is not None else None
+        if pending.kind is CommitKind.SWEEP:
+            still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
+            return sweep_writes(ledger, still) if still else None
         gang = books.gangs.get(pending.gang)
         if gang is None or gang.step is not _STEP_OF.get(pending.kind, gang.step):
             return None

@@ -8,7 +8,6 @@ import pytest
 
 from gangline.coordinator import effects as do
 from gangline.coordinator import events as on
-from gangline.coordinator.core import GangCore
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.errors import InvalidSettings, QueueFull
 from gangline.schemas.gang_errors import (
@@ -21,24 +20,10 @@ from gangline.schemas.gang_errors import (
     UnknownGang,
 )
 from gangline.schemas.gang_messages import AcquireRequest, MemberCause
-from gangline.schemas.gangs import GangState, HeldSeat, MemberRecord
-from gangline.schemas.names import Names, WorkerId
-from tests.coordinator.world import World
+from gangline.schemas.gangs import GangState
+from gangline.schemas.names import WorkerId
 
-
-def world_of(*slots: int, settings: CoordinatorSettings | None = None, nodes: int = 100) -> World:
-    world = World(settings)
-    for number, count in enumerate(slots):
-        world.add_worker(f"w{number}", count, node=f"n{number % nodes}")
-    world.elect()
-    world.flush()
-    return world
-
-
-def heartbeats(world: World) -> None:
-    for worker in world.workers.values():
-        world.heartbeat(worker)
-    world.flush()
+from .world import World, heartbeats, world_of
 
 
 def error_of(world: World, asked: int) -> Exception | None:
@@ -383,173 +368,6 @@ def test_a_repair_that_finds_no_room_becomes_a_restart_of_the_gang():
     assert world.core.get("a").state is GangState.FORMED
 
 
-# -- leaders ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_coordinator_that_does_not_lead_does_nothing():
-    core = GangCore()
-    request = AcquireRequest.model_validate({"pool": "p", "size": 1})
-    assert core.handle(on.AcquireAsked(now=0, request=request, reply_to=1, new_id="a", new_token="t")) == []
-    assert core.handle(on.Tick(now=9)) == []
-    assert core.handle(on.LeadershipLost(now=9, reason="x")) == []
-
-
-def test_leadership_lost_drops_everything_and_only_stops():
-    world = world_of(1)
-    world.acquire("a", 1)
-    effects = world.core.handle(on.LeadershipLost(now=world.now, reason="frozen"))
-    assert effects == [do.Stop(reason="frozen")]
-    assert world.core.gangs() == []
-    world.core.check()
-
-
-def test_gangs_go_on_undisturbed_under_a_new_leader():
-    world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    before = world.core.get("a")
-    world.elect()
-    world.advance(5.0)
-    after = world.core.get("a")
-    assert (after.generation, after.fence, after.seats) == (before.generation, before.fence, before.seats)
-    assert "torn_down" not in world.kinds("a")
-
-
-def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():
-    world = world_of(1, 1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    holder = next(worker for worker in world.workers.values() if worker.members)
-    world.crash(holder)
-    world.elect()
-    world.advance(2.0)
-    assert world.core.get("a").generation == 2
-    assert len(world.ledger.members()) == 2
-
-
-def test_a_half_torn_gang_is_torn_down_to_its_end():
-    world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    world.release("a")
-    world.deliver()
-    assert world.ledger.gangs()["a"].state is GangState.TEARING_DOWN
-    world.elect()
-    world.flush()
-    assert world.states() == {}
-    assert all(not worker.members for worker in world.workers.values())
-
-
-def leak(world: World, gang: str, worker: str) -> str:
-    key = Names.member_key(WorkerId("p", worker), gang)
-    seat = HeldSeat(rank=0, token="leaked")
-    world.ledger.put(key, MemberRecord(gang=gang, generation=1, epoch=1, seats=(seat,)))
-    return key
-
-
-def test_leaked_member_records_are_removed_on_what_was_read():
-    world = world_of(1, 1)
-    world.acquire("a", 1)
-    world.flush()
-    key = leak(world, "ghost", "w0")
-    world.to_leader(on.MembersRead, members=tuple(world.ledger.members()))
-    world.flush()
-    assert key not in world.ledger.keys
-    assert len(world.ledger.members()) == 1
-    key = leak(world, "ghost", "w0")
-    world.elect()
-    world.flush()
-    assert key not in world.ledger.keys
-
-
-def test_a_ledger_that_vanished_is_written_again():
-    world = world_of(1, 1)
-    world.acquire("a", 2)
-    world.flush()
-    kept = dict(world.ledger.keys)
-    world.ledger.keys.clear()
-    fence = world.ledger.put("leader", kept["leader"][0])
-    world.to_leader(on.LedgerVanished, fence=fence)
-    world.flush()
-    assert set(world.ledger.keys) == {key for key in kept if not key.startswith("reg.")}
-    assert world.ledger.gangs()["a"].fence == world.core.get("a").fence
-
-
-# -- standing sets ----------------------------------------------------------------------------------------------------
-
-
-def formed(world: World) -> list[str]:
-    return sorted(gang for gang, step in world.states().items() if step == "formed")
-
-
-def test_a_set_is_kept_up_and_scaled_by_whole_gangs():
-    world = world_of(1, 1, 1, 1, 1, 1)
-    world.declare("s", 3)
-    world.flush()
-    assert formed(world) == ["s-1-1", "s-1-2", "s-1-3"]
-    world.declare("s", 1)
-    world.advance(2.0)
-    assert len(formed(world)) == 1
-    assert len(world.ledger.members()) == 2
-    world.undeclare("s")
-    world.advance(2.0)
-    assert world.states() == {}
-
-
-def test_a_gang_of_a_set_that_crashes_comes_back_and_the_others_are_not_touched():
-    world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
-    holder = next(worker for worker in world.workers.values() if "s-1-1" in worker.members)
-    world.report(holder, "s-1-1")
-    world.advance(1.0)
-    assert formed(world) == ["s-1-1", "s-1-2"]
-    assert world.core.get("s-1-1").generation == 2
-    assert world.kinds("s-1-2") == ["queued", "formed"]
-
-
-def test_a_new_template_rolls_gang_by_gang_with_never_fewer_formed():
-    world = world_of(1, 1, 1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
-    world.declare("s", 2, priority=1)
-    fewest, most = 9, 0
-    for _ in range(100):
-        world.advance(0.05)
-        states = list(world.states().values())
-        serving = states.count("formed")
-        fewest, most = min(fewest, serving), max(most, serving + states.count("retiring"))
-    assert formed(world) == ["s-1-3", "s-1-4"]
-    assert fewest == 2
-    assert most <= 3
-
-
-def test_without_room_for_a_surge_a_set_can_roll_one_down_first():
-    world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
-    world.declare("s", 2, priority=1, surge=0)
-    fewest = 9
-    for _ in range(100):
-        world.advance(0.05)
-        fewest = min(fewest, list(world.states().values()).count("formed"))
-    assert formed(world) == ["s-1-3", "s-1-4"]
-    assert fewest == 1
-
-
-def test_a_new_leader_goes_on_with_the_sets():
-    world = world_of(1, 1, 1, 1)
-    world.declare("s", 2)
-    world.flush()
-    world.elect()
-    world.advance(3.0)
-    assert formed(world) == ["s-1-1", "s-1-2"]
-    world.ledger.keys.pop("gangset.s")
-    world.elect()
-    world.advance(3.0)
-    assert world.states() == {}
-
-
 # -- cost and settings ------------------------------------------------------------------------------------------------
 
 
@@ -603,3 +421,42 @@ def test_deciding_on_a_gang_does_not_cost_more_with_more_workers_registered():
 def test_settings_out_of_their_bounds_are_refused(wrong):
     with pytest.raises(InvalidSettings):
         CoordinatorSettings(**wrong)
+
+
+# -- while a commit is on its way -------------------------------------------------------------------------------------
+
+
+def test_a_worker_lost_while_its_commit_is_on_the_way_fails_the_gang_once_it_is_formed():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    while world.network[0][0] != "commit form a":
+        world.deliver()
+    worker = world.workers[WorkerId("p", "w0")]
+    world.crash(worker)
+    world.gone(worker)
+    world.deliver()
+    assert len(world.ledger.members()) == 2, "the batch was on its way already"
+    world.flush()
+    assert world.kinds("a")[:3] == ["queued", "formed", "torn_down"]
+    assert world.core.get("a").reason.startswith("worker_lost")
+    assert not world.ledger.members()
+
+
+def test_a_commit_whose_holds_may_have_ended_meanwhile_is_not_sent():
+    world = world_of(1, 1)
+    world.acquire("a", 1)
+    world.acquire("b", 1)
+    while [what for what, _, _ in world.network] != ["commit form a"]:
+        world.deliver()
+    assert world.states() == {"a": "committing", "b": "committing"}
+    world.advance(1.9, flush=False)
+    before = len(world.story)
+    index = next(index for index, (what, _, _) in enumerate(world.network) if what == "commit form a")
+    world.deliver(index)
+    world.deliver(next(index for index, (what, _, _) in enumerate(world.network) if what == "acked form a"))
+    assert not [line for line in world.story[before:] if "commit form: member" in line and "gang.b" in line]
+    assert world.states()["b"] == "queued"
+    world.advance(3.0)
+    heartbeats(world)
+    world.advance(1.0)
+    assert world.states() == {"a": "formed", "b": "formed"}

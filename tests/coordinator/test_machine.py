@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from gangline.schemas.gang_messages import MemberCause
-from tests.coordinator.world import World
+
+from .world import World
 
 PICK = st.integers(min_value=0, max_value=1000)
 GANGS = st.sampled_from(["a", "b", "c", "d"])

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.coordinator.placement import lacks, place, wanted_of
+from gangline.coordinator.placement import place, wanted_of
+from gangline.coordinator.shortage import lacks
 from gangline.coordinator.slots import Place, SlotMap
 from gangline.schemas.gangs import GangSpec, Strategy
 from gangline.schemas.names import WorkerId

@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from gangline.coordinator import events as on
-from tests.coordinator.world import SimWorker, World
+
+from .model import SimWorker
+from .world import World
 
 GOLDEN = Path(__file__).parent / "golden"
 STORIES: dict[str, Callable[[World], None]] = {}

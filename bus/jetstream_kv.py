@@ -173,8 +173,8 @@ class JetStreamKeyValue:
             raise
         return stored_from_api(self.prefix, answer["message"])
 
-    async def entries(self, pattern: str) -> list[KvEntry]:
-        return await snapshot(self, check_pattern(pattern))
+    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
+        return await snapshot(self, tuple(check_pattern(text) for text in (pattern, *more)))
 
     # -- writing --------------------------------------------------------------------------------------------------
 

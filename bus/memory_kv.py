@@ -51,10 +51,13 @@ class MemoryKeyValue:
         found = await self._operate(lambda: self._read(lambda store: store.get(key), None))
         return cast("KvEntry | None", found)
 
-    async def entries(self, pattern: str) -> list[KvEntry]:
-        wanted = Pattern(pattern)
-        found = await self._operate(lambda: self._read(lambda store: list(store.living(wanted)), []))
-        return cast("list[KvEntry]", found)
+    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
+        wanted = [Pattern(text) for text in (pattern, *more)]
+
+        def read(store: MemoryStore) -> list[KvEntry]:
+            return [entry for entry in store.living() if any(one.matches(entry.key) for one in wanted)]
+
+        return cast("list[KvEntry]", await self._operate(lambda: self._read(read, [])))
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
         write = KvWrite(key=key, value=value, ttl_s=ttl_s, revision=revision)

@@ -186,8 +186,12 @@ class KeyValue(Protocol):
         """The newest revision, read from the stream's leader. None: never written, deleted or expired."""
         ...
 
-    async def entries(self, pattern: str) -> list[KvEntry]:
-        """A snapshot of all living keys that match, each at its newest revision."""
+    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
+        """A snapshot of all living keys that match any of the patterns, each at its newest revision.
+
+        It may come from a copy that lags behind, as a whole: it lacks nothing that is older than the newest that it
+        shows. Ask for a key that was just written as well to know how new it is.
+        """
         ...
 
     async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MOST_DIRECT: Final = 1024
 
 
-async def snapshot(bucket: JetStreamKeyValue, pattern: str) -> list[KvEntry]:
+async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[KvEntry]:
     """Living keys in the order of their revisions; [] when the bucket vanished.
 
     Raises:
@@ -29,20 +29,21 @@ async def snapshot(bucket: JetStreamKeyValue, pattern: str) -> list[KvEntry]:
     """
     try:
         async with asyncio.timeout(bucket.bus.api.timeout_s):
-            found = await _direct(bucket, pattern)
+            found = await _direct(bucket, patterns)
             if found is None:
-                found = await _by_consumer(bucket, pattern)
+                found = await _by_consumer(bucket, patterns)
     except TimeoutError:
         raise StorageUnavailable(
-            f"JetStream did not list {pattern!r} of {bucket.name!r} in time: try again", may_have_started=False
+            f"JetStream did not list {', '.join(patterns)} of {bucket.name!r} in time: try again",
+            may_have_started=False,
         ) from None
     return [stored.entry() for stored in found if not stored.marker]
 
 
-async def _direct(bucket: JetStreamKeyValue, pattern: str) -> list[Stored] | None:
+async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[Stored] | None:
     """None: too many keys for this way."""
     found: list[Stored] = []
-    query: dict[str, Any] = {"multi_last": [bucket.prefix + pattern], "batch": _MOST_DIRECT}
+    query: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
     while True:
         page, end = await _page(bucket, query)
         found += page
@@ -95,7 +96,7 @@ async def _page(bucket: JetStreamKeyValue, query: dict[str, Any]) -> tuple[list[
         bus.close_stream(reply)
 
 
-async def _by_consumer(bucket: JetStreamKeyValue, pattern: str) -> list[Stored]:
+async def _by_consumer(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[Stored]:
     found: dict[str, Stored] = {}  # a key that changes meanwhile comes again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -109,7 +110,7 @@ async def _by_consumer(bucket: JetStreamKeyValue, pattern: str) -> list[Stored]:
         elif isinstance(event, Stored):
             found[event.key] = event
 
-    feed = Feed(bucket, pattern, take)
+    feed = Feed(bucket, patterns, take)
     stop = bucket.bus.on_connection(_fail_on_loss(done))
     try:
         if not await feed.open():

@@ -75,7 +75,7 @@ class Watch:
     async def _run(self) -> None:
         pause = _FIRST_RETRY_S
         while True:
-            feed = Feed(self._bucket, self._pattern, self._take)
+            feed = Feed(self._bucket, (self._pattern,), self._take)
             self._broken.clear()
             self._seen = set()
             try:

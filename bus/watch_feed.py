@@ -40,10 +40,10 @@ FeedHandler = Callable[[Stored | FeedEvent], None]
 class Feed:
     """See the module's text. `open` once, then `close`."""
 
-    def __init__(self, bucket: JetStreamKeyValue, pattern: str, handler: FeedHandler) -> None:
+    def __init__(self, bucket: JetStreamKeyValue, patterns: tuple[str, ...], handler: FeedHandler) -> None:
         self._bucket = bucket
         self._bus = bucket.bus
-        self._pattern = pattern
+        self._subjects = [bucket.prefix + text for text in patterns]
         self._handler = handler
         self._consumer = ""
         self._inbox = bucket.bus.new_inbox()
@@ -71,7 +71,7 @@ class Feed:
             "name": self._consumer,
             "deliver_subject": self._inbox,
             "deliver_policy": "last_per_subject",
-            "filter_subject": self._bucket.prefix + self._pattern,
+            "filter_subjects": self._subjects,
             "ack_policy": "none",
             "max_deliver": 1,
             "mem_storage": True,

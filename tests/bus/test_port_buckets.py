@@ -190,6 +190,7 @@ async def test_a_snapshot_has_the_newest_of_each_living_key_that_matches(open_bu
     assert {entry.key for entry in await bucket.entries("a.>")} == {"a.x", "a.y", "a.x.z"}
     assert {entry.key for entry in await bucket.entries("*.x")} == {"a.x", "b.x"}
     assert {entry.key for entry in await bucket.entries("b.x")} == {"b.x"}
+    assert {entry.key for entry in await bucket.entries("a.x.*", "b.*", "none.>")} == {"a.x.z", "b.x"}
 
 
 async def test_a_snapshot_of_nothing_is_empty_at_once(open_bucket):
@@ -207,6 +208,15 @@ async def test_a_snapshot_of_many_keys_is_complete(open_bucket, number):
     found = await bucket.entries("k.*")
     assert {entry.key: entry.value for entry in found} == {f"k.{index}": b"%d" % index for index in range(number)}
     assert len(found) == number
+
+
+async def test_a_snapshot_of_many_keys_under_several_patterns_is_complete(open_bucket):
+    bucket = await open_bucket()
+    keys = {f"{folder}.{index}" for folder in "abc" for index in range(700)}
+    await bucket.write([KvWrite(key=key, value=b"1") for key in keys])
+    found = await bucket.entries("a.*", "c.>")
+    assert {entry.key for entry in found} == {key for key in keys if key[0] != "b"}
+    assert len(found) == 1400
 
 
 async def test_a_snapshot_larger_than_one_message_is_complete(open_bucket):

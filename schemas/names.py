@@ -10,6 +10,7 @@ subject                                                     who asks whom
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
 `<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
+`<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    members among themselves (see worker.gang_talk_core)
 ==========================================================  ==================================================
 
 Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
@@ -196,6 +197,16 @@ class Names:
 
     def gang_event(self, gang: str) -> str:
         return f"{self.namespace}.event.gang.{check_name(gang, 'gang')}"
+
+    @property
+    def gang_events(self) -> str:
+        """Events of all gangs."""
+        return f"{self.namespace}.event.gang.*"
+
+    def gang_talk(self, gang: str, generation: int, run: int, rank: int | None) -> str:
+        """To one member of a gang, or (None) to all of them."""
+        to = "all" if rank is None else rank
+        return f"{self.namespace}.gang-talk.{check_name(gang, 'gang')}.{generation}.{run}.{to}"
 
     # -- the ledger -----------------------------------------------------------------------------------------------
 

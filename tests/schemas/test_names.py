@@ -118,3 +118,12 @@ def test_two_namespaces_never_share_a_bucket_or_a_subject(one, other):
 def test_a_namespace_that_is_no_token_or_has_capitals_is_refused(bad):
     with pytest.raises(InvalidName, match="namespace"):
         Names(bad)
+
+
+def test_members_of_a_gang_have_subjects_of_their_own_and_one_for_all():
+    names_ = Names("prod")
+    assert names_.gang_talk("g1", 2, 3, 0) == "prod.gang-talk.g1.2.3.0"
+    assert names_.gang_talk("g1", 2, 3, None) == "prod.gang-talk.g1.2.3.all"
+    assert names_.gang_event("g1") == "prod.event.gang.g1" and names_.gang_events == "prod.event.gang.*"
+    with pytest.raises(InvalidName):
+        names_.gang_talk("g.1", 1, 0, 0)

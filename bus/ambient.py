@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +16,14 @@ from dataclasses import dataclass, field
 
 def _system_token() -> str:
     return secrets.token_urlsafe(16)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    assert isinstance(port, int)
+    return port
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +36,5 @@ class Ambient:
     """Draws for jitter and choices. Not for secrets."""
     token: Callable[[], str] = _system_token
     """A new unguessable name of `[A-Za-z0-9_-]`, 22 characters."""
+    port: Callable[[], int] = _free_port
+    """A TCP port that nobody listens on just now. Somebody else may take it before it is used."""

@@ -31,6 +31,7 @@ class Books:
         "ledger",
         "loop",
         "metrics",
+        "on_gangs",
         "on_overdue",
         "on_rest",
         "worker",
@@ -58,6 +59,8 @@ class Books:
         """Set once the bucket is open; before that nothing can be granted."""
         self.on_rest: Callable[[], None] | None = None
         """Called when nothing is held any more while the core drains."""
+        self.on_gangs: Callable[[], None] | None = None
+        """Called after decisions while this worker has something of a gang."""
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -68,6 +71,8 @@ class Books:
     def after(self) -> None:
         """Pass on what the last decision changed, and set the timer for what is due next."""
         self.tell()
+        if self.on_gangs is not None and self.core.gangs.busy:
+            self.on_gangs()
         self._arm()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
@@ -86,7 +91,7 @@ class Books:
     def describe(self, token: str) -> Desired | None:
         """What the ledger shall say of a lease; None: no such lease."""
         lease = self.core.leases.get(token)
-        if lease is None:
+        if lease is None or lease.gang is not None:
             return None
         now = self.now()
         left_s = lease.due_at - now
@@ -117,10 +122,13 @@ class Books:
     def _tell(self, change: Change, lease: Lease) -> None:
         ledger = self.ledger
         assert ledger is not None
+        # A gang's seats stand in its member record, which the coordinator writes.
         if change is Change.RENEW:
-            ledger.renewed(lease.token, lease.due_at)
+            if lease.gang is None:
+                ledger.renewed(lease.token, lease.due_at)
             return
-        ledger.changed(lease.token)
+        if lease.gang is None:
+            ledger.changed(lease.token)
         if self.journal.enabled:
             self.journal.lease(change, lease)
         if change is Change.GRANT:

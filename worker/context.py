@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..schemas.errors import GanglineError
 
 if TYPE_CHECKING:
+    from .gang_context import GangContext
     from .scope import Scope
 
 R = TypeVar("R")
@@ -35,6 +36,7 @@ class TaskContext:
 
     __slots__ = (
         "_ended",
+        "_gang",
         "_reason",
         "_scope",
         "_waiting",
@@ -71,6 +73,7 @@ class TaskContext:
         trace: str | None = None,
         labels: dict[str, str] | None = None,
         clock: Callable[[], float] | None = None,
+        gang: GangContext | None = None,
     ) -> None:
         self.id = id
         self.pool = pool
@@ -87,11 +90,30 @@ class TaskContext:
         self.labels = labels or {}
         self.clock = clock or asyncio.get_running_loop().time
         """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
+        self._gang = gang
         self._reason: GanglineError | None = None
         self._scope: Scope | None = None
         self._ended = False
         self._waiting: Future[Any] | None = None
         """What a thread of this execution blocks on; cancelled with it."""
+
+    @property
+    def gang(self) -> GangContext:
+        """The gang that this task runs in, as its member sees it.
+
+        Raises:
+            LookupError: it runs on no gang's seat; see `in_gang`.
+        """
+        if self._gang is None:
+            raise LookupError(
+                "this task does not run in a gang: dispatch it with `gang.run(...)`, or on a member's token"
+            )
+        return self._gang
+
+    @property
+    def in_gang(self) -> bool:
+        """Whether this task runs on a gang's seat."""
+        return self._gang is not None
 
     @property
     def cancelled(self) -> bool:
@@ -156,6 +178,15 @@ class TaskContext:
 def attach(context: TaskContext, scope: Scope) -> None:
     """Give it the worker's resources and models."""
     context._scope = scope
+
+
+def seat(context: TaskContext, gang: GangContext) -> None:
+    """It runs on a seat of that gang."""
+    context._gang = gang
+
+
+def gang_of(context: TaskContext) -> GangContext | None:
+    return context._gang
 
 
 def stop(context: TaskContext, reason: GanglineError) -> None:

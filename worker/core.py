@@ -13,7 +13,7 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 - **L3 single use.** A single-use token ends with the first task that names it, even one that is refused. A multi-use
   lease has at most its slots in use at once. A task id starts at most once, and never after it was withdrawn.
 - **L4 no leak.** Every living lease has a time at which it ends by itself: the claim timeout until the first use, then
-  its time to live after the last one.
+  its time to live after the last one. (A gang's seats end with the gang; see worker.gang_core.)
 - **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even before the timer came to
   end it: each use looks at the time itself.
 - **L11 drain.** A draining core grants nothing and starts nothing without a lease; it honours what it granted, no
@@ -29,6 +29,7 @@ from typing import NamedTuple
 from ..schemas.frames import Load, LoadFlag, TaskState
 from .deadlines import NEVER, DeadlineHeap
 from .epochs import Fences
+from .gang_core import GangCore
 from .leases import Change, Lease, LeaseChange, LeaseTable, Refusal
 from .limiter import SlotLimiter
 from .memory import WITHDRAWN, Memory, RequestId, Sender, TaskRecord
@@ -77,6 +78,7 @@ class WorkerCore:
         "draining",
         "epoch",
         "epochs",
+        "gangs",
         "tasks",
     )
 
@@ -106,6 +108,8 @@ class WorkerCore:
         self._fences = Fences(epoch)
         self._limiter = SlotLimiter(total)
         self._leases = LeaseTable(self._limiter, keep=settings.keep, keep_s=settings.keep_s)
+        self.gangs = GangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
+        """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
         self._memory = Memory(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
 
@@ -123,13 +127,18 @@ class WorkerCore:
 
     @property
     def at_rest(self) -> bool:
-        """Nothing is held: no lease, no task."""
-        return not (self._leases.living or self.tasks)
+        """Nothing is held: no lease, no task, nothing of a gang."""
+        return not (self._leases.living or self.tasks or self.gangs.holding)
 
     @property
     def leases(self) -> dict[str, Lease]:
         """The living leases by token; not to be changed."""
         return self._leases.living
+
+    @property
+    def most_slots(self) -> int:
+        """Of this worker at its best: more can never be held."""
+        return max(self._declared, self._limiter.total)
 
     def sender(self, name: str, now: float) -> Sender:
         """What is remembered of that router."""
@@ -202,6 +211,8 @@ class WorkerCore:
         lease = self._leases.find(token, now)
         if not isinstance(lease, Lease):
             return lease
+        if lease.gang is not None:
+            return min(lease.ttl_s, lease.due_at - now)  # its coordinator's pings renew a seat, and nobody else
         if ttl_s is not None:
             lease.ttl_s = ttl_s
         self._leases.extend(lease, min(now + lease.ttl_s, self._cut_at))
@@ -222,7 +233,7 @@ class WorkerCore:
                 return False
             token = known.token
         lease = self._leases.find(token, now) if token is not None else None
-        if not isinstance(lease, Lease):
+        if not isinstance(lease, Lease) or lease.gang is not None:
             return False
         self._leases.end(lease, Change.RELEASE, now)
         return True
@@ -323,6 +334,7 @@ class WorkerCore:
         """Forget what is too old to matter. To be called every second or so."""
         self._leases.expire(now)
         self._memory.sweep(now)
+        self.gangs.sweep(now)
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next; None: nothing is due ever."""
@@ -343,6 +355,7 @@ class WorkerCore:
         for lease in list(self._leases.living.values()):
             if lease.due_at > self._cut_at:
                 self._leases.cut(lease, self._cut_at)
+        self.gangs.drain(self._cut_at, now)
 
     def new_epoch(self, epoch: int, now: float) -> None:
         """End every lease. What runs goes on and stays counted; nothing else of the past is honoured."""
@@ -353,6 +366,7 @@ class WorkerCore:
         self._fences.new_epoch(epoch)
         for lease in list(self._leases.living.values()):
             self._leases.end(lease, Change.DROP, now)
+        self.gangs.new_epoch(now)
 
     def statistics(self) -> dict[str, int]:
         """Sizes of all that is remembered."""
@@ -363,7 +377,8 @@ class WorkerCore:
         self._limiter.check()
         self._leases.check()
         self._memory.check()
-        held = sum(lease.slots - lease.busy for lease in self._leases.living.values())
+        self.gangs.check()
+        held = sum(lease.slots - lease.busy for lease in self._leases.living.values()) + self.gangs.reserved
         assert self._limiter.reserved == held, self  # L12
         assert self._limiter.running == sum(record.cost for record in self.tasks), self  # L12
         for record in self.tasks:
@@ -371,13 +386,14 @@ class WorkerCore:
             assert record.answered or record.sender.running.get(record.id) is record, record
             assert record.lease is None or record.lease.busy >= record.cost, record
         # A record may wait for its answer after it left its slots, never the other way about.
-        assert self._limiter.statistics().borrowers <= len(self._leases.living) + len(self.tasks), self
+        borrowers = len(self._leases.living) + len(self.tasks) + self.gangs.borrowers
+        assert self._limiter.statistics().borrowers <= borrowers, self
 
     def _no_room(self, slots: int) -> Refusal | None:
         limiter = self._limiter
         if self.draining:
             return Refusal.DRAINING
-        if slots > self._declared and slots > limiter.total:
+        if slots > self.most_slots:
             return Refusal.TOO_LARGE
         return Refusal.FULL if slots > limiter.free else None
 
@@ -386,9 +402,11 @@ class WorkerCore:
     ) -> TaskRecord | Refusal:
         lease = self._leases.find(token, now)
         if not isinstance(lease, Lease):
-            return lease
+            # A gang's owner may know of the commit a moment before its members do: it tries again, as if we were full.
+            return Refusal.FULL if self.gangs.holds_token(token) else lease
         record = TaskRecord(sender, task_id, cost, None if lease.single_use else lease, deadline_at)
-        refusal = self._leases.use(lease, record, cost, min(now + lease.ttl_s, self._cut_at), now)
+        until = self._cut_at if lease.gang is not None else min(now + lease.ttl_s, self._cut_at)
+        refusal = self._leases.use(lease, record, cost, until, now)
         return self._admitted(record) if refusal is None else refusal
 
     def _admitted(self, record: TaskRecord) -> TaskRecord:

@@ -18,6 +18,7 @@ from .describe import Description
 from .discovery import Discovery
 from .epochs import TICK_S, FreezeGuard, next_epoch
 from .executors.base import Executors
+from .gang_desk import GangDesk
 from .grants import Grants
 from .intake import Intake
 from .journal import Journal, JournalSink
@@ -63,6 +64,8 @@ class Desk:
         self._prefix_chars = len(self._frames_subject) - len(Operation.FRAMES)
         self._ticker: asyncio.TimerHandle | None = None
         self._ticks = 0
+        self.drain_grace_s = 0.0
+        """Of the drain, as it was first asked for."""
         self.core = core
         self.guard = FreezeGuard(settings.freeze_after_s, self._loop.time())
         self.journal = Journal(journal, worker, core, ambient)
@@ -107,6 +110,18 @@ class Desk:
             heartbeat=self.description.heartbeat,
             on_lost=on_lost,
             on_confirmed=self.ledger.reconcile,
+            log=log,
+        )
+        self.gangs = GangDesk(
+            bus,
+            kv,
+            names,
+            pool,
+            self.books,
+            self.runs,
+            self.presence,
+            self.operations,
+            grace_s=lambda: self.drain_grace_s,
             log=log,
         )
         self.discovery = Discovery(
@@ -238,6 +253,7 @@ class Desk:
         self.stop_clock()
         self.books.close()
         self.metrics.close()
+        await self.gangs.close()
         await self.discovery.stop()
         await self.grants.stop()
         await self.ledger.stop()

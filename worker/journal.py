@@ -22,6 +22,7 @@ _EVENTS = {
     Change.RELEASE: "release",
     Change.EXPIRE: "expire",
     Change.DROP: "drop",
+    Change.TEARDOWN: "release",
 }
 """Renewals are left out: they move no slot."""
 
@@ -30,7 +31,8 @@ class Journal:
     """Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
 
     Events: start, end (a task); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed);
-    reject; epoch, resize, drain, leave (the worker). `t` is Unix time in seconds.
+    reject; epoch, resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are
+    leases that name it, granted when it forms). `t` is Unix time in seconds.
     """
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
@@ -64,6 +66,9 @@ class Journal:
         """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
         event = _EVENTS.get(change)
         if change is Change.GRANT:
-            self.write("grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s)
+            seat = {} if lease.gang is None else {"gang": lease.gang}
+            self.write(
+                "grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s, **seat
+            )
         elif event is not None:
             self.write(event, token=lease.token)

@@ -32,6 +32,8 @@ class Refusal(StrEnum):
     LEASE_BUSY = "lease_busy"
     LEASE_TOO_SMALL = "lease_too_small"
     """The task costs more slots than the whole lease has."""
+    GANG_OVER = "gang_over"
+    """The seat's gang was torn down."""
 
 
 class Change(StrEnum):
@@ -45,6 +47,8 @@ class Change(StrEnum):
     EXPIRE = "expire"
     DROP = "drop"
     """The epoch ended."""
+    TEARDOWN = "teardown"
+    """A seat's gang was torn down."""
 
 
 class LeaseChange(NamedTuple):
@@ -64,6 +68,7 @@ class Lease:
         "due_at",
         "ended",
         "fence",
+        "gang",
         "granted_at",
         "owner",
         "queued_at",
@@ -84,6 +89,7 @@ class Lease:
         owner: str,
         fence: int,
         now: float,
+        gang: str | None = None,
     ) -> None:
         self.token = token
         self.slots = slots
@@ -95,6 +101,11 @@ class Lease:
         self.due_at = now + claim_s
         """When it expires: `now + claim` until it is used or renewed for the first time, then `now + ttl_s` at each
         use. NEVER once it has ended."""
+        self.gang = gang
+        """The gang that it is a seat of. A seat lives as long as its gang does here, whether it is used or not: its
+        `due_at` is NEVER, but for the end of a drain, and nobody can renew or release it by its token."""
+        if gang is not None:
+            self.due_at = NEVER
         self.queued_at = NEVER
         self.claimed = False
         self.single_use = single_use
@@ -115,6 +126,7 @@ _ENDED_AS = {
     Change.RELEASE: Refusal.LEASE_USED,
     Change.EXPIRE: Refusal.LEASE_EXPIRED,
     Change.DROP: Refusal.LEASE_STALE,
+    Change.TEARDOWN: Refusal.GANG_OVER,
 }
 
 
@@ -161,6 +173,14 @@ class LeaseTable:
         self.changes.append(LeaseChange(Change.GRANT, lease))
         return True
 
+    def seat(self, lease: Lease, due_at: float) -> None:
+        """Make a seat of a gang live, whose slots the limiter has reserved for it already."""
+        assert lease.gang is not None and lease.token not in self.living and lease.token not in self._ended
+        lease.due_at = due_at
+        self.living[lease.token] = lease
+        self._heap.push(lease)
+        self.changes.append(LeaseChange(Change.GRANT, lease))
+
     def extend(self, lease: Lease, due_at: float) -> None:
         """Move the expiry: a first use (claim) or a renewal."""
         lease.claimed = True
@@ -174,12 +194,15 @@ class LeaseTable:
         self._heap.push(lease)
         self.changes.append(LeaseChange(Change.RENEW, lease))
 
-    def end(self, lease: Lease, change: Change, now: float) -> None:
-        """End a living lease: its idle slots are free at once, those with tasks as the tasks end."""
+    def end(self, lease: Lease, change: Change, now: float, *, heir: object = None) -> None:
+        """End a living lease: its idle slots are free at once (or the heir's), those with tasks as the tasks end."""
         del self.living[lease.token]
         lease.ended = _ENDED_AS[change]
         lease.due_at = NEVER
-        self._limiter.release(lease)
+        if heir is None:
+            self._limiter.release(lease)
+        else:
+            self._limiter.move(lease, heir)
         self._ended[lease.token] = lease
         self._ended_order.append((now + self._keep_s, lease.token))
         if len(self._ended_order) > self._keep:
@@ -236,7 +259,8 @@ class LeaseTable:
             assert lease.token == token and lease.ended is None, lease
             assert 0 <= lease.busy <= lease.slots, lease
             assert self._limiter.held(lease)[0] == lease.slots - lease.busy, lease
-            assert lease.due_at != NEVER and lease.queued_at <= lease.due_at, lease
+            assert lease.due_at != NEVER or lease.gang is not None, lease
+            assert lease.queued_at <= lease.due_at, lease
             assert not (lease.single_use and lease.busy), lease
         for token, lease in self._ended.items():
             assert lease.token == token and lease.ended is not None, lease

@@ -8,6 +8,7 @@ and move between the two without ever being free in between.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..schemas.limits import MAX_SLOTS
@@ -45,7 +46,7 @@ class SlotLimiter:
     is acquired until they fit (L1). Every acquire meets exactly one release; a second one raises (L2).
     """
 
-    __slots__ = ("_reserved", "_running", "reserved", "running", "total")
+    __slots__ = ("_reserved", "_running", "on_free", "reserved", "running", "total")
 
     def __init__(self, total: int) -> None:
         """`total` is the number of slots, from 0 (nothing can be acquired) to MAX_SLOTS."""
@@ -59,6 +60,8 @@ class SlotLimiter:
         """Idle slots by lease; never 0."""
         self._running: dict[Borrower, int] = {}
         """Used slots by task; never 0."""
+        self.on_free: Callable[[], None] | None = None
+        """Called, last thing, when slots have become free: may take some before anybody else can."""
 
     def __repr__(self) -> str:
         return f"SlotLimiter(total={self.total}, running={self.running}, reserved={self.reserved}, free={self.free})"
@@ -122,6 +125,8 @@ class SlotLimiter:
         if lease is not None:
             self._reserved[lease] = self._reserved.get(lease, 0) + slots
             self.reserved += slots
+        elif self.on_free is not None:
+            self.on_free()
         return slots
 
     def release(self, lease: Borrower) -> int:
@@ -129,12 +134,32 @@ class SlotLimiter:
         slots = self._reserved.get(lease, 0)
         if slots:
             self._take(lease, slots, slots)
+            if self.on_free is not None:
+                self.on_free()
+        return slots
+
+    def move(self, lease: Borrower, heir: Borrower, slots: int | None = None) -> int:
+        """Give idle slots of one borrower (None: all it has) to another, never free in between. Returns how many.
+
+        Raises:
+            LimiterError: it has fewer idle slots than that.
+        """
+        idle = self._reserved.get(lease, 0)
+        slots = idle if slots is None else slots
+        if slots > idle:
+            raise LimiterError(f"{lease!r} has {idle} idle slots, {slots} were to be moved")
+        if slots:
+            self._take(lease, idle, slots)
+            self._reserved[heir] = self._reserved.get(heir, 0) + slots
+            self.reserved += slots
         return slots
 
     def resize(self, total: int) -> None:
         """Change the number of slots. Fewer than are held takes none away: nothing new is acquired until they fit."""
         _check_total(total)
         self.total = total
+        if self.on_free is not None:
+            self.on_free()
 
     def statistics(self) -> SlotStatistics:
         return SlotStatistics(

@@ -172,6 +172,11 @@ class Operations:
         self.counts: dict[str, tuple[int, int]] = dict.fromkeys(self._handlers, (0, 0))
         """Requests and errors by operation."""
 
+    def serve(self, operation: Operation, handler: Callable[[Requester, Any], None]) -> None:
+        """Let a further operation be carried out by `handler`, which answers now or later, or raises."""
+        self._handlers[operation] = handler
+        self.counts[operation] = (0, 0)
+
     def take(self, operation: str, message: Message) -> None:
         """Carry out one request and answer it, now or when its task has run."""
         requester = Requester(self._bus, message, self._log)

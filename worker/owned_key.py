@@ -33,6 +33,11 @@ class OwnedKey:
         self.recreated = 0
         """How often it had vanished and was written anew: expired, or the bucket was lost."""
 
+    @property
+    def revision(self) -> int:
+        """Of our last write; 0 while the key does not exist."""
+        return self._revision
+
     async def read(self) -> KvEntry | None:
         """What stands there now, whoever wrote it."""
         return await self._kv.get(self._key)

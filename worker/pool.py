@@ -11,11 +11,14 @@ from typing import Any, TypeVar, overload
 from ..schemas.errors import InvalidSettings, UnknownMethod
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
 from ..schemas.names import check_name
+from .gang_context import GangContext
 from .multiplex import Loader, Unloader
 from .scope import Lifespan
 from .tasks import DeclaredTask, ExecutorKind
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+GangHook = Callable[[GangContext], Any]
 
 TASKS_ATTRIBUTE = "__gangline_tasks__"
 """On a task's function: its DeclaredTask by pool name. This is how a child process finds it."""
@@ -62,6 +65,8 @@ class Pool:
         self.loader: Loader | None = None
         self.unloader: Unloader | None = None
         self.lifespans: list[Lifespan] = []
+        self.gang_starts: list[GangHook] = []
+        self.gang_stops: list[GangHook] = []
         self._tasks: dict[str, DeclaredTask] = {}
 
     @property
@@ -195,6 +200,22 @@ class Pool:
         its own.
         """
         self.lifespans.append(function)
+        return function
+
+    def gang_start(self, function: F) -> F:
+        """Declare what each member of a gang does before its first task: a function of a GangContext, `async` or plain
+        (which runs in a thread).
+
+        Tasks of the member wait for it. If it raises, the member has failed at its start, and the gang with it. It is
+        cancelled when the gang is torn down.
+        """
+        self.gang_starts.append(function)
+        return function
+
+    def gang_stop(self, function: F) -> F:
+        """Declare what each member of a gang does after its last task, if its `gang_start` functions began. What it
+        raises is logged. The member's slots are free, and its gang may start again, only after that."""
+        self.gang_stops.append(function)
         return function
 
     def model_loader(self, function: F) -> F:

@@ -13,6 +13,7 @@ from ..schemas.errors import (
     UnknownToken,
 )
 from ..schemas.frames import Reason
+from ..schemas.gang_errors import GangEnded
 from .leases import Refusal
 
 REASONS = {
@@ -52,6 +53,8 @@ def error_of(
             return UnknownToken(f"worker {worker} knows no lease {shown}: reserve one first")
         case Refusal.LEASE_BUSY:
             return LeaseBusy(f"all slots of lease {shown} are in use: wait for a task to end, or lease more slots")
+        case Refusal.GANG_OVER:
+            return GangEnded(f"the gang of seat {shown} of worker {worker} was torn down: ask for its next generation")
         case Refusal.FULL:
             return Saturated(f"worker {worker} has no {slots} free slots now: try another, or later")
         case Refusal.DRAINING:

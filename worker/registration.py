@@ -159,6 +159,23 @@ class Presence:
         self._spawn(self._write_registration)
         self.beat()
 
+    @property
+    def revision(self) -> int:
+        """Of our registration, as far as is known: what is conditioned on an earlier one is void."""
+        return self._reg.revision
+
+    async def fence(self) -> None:
+        """Write the registration anew: from now on nothing can be committed that is conditioned on it as it was before.
+
+        Raises:
+            Unavailable, ClosedError: it is not certain that it was written.
+        """
+        try:
+            await self._write_registration()
+        except KeyLost as lost:
+            self._fence_ourselves(lost)
+            raise self._taken(lost.instance) from lost
+
     def beat(self) -> None:
         """Write a heartbeat now."""
         if len(self._writes) < IN_FLIGHT:
@@ -207,12 +224,15 @@ class Presence:
         try:
             await write()
         except KeyLost as lost:
-            if not self.lost:
-                self.lost = True
-                self._on_lost(lost.instance)
+            self._fence_ourselves(lost)
         except (Unavailable, ClosedError) as error:
             # Routers go by what they observe and by their own patience; the next second tries again.
             self._log.debug("not written: %s", error, extra={"action": "registration.retry"})
+
+    def _fence_ourselves(self, lost: KeyLost) -> None:
+        if not self.lost:
+            self.lost = True
+            self._on_lost(lost.instance)
 
     async def _write_heartbeat(self) -> None:
         await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import Any, Protocol
 
@@ -12,6 +13,7 @@ from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
 from .context import TaskContext
 from .executors import Executors
+from .leases import Lease
 from .memory import TaskRecord
 from .tasks import BoundCall, CancelReason, Execution, Outcome
 
@@ -28,15 +30,29 @@ class Caller(Protocol):
         ...
 
 
+class Seats(Protocol):
+    """What the worker's gangs have to do with runs on their seats."""
+
+    def attach(self, lease: Lease, context: TaskContext, run: int) -> asyncio.Future[None] | None:
+        """Give the task its gang. A future: the member has not begun yet, and the task starts when it has, or fails
+        with the future's exception."""
+        ...
+
+    def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
+        """The task's code has stopped; it is off its slots."""
+        ...
+
+
 class Run:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
-    __slots__ = ("_execution", "_runs", "_stop", "call", "caller", "record", "span", "started_at")
+    __slots__ = ("_execution", "_runs", "_stop", "call", "caller", "context", "record", "span", "started_at")
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
         self._execution: Execution | None = None
         self._stop: CancelReason | None = None
+        self.context: TaskContext | None = None
         self.record = record
         self.call = call
         self.caller = caller
@@ -55,6 +71,16 @@ class Run:
             self._execution.cancel(reason)
         elif self._stop is None:
             self._stop = reason
+
+    def insist(self) -> None:
+        """It was cancelled a while ago: tell the code again."""
+        if self._execution is not None:
+            self._execution.insist()
+
+    @property
+    def stopped(self) -> CancelReason | None:
+        """Why it shall not begin, if it was cancelled before."""
+        return self._stop
 
     def credit(self, items: int) -> None:
         """The reader of the stream has room for more."""
@@ -87,6 +113,8 @@ class Runs:
         self._executors = executors
         self._stream_window = stream_window
         self._worker: WorkerId = books.worker
+        self.seats: Seats | None = None
+        """Looks after runs on seats of gangs."""
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
         )
@@ -124,13 +152,46 @@ class Runs:
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
-        if span is NO_SPAN and deadline_at is None:
+        run.context = context
+        ready: asyncio.Future[None] | None = None
+        if self.seats is not None and record.lease is not None and record.lease.gang is not None:
+            ready = self.seats.attach(record.lease, context, _number((meta or {}).get("run")))
+        if ready is None:
+            self._begin(run, context, stream, deadline_at)
+        else:
+            ready.add_done_callback(lambda done: self._ready(done, run, context, stream, deadline_at))
+        return run
+
+    def _ready(
+        self,
+        ready: asyncio.Future[None],
+        run: Run,
+        context: TaskContext,
+        stream: bool,
+        deadline_at: float | None,
+    ) -> None:
+        """The member that it waited for has begun, or has not."""
+        error: GanglineError | None = run.stopped
+        if error is None and ready.cancelled():
+            error = TaskCancelled("its gang was torn down before the member began", may_have_started=False)
+        if error is None:
+            failure = ready.exception()
+            error = failure if isinstance(failure, GanglineError) else None
+        if error is not None:
+            run.done(Outcome(error=error))
+            return
+        try:
+            self._begin(run, context, stream, deadline_at)
+        except GanglineError as refused:
+            run.done(Outcome(error=refused))
+
+    def _begin(self, run: Run, context: TaskContext, stream: bool, deadline_at: float | None) -> None:
+        if run.span is NO_SPAN and deadline_at is None:
             self._launch(run, context, stream)
         else:
             # Clients that the task's code uses inherit both.
-            with span.current(), deadline(deadline_at):
+            with run.span.current(), deadline(deadline_at):
                 self._launch(run, context, stream)
-        return run
 
     def _launch(self, run: Run, context: TaskContext, stream: bool) -> None:
         execution = self._executors.launch(
@@ -168,6 +229,9 @@ class Runs:
         code = "ok" if outcome.error is None else outcome.error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
         run.span.end(outcome.error)
+        lease = record.lease
+        if self.seats is not None and lease is not None and lease.gang is not None and run.context is not None:
+            self.seats.ended(lease, run.context, outcome)
         books.after()
 
 
@@ -207,6 +271,10 @@ def _unique(record: TaskRecord) -> str:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 53 else 0
 
 
 def _count_of(error: GanglineError | None) -> str:

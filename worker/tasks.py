@@ -78,6 +78,10 @@ class Execution(Protocol):
         """Stop it; the outcome still comes through `on_done`. Only the first reason counts; harmless when done."""
         ...
 
+    def insist(self) -> None:
+        """It was cancelled and runs on: cancel it again. Code in threads cannot be made to stop."""
+        ...
+
     def credit(self, items: int) -> None:
         """The reader of a stream has room for so many more items. Ignored by what does not stream."""
         ...

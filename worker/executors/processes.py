@@ -14,7 +14,7 @@ from typing import Any
 
 from ...schemas.errors import GanglineError, InvalidSettings, TaskCrashed
 from ...telemetry.logs import logger_for
-from ..context import TaskContext
+from ..context import TaskContext, gang_of
 from ..pool import Pool
 from ..tasks import DeclaredTask, ExecutorKind, Outcome
 from .process_handle import Child
@@ -255,4 +255,4 @@ def address_of(task: DeclaredTask) -> tuple[str, str]:
 
 
 def _fields_of(context: TaskContext) -> dict[str, Any]:
-    return {name: getattr(context, name) for name in _CONTEXT_FIELDS}
+    return {**{name: getattr(context, name) for name in _CONTEXT_FIELDS}, "gang": gang_of(context)}

@@ -115,6 +115,11 @@ class Run:
         stop(self.context, reason)
         self.stop(reason)
 
+    def insist(self) -> None:
+        """See Execution.insist."""
+        if not self.done and self.reason is not None:
+            self.stop(self.reason)
+
     def credit(self, items: int) -> None:
         """See Execution.credit."""
 

@@ -1,0 +1,170 @@
+"""What a pool wants done when a member begins and after it has ended: `@pool.gang_start`, `@pool.gang_stop`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterable
+
+from ..schemas.gang_errors import GangFailed
+from ..schemas.gang_messages import FormRequest
+from ..telemetry.logs import Log
+from .gang_context import GangContext
+from .gang_parts import Leaving, SeatHere
+from .leases import Lease
+from .pool import GangHook, Pool
+
+
+class _Start:
+    """One member that begins."""
+
+    __slots__ = ("context", "ready", "task")
+
+    def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
+        self.context = context
+        self.ready = ready
+        """Done when it has begun, or not: what its tasks wait for."""
+        self.task: asyncio.Task[None] | None = None
+
+
+class GangHooks:
+    """Runs the hooks of one worker's members. Without hooks in the pool it does nothing at all."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        context: Callable[[FormRequest, SeatHere], GangContext],
+        failed: Callable[[FormRequest, int, str], None],
+        changed: Callable[[], None],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            context: of one member.
+            failed: a start hook of that rank raised; the text says what.
+            changed: a teardown may be complete now.
+        """
+        self._pool = pool
+        self._context = context
+        self._failed = failed
+        self._changed = changed
+        self._log = log
+        self._starts: dict[str, _Start] = {}
+        """By token, from the member's start to its end."""
+        self._ending: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        """Set now and then: some task has ended."""
+
+    @property
+    def any(self) -> bool:
+        """Whether there are hooks."""
+        return bool(self._pool.gang_starts or self._pool.gang_stops)
+
+    def begin(self, form: FormRequest, seats: Iterable[SeatHere]) -> None:
+        """These members begin."""
+        if not self.any:
+            return
+        loop = asyncio.get_running_loop()
+        for seat in seats:
+            if seat.part == 0:
+                start = self._starts[seat.lease.token] = _Start(self._context(form, seat), loop.create_future())
+                start.ready.add_done_callback(_look_at)
+                start.task = loop.create_task(self._start(form, seat, start), name="gangline gang start")
+
+    def ready(self, lease: Lease) -> asyncio.Future[None] | None:
+        """What a task on this seat must wait for; None: nothing."""
+        start = self._starts.get(lease.token)
+        if start is None or (start.ready.done() and not start.ready.cancelled() and start.ready.exception() is None):
+            return None
+        return start.ready
+
+    def end(self, leaving: Leaving) -> None:
+        """These seats have ended: stop what begins, and when their tasks have stopped run the stop hooks."""
+        starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
+        if not starts:
+            return
+        leaving.hooks += 1
+        task = asyncio.get_running_loop().create_task(self._end(leaving, starts), name="gangline gang stop")
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def tasks_ended(self) -> None:
+        """Some task on a seat has ended."""
+        self._idle.set()
+
+    async def stop(self) -> None:
+        """Give up whatever runs. Idempotent."""
+        tasks = [*self._ending, *(start.task for start in self._starts.values() if start.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(self, form: FormRequest, seat: SeatHere, start: _Start) -> None:
+        try:
+            for hook in self._pool.gang_starts:
+                await _run(hook, start.context)
+        except asyncio.CancelledError:
+            start.ready.cancel()
+            raise
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}"
+            self._log.exception(
+                "rank %d of gang %s did not start", seat.rank, form.gang,
+                extra={"action": "gang.start_failed", "gang": form.gang, "rank": seat.rank},
+            )  # fmt: skip
+            if not start.ready.done():
+                details = {"rank": seat.rank, "generation": form.generation, "reason": detail}
+                start.ready.set_exception(
+                    GangFailed(
+                        f"rank {seat.rank} of gang {form.gang} did not start: {detail}",
+                        details=details,
+                        may_have_started=False,
+                    )
+                )
+            self._failed(form, seat.rank, detail)
+        else:
+            if not start.ready.done():
+                start.ready.set_result(None)
+
+    async def _end(self, leaving: Leaving, starts: list[_Start]) -> None:
+        try:
+            for start in starts:
+                if start.task is not None:
+                    start.task.cancel()
+                    await asyncio.wait([start.task])
+                start.ready.cancel()
+            while any(seat.lease.busy for seat in leaving.seats):
+                self._idle.clear()
+                await self._idle.wait()
+            for start in starts:
+                for hook in self._pool.gang_stops:
+                    try:
+                        await _run(hook, start.context)
+                    except Exception:
+                        self._log.exception(
+                            "a gang_stop function failed", extra={"action": "gang.stop_failed", "gang": leaving.gang}
+                        )
+        finally:
+            leaving.hooks -= 1
+            self._changed()
+
+
+def _look_at(ready: asyncio.Future[None]) -> None:
+    """So that a failure that no task waited for is not complained about."""
+    if not ready.cancelled():
+        ready.exception()
+
+
+async def _run(hook: GangHook, context: GangContext) -> None:
+    if inspect.iscoroutinefunction(hook):
+        await hook(context)
+        return
+    running = asyncio.get_running_loop().run_in_executor(None, hook, context)
+    try:
+        result = await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])  # a thread cannot be stopped, and it has not stopped before it returns
+        raise
+    if inspect.isawaitable(result):
+        await result

@@ -45,6 +45,13 @@ class GangQuery(Request):
     id: str = _Id
 
 
+class GangListRequest(Request):
+    """`list`. An empty body lists all."""
+
+    gangset: str | None = None
+    """Only the gangs of this standing set."""
+
+
 class GangReply(Reply):
     """Answer to `acquire`, `renew`, `release`, `get`; `list` answers `{"gangs": [...]}` of these."""
 
@@ -82,8 +89,10 @@ class Obstacle(Reply):
     holder: str
     """`gang <id>`, `lease <token>` or `tasks`."""
     slots: int
+    owner: str = ""
+    """Of a lease: who asked for it."""
     ends_in_s: float | None = None
-    """None: not known."""
+    """When it ends if it is not renewed. None: not known."""
 
 
 class WhyReply(Reply):
@@ -233,6 +242,13 @@ class MemberReport(Request):
     rank: int = Field(ge=0)
     cause: MemberCause
     detail: str = ""
+
+
+class ReportReply(Reply):
+    """Answer to `report`."""
+
+    known: bool
+    """False: the leader has no such gang, or another generation of it."""
 
 
 # -- broadcast: <ns>.event.gang.<id> ---------------------------------------------------------------------------------

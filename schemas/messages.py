@@ -165,7 +165,7 @@ class StatsReply(Reply):
     """Ledger writer: pending (not yet written), written, deleted, retried."""
 
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=BaseModel)
 
 
 def parse_request(model: type[R], value: Any) -> R:

@@ -1,0 +1,299 @@
+"""Which workers there are: followed by every coordinator, leading or not, so that a new leader knows who lives even
+when storage has just forgotten every heartbeat key.
+
+Laws:
+
+1. A worker lives from a heartbeat of its registered instance on, be it heard live or read.
+2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` on a feed that was up all that
+   time; and the key is not in the ledger. A feed that was down, or a reading that failed, ends no worker.
+3. Facts come from registrations that stand in the ledger, with their revisions; never from the live feed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Set
+from typing import Final, Protocol
+
+from ..bus.port import ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
+from ..schemas.errors import GanglineError, InvalidName
+from ..schemas.frames import Load, LoadFlag
+from ..schemas.names import Names, WorkerId
+from ..schemas.records import Heartbeat, Registration
+from ..telemetry.logs import Log
+from .chores import Chores
+from .events import WorkerFacts
+from .ledger_reader import parse
+from .shell_settings import ShellSettings
+
+_TICK_S: Final = 0.25
+_STALL_S: Final = 1.0
+"""The look at silences came so much too late: we were frozen, and nobody else."""
+_NEVER: Final = float("-inf")
+
+
+class Audience(Protocol):
+    """Who is told: the leader's term."""
+
+    def worker_seen(self, facts: WorkerFacts) -> None: ...
+
+    def load_seen(self, worker: WorkerId, epoch: int, load: Load) -> None: ...
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None: ...
+
+
+class Entry:
+    """One registered worker."""
+
+    __slots__ = ("beat", "doubted", "heard_at", "lives", "registration", "revision")
+
+    def __init__(self, registration: Registration, revision: int) -> None:
+        self.registration = registration
+        self.revision = revision
+        self.beat: Heartbeat | None = None
+        """The last one of this instance."""
+        self.heard_at = _NEVER
+        self.lives = False
+        """As the audience was told, or would have been."""
+        self.doubted = False
+        """The audience may believe it gone: its next heartbeat tells of it anew."""
+
+    def facts(self) -> WorkerFacts:
+        record, beat = self.registration, self.beat
+        return WorkerFacts(
+            id=WorkerId(record.pool, record.worker),
+            epoch=record.epoch,
+            revision=self.revision,
+            total=record.slots,
+            load=load_of(beat) if beat is not None and beat.epoch == record.epoch else None,
+            node=record.node,
+            zone=record.zone,
+            address=record.address,
+            labels=record.labels,
+            draining=record.state == "draining" or (beat is not None and beat.draining),
+        )
+
+
+class Census:
+    """Follows all workers of a namespace."""
+
+    def __init__(self, kv: KeyValue, names: Names, settings: ShellSettings, log: Log) -> None:
+        self._kv = kv
+        self._names = names
+        self._settings = settings
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[WorkerId, Entry] = {}
+        self._chores = Chores("census", log)
+        self._suspects: dict[WorkerId, str] = {}
+        """To be looked up, with what is held against them."""
+        self._looking = False
+        self._subscriptions: list[Subscription] = []
+        self._up_since = self._loop.time()
+        """Since when the live feed has missed nothing."""
+        self._connected = True
+        self._ticked_at = self._loop.time()
+        self.audience: Audience | None = None
+
+    def __len__(self) -> int:
+        return sum(entry.lives for entry in self._entries.values())
+
+    def __repr__(self) -> str:
+        return f"<Census {len(self)} of {len(self._entries)} workers live>"
+
+    async def start(self) -> None:
+        """Follow.
+
+        Raises:
+            Unavailable: the ledger cannot be followed.
+        """
+        self._up_since = self._ticked_at = self._loop.time()
+        self._subscriptions.append(await self._kv.observe(self._names.alive_of(), self._on_heartbeat))
+        self._subscriptions.append(await self._kv.watch(self._names.registrations_of(), self._on_registration))
+        self._chores.start(self._look_for_silence())
+        self._chores.start(self._reconcile())
+
+    async def stop(self) -> None:
+        """Idempotent, and safe before `start`."""
+        self._chores.cancel()
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+        await self._chores.rest()
+
+    def on_connection(self, event: ConnectionEvent) -> None:
+        """While there is no connection nobody is heard, and that is nobody's fault."""
+        self._connected = event is ConnectionEvent.RECONNECTED
+        self._up_since = self._loop.time()
+
+    # -- what a term asks --------------------------------------------------------------------------------------------
+
+    def merge(
+        self, registrations: Iterable[tuple[Registration, int]], beats: Iterable[tuple[WorkerId, Heartbeat]]
+    ) -> None:
+        """A reading of the ledger."""
+        for record, revision in registrations:
+            self._register(record, revision)
+        for worker, beat in beats:
+            self._beat(worker, beat)
+
+    def living(self, presumed: Set[WorkerId]) -> tuple[WorkerFacts, ...]:
+        """Who lives. Of those in `presumed` (they have members) also whoever was not heard of because we have not
+        listened for long enough: storage may have lost every heartbeat key in an outage that its workers survived."""
+        fresh = self._loop.time() - self._up_since < self._settings.silence_s
+        found = []
+        for worker, entry in self._entries.items():
+            if not entry.lives and fresh and worker in presumed:
+                entry.lives, entry.heard_at = True, self._up_since
+            if entry.lives:
+                found.append(entry.facts())
+        return tuple(found)
+
+    def doubt(self, worker: WorkerId) -> None:
+        """The audience was told that nobody listens there."""
+        entry = self._entries.get(worker)
+        if entry is not None:
+            entry.doubted = True
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def _on_registration(self, entry: KvEntry) -> None:
+        worker = self._worker_of(entry)
+        if worker is None:
+            return
+        if entry.operation is KvOperation.DELETE:
+            return  # expired, or the bucket vanished: proves nothing while its heart beats
+        record = parse(Registration, entry, self._log)
+        if record is None or (record.pool, record.worker) != (worker.pool, worker.worker):
+            return
+        self._register(record, entry.revision)
+        if not self._entries[worker].lives:
+            self._suspect(worker, "not heard of yet")
+
+    def _on_heartbeat(self, entry: KvEntry) -> None:
+        worker = self._worker_of(entry)
+        if worker is None:
+            return
+        if entry.operation is KvOperation.DELETE:
+            if worker in self._entries:
+                # Seen before storage has judged it: another process may have tried in vain.
+                self._suspect(worker, "left")
+            return
+        beat = parse(Heartbeat, entry, self._log)
+        if beat is not None:
+            self._beat(worker, beat)
+
+    def _register(self, record: Registration, revision: int) -> None:
+        worker = WorkerId(record.pool, record.worker)
+        entry = self._entries.get(worker)
+        if entry is None:
+            self._entries[worker] = Entry(record, revision)
+            return
+        if entry.registration.instance != record.instance:
+            entry.beat = None
+        entry.registration, entry.revision = record, revision
+        if entry.lives and self.audience is not None:
+            self.audience.worker_seen(entry.facts())
+
+    def _beat(self, worker: WorkerId, beat: Heartbeat) -> None:
+        entry = self._entries.get(worker)
+        if entry is None or entry.registration.instance != beat.instance:
+            return  # its registration is on the way
+        entry.beat = beat
+        entry.heard_at = self._loop.time()
+        self._suspects.pop(worker, None)
+        known, entry.lives = entry.lives and not entry.doubted, True
+        entry.doubted = False
+        if self.audience is None:
+            return
+        if known:
+            self.audience.load_seen(worker, beat.epoch, load_of(beat))
+        else:
+            self.audience.worker_seen(entry.facts())
+
+    # -- who is not heard --------------------------------------------------------------------------------------------
+
+    async def _look_for_silence(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = self._loop.time()
+            if now - self._ticked_at > _TICK_S + _STALL_S:
+                self._up_since = now
+            self._ticked_at = now
+            silent_since = now - self._settings.silence_s
+            if not self._connected or self._up_since > silent_since:
+                continue
+            for worker, entry in self._entries.items():
+                if entry.lives and entry.heard_at <= silent_since:
+                    self._suspect(worker, f"no heartbeat for {self._settings.silence_s:g} s")
+
+    def _suspect(self, worker: WorkerId, why: str) -> None:
+        self._suspects[worker] = why
+        if not self._looking:
+            self._looking = True
+            self._chores.start(self._look_up())
+
+    async def _look_up(self) -> None:
+        """Ask the stream's leader for the heartbeat key of each suspect."""
+        try:
+            while self._suspects:
+                worker = next(iter(self._suspects))
+                why = self._suspects.pop(worker)
+                try:
+                    found = await self._kv.get(self._names.alive_key(worker))
+                except GanglineError as error:
+                    self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
+                    return  # who stays silent is suspected again a moment later
+                self._judge(worker, found, why)
+        finally:
+            self._looking = False
+
+    def _judge(self, worker: WorkerId, found: KvEntry | None, why: str) -> None:
+        entry = self._entries.get(worker)
+        if entry is None:
+            return
+        beat = parse(Heartbeat, found, self._log) if found is not None else None
+        if beat is not None and beat.instance == entry.registration.instance:
+            if not entry.lives:
+                self._beat(worker, beat)
+            return
+        left = why == "left"
+        heard_since = entry.heard_at > self._loop.time() - self._settings.silence_s
+        if entry.lives and (left or not heard_since) and beat is None:
+            entry.lives = False
+            self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
+            if self.audience is not None:
+                self.audience.worker_gone(worker, why)
+
+    async def _reconcile(self) -> None:
+        """What a live feed can miss: read all, and forget registrations that have gone."""
+        while True:
+            await asyncio.sleep(self._settings.reconcile_s)
+            try:
+                entries = await self._kv.entries(self._names.alive_of(), self._names.registrations_of())
+            except GanglineError as error:
+                self._log.debug("cannot read the workers: %s", error, extra={"action": "census.reconcile"})
+                continue
+            present = set()
+            for entry in entries:
+                worker = self._worker_of(entry)
+                if worker is None:
+                    continue
+                present.add(worker)
+                if entry.key.startswith("alive."):
+                    beat = parse(Heartbeat, entry, self._log)
+                    known = self._entries.get(worker)
+                    if beat is not None and known is not None and not known.lives:
+                        self._beat(worker, beat)
+            for worker in [w for w, known in self._entries.items() if not known.lives and w not in present]:
+                del self._entries[worker]
+
+    def _worker_of(self, entry: KvEntry) -> WorkerId | None:
+        try:
+            return self._names.parse_worker_key(entry.key)
+        except InvalidName:
+            return None
+
+
+def load_of(beat: Heartbeat) -> Load:
+    return Load(beat.running, beat.reserved, beat.total, int(LoadFlag.DRAINING) if beat.draining else 0)

@@ -1,0 +1,236 @@
+"""Where owners, operators and workers come to: the subjects `<ns>.gang.<operation>`, which only a leader serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from ..bus.port import Bus, KeyValue, Message
+from ..schemas import headers
+from ..schemas.errors import GanglineError, InvalidRequest, UnknownMethod
+from ..schemas.gang_errors import NoCoordinator, UnknownGang
+from ..schemas.gang_messages import (
+    AcquireRequest,
+    GangListReply,
+    GangListRequest,
+    GangQuery,
+    MemberReport,
+    OwnedRequest,
+    ReportReply,
+)
+from ..schemas.gangs import GangState
+from ..schemas.messages import parse_request
+from ..schemas.names import GangOperation, Names
+from ..telemetry.logs import Log
+from . import effects as do
+from . import events as on
+from .answers import Asker
+from .chores import Chores
+from .core import GangCore
+from .moment import Clock
+from .obstacles import name_leases
+from .traces import Traces
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Desk:
+    """Takes requests of one leadership, and answers each exactly once."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        clock: Clock,
+        chores: Chores,
+        core: GangCore,
+        traces: Traces,
+        *,
+        feed: Callable[[on.Happening], None],
+        counts: dict[str, list[int]],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            feed: gives an event to the core.
+            counts: requests and errors by operation, counted on.
+        """
+        self._bus = bus
+        self._kv = kv
+        self._names = names
+        self._clock = clock
+        self._chores = chores
+        self._core = core
+        self._traces = traces
+        self._feed = feed
+        self._counts = counts
+        self._log = log
+        self._numbers = count(1)
+        self._waiting: dict[int, tuple[Asker, str]] = {}
+        self._closed = False
+        self._handlers: dict[str, Callable[[Asker, Any], None]] = {
+            GangOperation.ACQUIRE: self._acquire,
+            GangOperation.RENEW: self._renew,
+            GangOperation.RELEASE: self._release,
+            GangOperation.GET: self._get,
+            GangOperation.LIST: self._list,
+            GangOperation.WHY: self._why,
+            GangOperation.REPORT: self._report,
+        }
+
+    def __len__(self) -> int:
+        """Requests without an answer so far."""
+        return len(self._waiting)
+
+    def take(self, message: Message) -> None:
+        """One request."""
+        asker = Asker(self._bus, message, self._log)
+        operation = message.subject.rpartition(".")[2]
+        if self._closed:
+            asker.fail(_stepped_down())
+            return
+        counts = self._counts.setdefault(operation, [0, 0]) if operation in self._handlers else [0, 0]
+        counts[0] += 1
+        try:
+            handler = self._handlers.get(operation)
+            if handler is None:
+                known = ", ".join(self._handlers)
+                raise UnknownMethod(f"a coordinator has no operation {operation[:80]!r}; it has: {known}")
+            handler(asker, asker.body())
+        except GanglineError as error:
+            counts[1] += 1
+            asker.fail(error)
+        except Exception as error:
+            counts[1] += 1
+            self._log.exception("operation %s failed", operation, extra={"action": "operation.failed"})
+            asker.fail(GanglineError(f"the coordinator failed ({type(error).__name__}); its log says more"))
+
+    def answer(self, effect: do.Answer) -> None:
+        """What the core says to one who waits."""
+        asker, operation = self._waiting.pop(effect.reply_to)
+        if effect.error is not None:
+            self._counts[operation][1] += 1
+            asker.fail(effect.error)
+        elif effect.reply is not None:
+            asker.reply(effect.reply)
+
+    def close(self) -> None:
+        """We lead no more: whoever waits asks again, elsewhere."""
+        self._closed = True
+        waiting, self._waiting = self._waiting, {}
+        for asker, _ in waiting.values():
+            asker.fail(_stepped_down())
+
+    def _number(self, asker: Asker, operation: GangOperation) -> int:
+        number = next(self._numbers)
+        self._waiting[number] = (asker, operation)
+        return number
+
+    # -- owners ------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, asker: Asker, body: Any) -> None:
+        request = _parse_acquire(body)
+        new_id = f"g{self._clock.token()}"
+        gang = request.id or new_id
+        parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
+        known = self._core.get(gang) is not None
+        if not known:
+            request = request.model_copy(update={"traceparent": self._traces.asked(gang, parent)})
+        self._feed(
+            on.AcquireAsked(
+                **self._clock.moment(),
+                request=request,
+                reply_to=self._number(asker, GangOperation.ACQUIRE),
+                new_id=new_id,
+                new_token=self._clock.token(),
+            )
+        )
+        if not known and self._core.get(gang) is None:
+            self._traces.refused(gang, asker.error)
+
+    def _renew(self, asker: Asker, body: Any) -> None:
+        request = parse_request(OwnedRequest, body)
+        number = self._number(asker, GangOperation.RENEW)
+        self._feed(on.RenewAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    def _release(self, asker: Asker, body: Any) -> None:
+        request = parse_request(OwnedRequest, body)
+        number = self._number(asker, GangOperation.RELEASE)
+        self._feed(on.ReleaseAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def _get(self, asker: Asker, body: Any) -> None:
+        query = parse_request(GangQuery, body)
+        found = self._core.get(query.id)
+        if found is None:
+            raise _unknown(query.id)
+        asker.reply(found)
+
+    def _list(self, asker: Asker, body: Any) -> None:
+        wanted = parse_request(GangListRequest, body)
+        gangs = tuple(g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
+        bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
+        asker.reply(GangListReply(gangs=gangs), shorter=GangListReply(gangs=bare))
+
+    def _why(self, asker: Asker, body: Any) -> None:
+        query = parse_request(GangQuery, body)
+        if self._core.get(query.id) is None:
+            raise _unknown(query.id)
+        self._chores.start(self._say_why(asker, query.id))
+
+    async def _say_why(self, asker: Asker, gang: str) -> None:
+        reply = self._core.why(gang)
+        if reply is None:
+            asker.fail(_unknown(gang))
+            return
+        members = {seat.token for other in self._core.gangs() for seat in other.seats}
+        try:
+            reply = await name_leases(
+                self._kv, self._names, reply, members=members, wall=self._clock.wall, log=self._log
+            )
+        except GanglineError as error:
+            # What the core knows is worth telling in any case.
+            self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
+        asker.reply(reply)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _report(self, asker: Asker, body: Any) -> None:
+        report = parse_request(MemberReport, body)
+        gang = self._core.get(report.gang)
+        known = gang is not None and gang.state is not GangState.ENDED and gang.generation == report.generation
+        self._feed(
+            on.MemberFailed(
+                **self._clock.moment(),
+                gang=report.gang,
+                generation=report.generation,
+                rank=report.rank,
+                cause=report.cause,
+                detail=report.detail,
+            )
+        )
+        asker.reply(ReportReply(known=known))
+
+
+def _parse_acquire(body: Any) -> AcquireRequest:
+    try:
+        return parse_request(AcquireRequest, body)
+    except InvalidRequest as error:
+        if not isinstance(body, dict) or "bundles" in body:
+            raise
+        # The short form was used: name its fields, not those of the bundle that it stands for.
+        text = error.message.replace("bundles.0.count:", "size:").replace("bundles.0.", "")
+        raise InvalidRequest(text) from error
+
+
+def _unknown(gang: str) -> UnknownGang:
+    return UnknownGang(f"gang {gang} is not known: it was never acquired, or ended a while ago")
+
+
+def _stepped_down() -> NoCoordinator:
+    return NoCoordinator("this coordinator leads no more: ask again, with the same id and owner_token if you gave them")

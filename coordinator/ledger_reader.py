@@ -1,0 +1,126 @@
+"""The whole ledger, read at once by a new leader."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from pydantic import ValidationError
+
+from ..bus.port import KeyValue, KvEntry
+from ..schemas.errors import GanglineError, InvalidName
+from ..schemas.gangs import GangRecord, GangSetRecord, MemberRecord
+from ..schemas.names import Names, WorkerId
+from ..schemas.records import Heartbeat, Record, Registration
+from ..telemetry.logs import Log
+
+_RETRY_S: Final = 0.1
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What stood there, all at one moment."""
+
+    gangs: list[tuple[GangRecord, int]] = field(default_factory=list)
+    members: list[tuple[WorkerId, MemberRecord]] = field(default_factory=list)
+    """Without those of gangs whose own record could not be read: nothing is known of them, so nothing is done."""
+    sets: list[tuple[str, GangSetRecord]] = field(default_factory=list)
+    registrations: list[tuple[Registration, int]] = field(default_factory=list)
+    beats: list[tuple[WorkerId, Heartbeat]] = field(default_factory=list)
+    raw_sets: dict[str, bytes] = field(default_factory=dict)
+    """By key, as they stand there."""
+
+
+async def read_ledger(kv: KeyValue, names: Names, *, fence: int, log: Log) -> Reading:
+    """Read until it succeeds. A copy of the stream that lags behind, and does not have our own `leader` record at
+    `fence` yet, is read again: what an earlier leader wrote is then all in the reading."""
+    while True:
+        try:
+            entries = await kv.entries(
+                Names.leader_key,
+                Names.gang_key(),
+                Names.gangset_key(),
+                names.members_of(),
+                names.registrations_of(),
+                names.alive_of(),
+            )
+        except GanglineError as error:
+            log.warning("cannot read the ledger: %s", error, extra={"action": "ledger.read_failed"})
+        else:
+            if any(entry.key == Names.leader_key and entry.revision >= fence for entry in entries):
+                return _sorted(entries, names, log)
+            log.info("a copy of the ledger lags behind; reading again", extra={"action": "ledger.stale"})
+        await asyncio.sleep(_RETRY_S)
+
+
+async def read_members(kv: KeyValue, names: Names, log: Log) -> tuple[tuple[WorkerId, MemberRecord], ...]:
+    """All member records, but those of gangs whose record cannot be read.
+
+    Raises:
+        Unavailable: it may not be concluded that there are none.
+    """
+    return tuple(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log).members)
+
+
+def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
+    reading = Reading()
+    unreadable: set[str] = set()
+    for entry in entries:
+        folder, _, rest = entry.key.partition(".")
+        match folder:
+            case "gang":
+                gang = parse(GangRecord, entry, log)
+                if gang is None or gang.id != rest:
+                    unreadable.add(rest)
+                else:
+                    reading.gangs.append((gang, entry.revision))
+            case "gangset":
+                reading.raw_sets[entry.key] = entry.value
+                gangset = parse(GangSetRecord, entry, log)
+                if gangset is not None:
+                    reading.sets.append((rest, gangset))
+            case _:
+                _of_worker(reading, folder, entry, names, log)
+    reading.members = [(worker, member) for worker, member in reading.members if member.gang not in unreadable]
+    return reading
+
+
+def _of_worker(reading: Reading, folder: str, entry: KvEntry, names: Names, log: Log) -> None:
+    try:
+        worker = names.parse_worker_key(entry.key)
+    except InvalidName:
+        return
+    match folder:
+        case "member":
+            member = parse(MemberRecord, entry, log)
+            if member is not None and entry.key == names.member_key(worker, member.gang):
+                reading.members.append((worker, member))
+        case "reg":
+            record = parse(Registration, entry, log)
+            if record is not None and (record.pool, record.worker) == (worker.pool, worker.worker):
+                reading.registrations.append((record, entry.revision))
+        case "alive":
+            beat = parse(Heartbeat, entry, log)
+            if beat is not None:
+                reading.beats.append((worker, beat))
+        case _:
+            pass
+
+
+def parse(model: type[R], entry: KvEntry, log: Log) -> R | None:
+    """A record; None, with a warning, for what cannot be read."""
+    try:
+        return model.model_validate_json(entry.value)
+    except ValidationError as error:
+        first = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors(include_url=False)[:3])
+        log.warning(
+            "%s is not a %s: %s",
+            entry.key,
+            model.__name__,
+            first,
+            extra={"action": "record.unreadable", "key": entry.key},
+        )
+        return None

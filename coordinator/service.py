@@ -1,0 +1,272 @@
+"""`Coordinator`: one process's part in granting gangs. Any number may run; one leads, the others stand by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Final, Self
+
+from ..bus.ambient import Ambient
+from ..bus.port import Bus, ConnectionEvent, KeyValue
+from ..schemas.errors import ClosedError, ServerUnsupported, Unavailable
+from ..schemas.names import Names
+from ..telemetry.logs import logger_for
+from .candidacy import Candidacy
+from .census import Census
+from .discovery import Discovery
+from .election import Election, ElectionSettings
+from .leader_key import LeaderKey
+from .moment import Clock
+from .settings import CoordinatorSettings
+from .shell_settings import ShellSettings
+from .term import Office, Term
+
+_RETRY_S: Final = 0.25
+
+
+class CoordinatorState(StrEnum):
+    NEW = "new"
+    STARTING = "starting"
+    STANDBY = "standby"
+    LEADING = "leading"
+    """Elected, the ledger read, requests served."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorStatistics:
+    """A snapshot of one coordinator."""
+
+    instance: str
+    state: CoordinatorState
+    term: int
+    """Of the last leader that it knows of; its own while it leads."""
+    workers: int
+    """That live, as far as it knows."""
+    gangs: dict[str, float] = field(default_factory=dict[str, float])
+    """While it leads: gangs, formed, queued, oldest_s, commits_waiting."""
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    """Of this leadership: commits, commits_refused, restarts, ended."""
+    requests: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """Requests and errors by operation."""
+    waiting: int = 0
+    """Requests without an answer so far."""
+
+
+class Coordinator:
+    """Takes part in the election, and grants gangs while it leads.
+
+    ::
+
+        async with Coordinator(bus=bus) as coordinator:
+            await coordinator.wait_closed()
+
+    The bus is the caller's: open before `start`, and not closed here. A coordinator is used once; `start` and `stop`
+    are idempotent.
+    """
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        names: Names | None = None,
+        settings: CoordinatorSettings | None = None,
+        election: ElectionSettings | None = None,
+        shell: ShellSettings | None = None,
+        ambient: Ambient | None = None,
+    ) -> None:
+        """
+        Args:
+            bus: an open connection.
+            names: the namespace; `gangline` if not given.
+            settings: of the decisions about gangs.
+            election: how leaders are elected. The same for all coordinators of a namespace.
+            shell: storage, feeds and patience with workers.
+            ambient: wall clock, randomness and tokens; the system's if not given.
+        """
+        self.names = names or Names()
+        self.settings = settings or CoordinatorSettings()
+        self.shell = shell or ShellSettings()
+        self.ambient = ambient or Ambient()
+        self.instance = self.ambient.token()
+        """Unique for this object; the ledger's `leader` record names it."""
+        self.state = CoordinatorState.NEW
+        self.term: Term | None = None
+        """The leadership under way; for tests."""
+        self._bus = bus
+        self._election = Election(self.instance, election)
+        self._log = logger_for("coordinator", instance=self.instance)
+        self._counts: dict[str, list[int]] = {}
+        self._discovery = Discovery(
+            bus,
+            self.names,
+            ambient=self.ambient,
+            instance=self.instance,
+            node=self.shell.node,
+            counts=self._counts,
+        )
+        self._office: Office | None = None
+        self._ended: set[asyncio.Task[None]] = set()
+        """Clearing away after terms that are over."""
+        self._forget_connection: Callable[[], None] = _nothing
+        self._leads = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Coordinator {self.instance} {self.state.value} {self.term or ''}>"
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Stand by, and lead as soon as nobody else does. Returns when it takes part in the election. Idempotent.
+
+        Cancelling undoes what was begun.
+
+        Raises:
+            Unavailable: no connection, or storage did not answer within `start_timeout_s`.
+            ServerUnsupported: a nats-server without JetStream, or older than 2.12.
+            ClosedError: it was stopped before.
+        """
+        if self.state is CoordinatorState.CLOSED:
+            raise ClosedError("this coordinator was stopped: make a new one")
+        if self.state is not CoordinatorState.NEW:
+            return
+        self.state = CoordinatorState.STARTING
+        try:
+            await self._start()
+        except BaseException:
+            await asyncio.shield(self.stop())
+            raise
+
+    async def _start(self) -> None:
+        kv = await self._open_bucket()
+        clock = Clock(self.ambient)
+        leader = LeaderKey(kv)
+        candidacy = Candidacy(
+            kv, self._election, leader, clock, on_lead=self._lead, on_yield=self._yield, log=self._log
+        )
+        self._office = office = Office(
+            bus=self._bus,
+            kv=kv,
+            names=self.names,
+            clock=clock,
+            leader=leader,
+            census=Census(kv, self.names, self.shell, self._log),
+            candidacy=candidacy,
+            settings=self.settings,
+            shell=self.shell,
+            counts=self._counts,
+            log=self._log,
+        )
+        self._forget_connection = self._bus.on_connection(self._on_connection)
+        await office.census.start()
+        await self._discovery.start()
+        self.state = CoordinatorState.STANDBY
+        self._log.info("takes part in the election", extra={"action": "coordinator.started"})
+        await candidacy.start()
+        await self._bus.flush()
+
+    async def _open_bucket(self) -> KeyValue:
+        """Open the ledger; a cluster that holds an election just now is waited for."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self.shell.start_timeout_s
+        while True:
+            try:
+                return await self._bus.bucket(self.names.ledger_bucket, self.shell.bucket)
+            except ServerUnsupported:
+                raise
+            except Unavailable:
+                if loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    async def stop(self) -> None:
+        """Leave. A leader gives way at once, so that a standby takes over without waiting; gangs live on. Idempotent.
+
+        Cancelling the wait leaves the leadership to expire.
+        """
+        if self.state is CoordinatorState.CLOSED:
+            return
+        self.state = CoordinatorState.CLOSED
+        office = self._office
+        try:
+            if office is not None:
+                await office.candidacy.stop()
+                await office.census.stop()
+            await self._discovery.stop()
+            if self._ended:
+                await asyncio.wait(self._ended)
+        finally:
+            self._forget_connection()
+            self._leads.clear()
+            self._closed.set()
+        self._log.info("left", extra={"action": "coordinator.left"})
+
+    async def wait_leading(self) -> None:
+        """Wait until it leads: elected, the ledger read, requests served."""
+        await self._leads.wait()
+
+    async def wait_closed(self) -> None:
+        """Wait until it was stopped."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def statistics(self) -> CoordinatorStatistics:
+        term, office = self.term, self._office
+        return CoordinatorStatistics(
+            instance=self.instance,
+            state=self.state,
+            term=self._election.term,
+            workers=len(office.census) if office is not None else 0,
+            gangs=term.core.statistics() if term is not None else {},
+            counts=term.metrics.statistics() if term is not None else {},
+            requests={name: (requests, errors) for name, (requests, errors) in self._counts.items()},
+            waiting=term.waiting if term is not None else 0,
+        )
+
+    # -- leadership --------------------------------------------------------------------------------------------------
+
+    def _lead(self, number: int, fence: int) -> None:
+        assert self._office is not None and self.term is None
+        self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
+        self.term = Term(self._office, number=number, fence=fence, on_ready=self._ready)
+        self.term.begin()
+
+    def _ready(self) -> None:
+        if self.term is not None and self.state is CoordinatorState.STANDBY:
+            self.state = CoordinatorState.LEADING
+            self._discovery.role("leader", self.term.number)
+            self._leads.set()
+
+    def _yield(self, reason: str) -> None:
+        term, self.term = self.term, None
+        if term is None:
+            return
+        term.end(reason)
+        self._leads.clear()
+        self._discovery.role("standby", self._election.term)
+        if self.state is CoordinatorState.LEADING:
+            self.state = CoordinatorState.STANDBY
+        clearing = asyncio.get_running_loop().create_task(term.rest(), name="gangline end of term")
+        self._ended.add(clearing)
+        clearing.add_done_callback(self._ended.discard)
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if self._office is not None:
+            self._office.census.on_connection(event)
+            self._office.candidacy.on_connection(event)
+
+
+def _nothing() -> None:
+    """There is nothing to forget yet."""

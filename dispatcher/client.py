@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.errors import ClosedError
+from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.names import Names
 from ..schemas.records import LeaseRecord
+from .gang import Ganging
 from .leases import Leasing
 from .operators import Operators, WorkerInfo
 from .order import CallOptions
@@ -210,6 +212,65 @@ class Client:
         """
         return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
 
+    def gang(
+        self,
+        *,
+        pool: str | None = None,
+        size: int | None = None,
+        slots: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
+        strategy: str = "pack",
+        deadline_s: float | None = None,
+        priority: int = 0,
+        preempt: bool = False,
+        restart: str = "restart_gang",
+        max_restarts: int | None = 3,
+        backoff_s: float = 0.5,
+        grace_s: float = 5.0,
+        ttl_s: float = 15.0,
+    ) -> Ganging:
+        """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
+
+        Entering waits in the coordinator's queue until the gang is formed; leaving releases it, and returns when its
+        members have stopped. It is renewed by itself meanwhile.
+
+        Args:
+            pool, size, slots, labels: so many members of that pool, of so many slots (1) each, on workers with these
+                labels.
+            bundles: instead of these: members of several shapes, over several pools; see schemas.gangs.Bundle.
+            strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
+            deadline_s: give up when not formed by then. None: never.
+            priority: higher goes first.
+            preempt: gangs of lower priority may be torn down to make room.
+            restart: `restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails.
+            max_restarts: failures before it ends; None: no bound.
+            backoff_s: wait before the first restart; doubles with each.
+            grace_s: how long a member may take to stop before it is killed.
+            ttl_s: the gang ends when it is not renewed for so long; says how long it outlives this process.
+
+        Raises:
+            InvalidRequest: at once; names what is wrong.
+            GangImpossible, GangNotFormed, NoCoordinator, QueueFull: on entering; nothing is held.
+        """
+        self._check_open()
+        fields = {
+            "pool": pool,
+            "size": size,
+            "slots": slots,
+            "labels": None if labels is None else dict(labels),
+            "bundles": None if bundles is None else tuple(_plain(bundle) for bundle in bundles),
+            "strategy": strategy,
+            "deadline_s": deadline_s,
+            "priority": priority,
+            "preempt": preempt,
+            "restart": restart,
+            "backoff_s": backoff_s,
+            "grace_s": grace_s,
+            "ttl_s": ttl_s,
+        }
+        return self._router.gangs.gang(fields, max_restarts, self._options)
+
     # -- operating ------------------------------------------------------------------------------------------------
 
     async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
@@ -286,6 +347,10 @@ class Client:
     async def _open_ledger(self) -> KeyValue:
         self._check_open()
         return await self._router.ledger()
+
+
+def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:
+    return bundle.model_dump() if isinstance(bundle, Bundle) else dict(bundle)
 
 
 class Connecting:

@@ -58,7 +58,7 @@ class CallOptions:
 class Order:
     """One task to be run."""
 
-    __slots__ = ("args", "deadline", "endpoint", "flags", "kwargs", "method", "options", "pool", "span_parent")
+    __slots__ = ("args", "deadline", "endpoint", "flags", "kwargs", "method", "options", "pool", "run", "span_parent")
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Order:
         deadline: float | None,
         flags: int = 0,
         span_parent: str | None = None,
+        run: int = 0,
     ) -> None:
         self.endpoint = endpoint
         self.pool = options.pool or endpoint
@@ -82,6 +83,8 @@ class Order:
         """Loop time; None is never."""
         self.flags = flags
         self.span_parent = span_parent
+        self.run = run
+        """Number of the gang run that it is part of; 0: none."""
 
     @property
     def target(self) -> str:
@@ -129,8 +132,10 @@ class Order:
         """
         options = self.options
         meta: dict[str, Any] | None = None
-        if attempt > 1 or options.key is not None or options.model is not None:
+        if attempt > 1 or options.key is not None or options.model is not None or self.run:
             meta = {"attempt": attempt, "key": options.key, "model": options.model}
+            if self.run:
+                meta["run"] = self.run
         return (
             Request.TASK,
             id,

@@ -21,6 +21,7 @@ from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .caller import Caller
 from .core import Ticket
 from .exchange import Exchange
+from .gangs import Gangs
 from .hold import Hold, Reserver
 from .leases import Lease, Leasing
 from .order import CallOptions, Order
@@ -83,6 +84,18 @@ class Router:
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
         self._streamer = Streamer(self.caller, self.settings.stream_window)
         self._reserver = Reserver(self.exchange, self.settings, self.metrics, name or bus.name)
+        self.gangs = Gangs(
+            bus,
+            names,
+            ambient,
+            self.settings,
+            caller=self.caller,
+            streamer=self._streamer,
+            pool=self.pool,
+            deadline=self.deadline,
+            observe=self._observed,
+            owner=name or bus.name,
+        )
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -105,6 +118,7 @@ class Router:
         self._following.refuse(ClosedError("this router was stopped"))
         for hold in list(self._holds):
             hold.release()
+        await self.gangs.stop()
         await self.exchange.stop()
         await self._following.stop()
 
@@ -277,6 +291,7 @@ class Router:
         return {
             "state": self._state,
             "holds": len(self._holds),
+            **self.gangs.statistics(),
             **self.exchange.statistics(),
             "pools": {name: pool.statistics() for name, pool in self._pools.items()},
         }

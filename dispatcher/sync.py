@@ -5,20 +5,19 @@ A `SyncClient` runs an ordinary Client on a loop in a thread of its own. It may 
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import contextvars
-import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ..bus.port import BucketSettings
 from ..schemas.errors import ClosedError, GanglineError
+from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.records import LeaseRecord
 from .client import Client, connect
+from .gang_sync import SyncGanging
 from .leases import Lease, Leasing
+from .loop_thread import LoopThread, SyncContext, iterate
 from .operators import WorkerInfo
 from .policy import Policy
 from .selection import Choosing, Selection
@@ -27,106 +26,8 @@ from .settings import RouterSettings
 if TYPE_CHECKING:
     from ..bus.settings import ConnectionSettings
 
-T = TypeVar("T")
 
-_CLEAN_UP_S = 2.0
-"""How long an interrupted call is given to clean up."""
-
-
-class LoopThread:
-    """An event loop in a daemon thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._main, name="gangline-client", daemon=True)
-        self._thread.start()
-
-    def _main(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-        finally:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run to the end and return the result. Whatever interrupts the wait (Ctrl-C) cancels the coroutine and waits
-        for its clean-up, so that slots are given back.
-
-        Raises:
-            ClosedError: the loop was stopped.
-            RuntimeError: called on the loop's own thread.
-        """
-        if threading.current_thread() is self._thread:
-            coroutine.close()
-            raise RuntimeError("a SyncClient cannot be used inside its own event loop: use Client there")
-        if not self._thread.is_alive() or self._loop.is_closed():
-            coroutine.close()
-            raise ClosedError("this client was closed")
-        # The caller's context, so that deadline and trace of a surrounding task are inherited.
-        future: concurrent.futures.Future[T] = concurrent.futures.Future()
-        begun: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
-        context = contextvars.copy_context()
-        self._loop.call_soon_threadsafe(self._begin, coroutine, begun, future, context)
-        try:
-            return future.result()
-        except BaseException:
-            if not future.done():
-                self._loop.call_soon_threadsafe(begun.result().cancel)
-                concurrent.futures.wait((future,), timeout=_CLEAN_UP_S)
-            raise
-
-    def _begin(
-        self,
-        coroutine: Coroutine[Any, Any, T],
-        begun: concurrent.futures.Future[asyncio.Task[T]],
-        future: concurrent.futures.Future[T],
-        context: contextvars.Context,
-    ) -> None:
-        task = self._loop.create_task(coroutine, context=context)
-        begun.set_result(task)
-
-        def done(ended: asyncio.Task[T]) -> None:
-            if ended.cancelled():
-                future.set_exception(concurrent.futures.CancelledError())
-            elif (error := ended.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(ended.result())
-
-        task.add_done_callback(done)
-
-    def stop(self) -> None:
-        """Stop the loop and join its thread. Idempotent."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            if threading.current_thread() is not self._thread:
-                self._thread.join()
-
-
-class _SyncContext(Generic[T]):
-    """An async context manager, entered and left from plain code."""
-
-    def __init__(self, thread: LoopThread, manager: Any, wrap: Callable[[Any], T]) -> None:
-        self._thread = thread
-        self._manager = manager
-        self._wrap = wrap
-
-    def __enter__(self) -> T:
-        try:
-            return self._wrap(self._thread.run(self._manager.__aenter__()))
-        except BaseException:
-            # Interrupted (Ctrl-C) just when it had succeeded: nobody else would give the slots back.
-            self._thread.run(self._manager.__aexit__(None, None, None))
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._thread.run(self._manager.__aexit__(kind, error, trace))
-
-
-class SyncChoosing(_SyncContext[Selection]):
+class SyncChoosing(SyncContext[Selection]):
     """See selection.Choosing."""
 
     def __init__(self, thread: LoopThread, choosing: Choosing) -> None:
@@ -202,7 +103,7 @@ class SyncLease:
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """See Lease.stream."""
-        return _iterate(self._thread, self._lease.stream(method, *args, **kwargs))
+        return iterate(self._thread, self._lease.stream(method, *args, **kwargs))
 
     def renew(self) -> None:
         """See Lease.renew."""
@@ -224,7 +125,7 @@ class SyncLease:
         return f"Sync{self._lease!r}"
 
 
-class SyncLeasing(_SyncContext[SyncLease]):
+class SyncLeasing(SyncContext[SyncLease]):
     """See leases.Leasing."""
 
     def __init__(self, thread: LoopThread, leasing: Leasing) -> None:
@@ -303,7 +204,7 @@ class SyncClient:
 
     def stream(self, target: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """See Client.stream. Closing the generator stops the task."""
-        return _iterate(self._thread, self._client.stream(target, *args, **kwargs))
+        return iterate(self._thread, self._client.stream(target, *args, **kwargs))
 
     def choose_worker(self, target: str, /, *, slots: int | None = None) -> SyncChoosing:
         """See Client.choose_worker."""
@@ -319,6 +220,43 @@ class SyncClient:
         """See Client.lease."""
         leasing = self._client.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait)
         return SyncLeasing(self._thread, leasing)
+
+    def gang(
+        self,
+        *,
+        pool: str | None = None,
+        size: int | None = None,
+        slots: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
+        strategy: str = "pack",
+        deadline_s: float | None = None,
+        priority: int = 0,
+        preempt: bool = False,
+        restart: str = "restart_gang",
+        max_restarts: int | None = 3,
+        backoff_s: float = 0.5,
+        grace_s: float = 5.0,
+        ttl_s: float = 15.0,
+    ) -> SyncGanging:
+        """See Client.gang."""
+        ganging = self._client.gang(
+            pool=pool,
+            size=size,
+            slots=slots,
+            labels=labels,
+            bundles=bundles,
+            strategy=strategy,
+            deadline_s=deadline_s,
+            priority=priority,
+            preempt=preempt,
+            restart=restart,
+            max_restarts=max_restarts,
+            backoff_s=backoff_s,
+            grace_s=grace_s,
+            ttl_s=ttl_s,
+        )
+        return SyncGanging(self._thread, ganging)
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
         """See Client.workers."""
@@ -350,26 +288,6 @@ class SyncClient:
 
     def __repr__(self) -> str:
         return f"Sync{self._client!r}"
-
-
-def _iterate(thread: LoopThread, items: AsyncGenerator[Any, None]) -> Generator[Any, None, None]:
-    try:
-        while True:
-            try:
-                item = thread.run(_next(items))
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        thread.run(_close(items))
-
-
-async def _next(items: AsyncGenerator[Any, None]) -> Any:
-    return await items.__anext__()
-
-
-async def _close(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()
 
 
 def connect_sync(

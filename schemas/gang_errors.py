@@ -14,10 +14,13 @@
     DeadlineExceeded
     └── GangNotFormed       not formed by its deadline; says what stood in its way
     TaskError
-    └── GangFailed          a member failed and the gang was torn down; carries generation, rank and reason
+    └── GangFailed          a member failed; carries generation, rank and reason
+        └── GangRestarted   ... so its generation was torn down, and the gang forms again as the next one
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from .errors import DeadlineExceeded, InvalidRequest, LeaseError, TaskError, Unavailable
 
@@ -63,6 +66,35 @@ class GangNotFormed(DeadlineExceeded):
 
 
 class GangFailed(TaskError):
-    """`details`: `generation`, `rank`, `reason`."""
+    """`details`: `generation`, `rank` (None when no member was at fault), `reason`. At an owner, `__cause__` is the
+    member's own error, if it sent one."""
 
     code = "gang_failed"
+
+    results: dict[int, Any]
+    """At an owner: results by rank of those that had finished."""
+
+    def __init__(
+        self, message: str = "", *, details: dict[str, Any] | None = None, may_have_started: bool | None = None
+    ) -> None:
+        super().__init__(message, details=details, may_have_started=may_have_started)
+        self.results = {}
+
+    @property
+    def generation(self) -> int:
+        return int(self.details.get("generation", 0))
+
+    @property
+    def rank(self) -> int | None:
+        rank = self.details.get("rank")
+        return rank if isinstance(rank, int) else None
+
+    @property
+    def reason(self) -> str:
+        return str(self.details.get("reason", ""))
+
+
+class GangRestarted(GangFailed):
+    """The same gang goes on as its next generation; what was under way in this one is lost."""
+
+    code = "gang_restarted"

@@ -12,6 +12,8 @@ import gangline
 from gangline.bus.port import RequestTimeout
 from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client, connect
+from gangline.dispatcher.gang import Gang
+from gangline.dispatcher.gang_sync import SyncGang
 from gangline.dispatcher.leases import Lease
 from gangline.dispatcher.sync import SyncClient, SyncLease, connect_sync
 from gangline.schemas.deadline import deadline
@@ -192,7 +194,7 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize(("kind", "twin"), [(Client, SyncClient), (Lease, SyncLease)])
+@pytest.mark.parametrize(("kind", "twin"), [(Client, SyncClient), (Lease, SyncLease), (Gang, SyncGang)])
 def test_both_clients_have_the_same_names_and_signatures(kind: type, twin: type) -> None:
     ours, its = public(kind), public(twin)
     ours.pop("router", None)

@@ -1,0 +1,353 @@
+"""`client.gang(...)`: slots on many workers, all or nothing, that live, fail and restart together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from ..schemas.errors import (
+    ClosedError,
+    GanglineError,
+    InvalidRequest,
+    InvalidSettings,
+    LeaseError,
+    NoWorkers,
+    OutcomeUnknown,
+    SelectionUsed,
+    TaskCancelled,
+    TaskCrashed,
+    WrongPool,
+)
+from ..schemas.gang_errors import GangFailed, GangNotFormed, GangRestarted
+from ..schemas.gang_messages import GangEvent
+from ..schemas.gangs import Rendezvous
+from ..telemetry.tracing import Attributes, tracer
+from .gang_members import Formation, GangMember
+from .gang_owner import EventQueue, GangOwner
+from .gang_run import Arguments, by_rank, run_on_all, same_for_all
+from .leases import Observe
+from .order import CallOptions, Order
+
+T = TypeVar("T")
+
+VERDICT_S: Final = 4.5
+"""How long a call whose member seems lost waits for the coordinator's word on the whole gang: a frozen worker is found
+out within 4 s."""
+
+_MEMBER_LOST: Final = (OutcomeUnknown, TaskCrashed, TaskCancelled, LeaseError, NoWorkers)
+"""Errors of one rank behind which may be the end of the whole generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangCallOptions:
+    """How tasks are run on a gang, beside their own arguments."""
+
+    call: CallOptions = CallOptions()
+    retries: int = 0
+    """How often a run (or call) whose generation was torn down is made again on the next one. Tasks then run again from
+    their beginning."""
+    partial: bool = False
+    """A run waits for all ranks, and gives errors among the results instead of raising the first."""
+
+
+class Gang:
+    """A gang that this process owns: renewed by itself while held. Not for use after its `async with` block."""
+
+    def __init__(
+        self,
+        owner: GangOwner,
+        *,
+        deadline: Callable[[CallOptions], float | None],
+        observe: Observe,
+        options: GangCallOptions,
+    ) -> None:
+        self._owner = owner
+        self._deadline = deadline
+        self._observe = observe
+        self._options = options
+
+    # -- who it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._owner.id
+
+    @property
+    def generation(self) -> int:
+        """Of the newest members; grows with each restart."""
+        return self._newest.generation
+
+    @property
+    def size(self) -> int:
+        """The number of ranks: the world size."""
+        return self._newest.size
+
+    @property
+    def members(self) -> tuple[GangMember, ...]:
+        """By rank."""
+        return self._newest.members
+
+    @property
+    def rendezvous(self) -> Rendezvous | None:
+        """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
+        return self._newest.rendezvous
+
+    @property
+    def fence(self) -> int:
+        """A number that grows over the whole system with each generation, for resources that refuse zombies."""
+        return self._newest.fence
+
+    @property
+    def restarts(self) -> int:
+        """Failures so far, as counted against `max_restarts`."""
+        return self._owner.core.restarts
+
+    @property
+    def lost(self) -> GanglineError | None:
+        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can."""
+        try:
+            self._owner.check()
+        except GanglineError as error:
+            return error
+        return self._newest.down() if self._newest.down is not None else None
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+        retries: int | None = None,
+        partial: bool | None = None,
+    ) -> Gang:
+        """The same gang, with calls that are made so; what is not given stays as it is. Cheap.
+
+        Args:
+            timeout_s: deadline of each call or run from its start; tasks are cancelled when it passes.
+            idempotent: see CallOptions.
+            retries: see GangCallOptions.
+            partial: see GangCallOptions.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise InvalidSettings(f"retries is {retries!r}, it must be a whole number, at least 0")
+        mine = self._options
+        call = replace(
+            mine.call,
+            timeout_s=mine.call.timeout_s if timeout_s is None else timeout_s,
+            idempotent=mine.call.idempotent if idempotent is None else idempotent,
+        )
+        options = GangCallOptions(
+            call=call,
+            retries=mine.retries if retries is None else retries,
+            partial=mine.partial if partial is None else partial,
+        )
+        return Gang(self._owner, deadline=self._deadline, observe=self._observe, options=options)
+
+    async def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a task on all ranks, with the same arguments, and return the results by rank.
+
+        Waits for the next generation if the gang is just restarting. Cancelling cancels all ranks.
+
+        Args:
+            method: name of the task; each rank runs that of its own pool.
+            args, kwargs: the task's own arguments.
+
+        Raises:
+            GangFailed: a rank failed (`rank`, `__cause__`); the others were cancelled. The gang stays.
+            GangRestarted: the generation was torn down; the next one follows. See `options(retries=...)`.
+            GangEnded, GangFailed: the gang is over.
+            LeaseExpired: it could not be renewed in time; nothing was sent.
+            DeadlineExceeded, InvalidRequest: as for Client.call.
+        """
+        return await self._run(method, lambda size: same_for_all(size, args, kwargs))
+
+    async def run_each(self, method: str, arguments: Sequence[Any], /) -> list[Any]:
+        """Run a task on all ranks, each with its own arguments; else as `run`.
+
+        Args:
+            arguments: by rank: a tuple or list of positional arguments, or a dict of named ones.
+
+        Raises:
+            InvalidArguments: not one item for each rank; nothing was sent.
+        """
+        return await self._run(method, lambda size: by_rank(size, arguments))
+
+    async def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on one rank and return its result. Waits while all slots of the member are in use.
+
+        Raises:
+            GanglineError: what the task raised; else as `run`.
+        """
+
+        async def once(formation: Formation, deadline: float | None) -> Any:
+            order = self._order(formation, rank, method, (args, kwargs), deadline)
+            with self._observe(order) as (_, span):
+                return await self._guarded(formation, formation.lines[rank].call(order, span))
+
+        return await self._retried(once)
+
+    async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated.
+
+        Raises:
+            GanglineError: as `call`; StreamBroken when items were lost.
+        """
+        deadline = self._deadline(self._options.call)
+        formation = await self._living(deadline)
+        order = self._order(formation, rank, method, (args, kwargs), deadline)
+        with self._observe(order) as (_, span):
+            items = formation.lines[rank].stream(order, span)
+            async with contextlib.aclosing(items):
+                while True:
+                    try:
+                        item = await self._guarded(formation, anext(items))
+                    except StopAsyncIteration:
+                        return
+                    yield item
+
+    async def wait_formed(self) -> int:
+        """The living generation; between two, wait for the next.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: no further one comes.
+        """
+        return (await self._owner.formed()).generation
+
+    def events(self) -> AsyncGenerator[GangEvent, None]:
+        """What is broadcast of this gang, from now until it is over. Events may be lost."""
+        return _events(self._owner.listen())
+
+    async def release(self) -> None:
+        """Give the gang back now; returns when its members have stopped. Idempotent. What is under way ends with
+        ClosedError."""
+        await asyncio.shield(self._owner.release())
+
+    def __repr__(self) -> str:
+        lost = self.lost
+        state = f"lost: {lost.code}" if lost else "formed"
+        return f"Gang({self.id}, generation={self.generation}, size={self.size}, {state})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _newest(self) -> Formation:
+        assert self._owner.formation is not None, "acquired"
+        return self._owner.formation
+
+    async def _living(self, deadline: float | None) -> Formation:
+        self._owner.check()
+        if self._newest.down is None:
+            return self._newest
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._owner.formed()
+        except TimeoutError:
+            text = f"gang {self.id} was torn down and not formed again by the deadline; nothing was sent"
+            raise GangNotFormed(text) from (self._newest.down() if self._newest.down is not None else None)
+
+    async def _run(self, method: str, arguments: Callable[[int], list[Arguments]]) -> list[Any]:
+        async def once(formation: Formation, deadline: float | None) -> list[Any]:
+            given = arguments(formation.size)
+            run = formation.next_run()
+            attributes: Attributes = {"gangline.gang": self.id, "gangline.generation": formation.generation}
+
+            async def on_rank(rank: int, item: Arguments) -> Any:
+                order = self._order(formation, rank, method, item, deadline, run)
+                with self._observe(order) as (_, span):
+                    return await self._guarded(formation, formation.lines[rank].call(order, span))
+
+            with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
+                return await run_on_all(formation, on_rank, given, partial=self._options.partial)
+
+        return await self._retried(once)
+
+    async def _retried(self, once: Callable[[Formation, float | None], Awaitable[T]]) -> T:
+        deadline = self._deadline(self._options.call)
+        left = self._options.retries
+        while True:
+            formation = await self._living(deadline)
+            try:
+                results = await once(formation, deadline)
+            except GangRestarted:
+                if left == 0:
+                    raise
+            else:
+                lost = isinstance(results, list) and any(isinstance(item, GangRestarted) for item in results)
+                if not lost or left == 0:
+                    return results
+            left -= 1
+
+    async def _guarded(self, formation: Formation, work: Awaitable[Any]) -> Any:
+        """Have an error that may come from the end of the whole generation tell so, if it does."""
+        try:
+            return await work
+        except _MEMBER_LOST as error:
+            if isinstance(error, GangFailed):
+                raise
+            if formation.down is None:
+                self._owner.suspect()
+                await formation.wait_down(VERDICT_S)
+            if formation.down is None:
+                raise
+            whole = formation.down()
+            whole.may_have_started = error.may_have_started
+            raise whole from error
+
+    def _order(
+        self,
+        formation: Formation,
+        rank: int,
+        method: str,
+        arguments: Arguments,
+        deadline: float | None,
+        run: int = 0,
+    ) -> Order:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < formation.size:
+            raise InvalidRequest(f"rank is {rank!r}: ranks of this gang go from 0 to {formation.size - 1}")
+        pool = formation.members[rank].pool
+        endpoint, dot, name = method.rpartition(".")
+        if dot and endpoint != pool:
+            raise WrongPool(f"rank {rank} is of pool {pool!r}, not of {endpoint!r}")
+        return Order(
+            endpoint=pool,
+            method=name,
+            args=arguments[0],
+            kwargs=arguments[1],
+            options=self._options.call,
+            deadline=deadline,
+            run=run,
+        )
+
+
+class Ganging:
+    """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving."""
+
+    def __init__(self, make: Callable[[], Awaitable[Gang]]) -> None:
+        self._make = make
+        self._gang: Gang | None = None
+
+    async def __aenter__(self) -> Gang:
+        if self._gang is not None:
+            raise SelectionUsed("this was entered already: call gang again")
+        self._gang = await self._make()
+        return self._gang
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._gang is not None:
+            with contextlib.suppress(ClosedError):
+                await self._gang.release()
+
+
+async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:
+    while (event := await queue.get()) is not None:
+        yield event

@@ -1,0 +1,199 @@
+"""What the owner of a gang knows of it. Pure: no IO, no clock, no await.
+
+Laws:
+
+1. A generation comes once and goes once (by Went, or by the Came of the next), in order; what is told of one that has
+   gone changes nothing. Events may be lost, doubled and late: answers to renewals say the same.
+2. The gang is trusted until its time to live, measured from before the last renewal that was answered, less a margin:
+   the owner always stops trusting it before the coordinator can have ended it. A later answer restores the trust.
+3. When it is over it stays over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from ..schemas.errors import GanglineError, LeaseExpired
+from ..schemas.gang_errors import GangEnded, GangFailed, GangRestarted, NotOwner, UnknownGang
+from ..schemas.gang_messages import GangEvent, GangEventKind, GangReply
+from ..schemas.gangs import GangState
+
+RENEWALS_PER_TTL: Final = 3
+_AGAIN_PER_TTL: Final = 12
+_FINAL: Final = (GangEnded, NotOwner, UnknownGang)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Came:
+    """A generation is formed: calls may go to its members."""
+
+    reply: GangReply
+    instead: GanglineError | None = None
+    """The generation before had not gone until now. Members that stayed (the same token) go on; for the others this is
+    what became of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Went:
+    """The newest generation that came is no more: end what is under way in it."""
+
+    generation: int
+    error: GanglineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """No further generation comes. After the Went of the last."""
+
+    error: GanglineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Ask for more time now; the answer goes to `answered`, `refused` or `unanswered`."""
+
+
+Effect = Came | Went | Over | Renew
+
+
+def margin_s(ttl_s: float) -> float:
+    """How much earlier than the coordinator the owner stops trusting."""
+    return min(ttl_s / 4, 0.05 + ttl_s / 100)
+
+
+class OwnerCore:
+    """One gang, as its owner knows it."""
+
+    def __init__(self, gang: str, ttl_s: float) -> None:
+        self.gang = gang
+        self.ttl_s = ttl_s
+        self.formed: GangReply | None = None
+        """The living generation; None between two, and when it is over."""
+        self.over: GanglineError | None = None
+        self.restarts = 0
+        self.renew_at: float | None = None
+        """When `tick` is to be called."""
+        self.trusted_until = float("-inf")
+        self._newest = 0
+        """The newest generation that came."""
+        self._gone = 0
+        """All generations up to this have gone."""
+
+    def trouble(self, now: float) -> GanglineError | None:
+        """Why nothing new may be sent to its members, though they are formed as far as is known."""
+        if self.over is not None:
+            return self.over
+        if now >= self.trusted_until:
+            return LeaseExpired(
+                f"gang {self.gang} could not be renewed in time and may have ended; nothing was sent: "
+                "is a coordinator running?",
+                details={"gang": self.gang},
+            )
+        return None
+
+    # -- what happens ---------------------------------------------------------------------------------------------
+
+    def answered(self, reply: GangReply, asked_at: float, now: float) -> list[Effect]:
+        """The coordinator answered an acquire (after which the gang was granted) or a renewal."""
+        if self.over is not None:
+            return []
+        if asked_at + self.ttl_s - margin_s(self.ttl_s) > self.trusted_until:
+            self.trusted_until = asked_at + self.ttl_s - margin_s(self.ttl_s)
+        self.renew_at = max(now, asked_at + self.ttl_s / RENEWALS_PER_TTL)
+        self.restarts = max(self.restarts, reply.restarts)
+        alive = reply.state in (GangState.FORMED, GangState.RETIRING) and bool(reply.seats)
+        if alive:
+            return self._formed(reply)
+        if reply.state is GangState.ENDED:
+            return self._end(self._error(reply.generation, reply.rank, reply.reason, ends=True))
+        # Torn down, or queued again: then all generations before the one that is named are gone.
+        gone = reply.generation if reply.state is GangState.TEARING_DOWN else reply.generation - 1
+        return self._lost(gone, reply.rank, reply.reason, ends=False)
+
+    def refused(self, error: GanglineError, now: float) -> list[Effect]:
+        """The coordinator answered a renewal with an error."""
+        if self.over is None and isinstance(error, _FINAL):
+            return self._end(error)
+        return self.unanswered(now)
+
+    def unanswered(self, now: float) -> list[Effect]:
+        """A renewal had no answer: ask again soon."""
+        if self.over is None:
+            self.renew_at = now + self.ttl_s / _AGAIN_PER_TTL
+        return []
+
+    def told(self, event: GangEvent, now: float) -> list[Effect]:
+        """An event of the gang was broadcast."""
+        if self.over is not None or event.gang != self.gang:
+            return []
+        match event.kind:
+            case GangEventKind.TORN_DOWN:
+                return self._lost(event.generation, event.rank, event.reason, ends=event.ends)
+            case GangEventKind.RESTARTING:
+                return self._lost(event.generation - 1, event.rank, event.reason, ends=False)
+            case GangEventKind.ENDED:
+                return self._end(self._error(event.generation, event.rank, event.reason, ends=True))
+            case GangEventKind.FORMED if event.generation > self._newest:
+                return self._ask(now)  # the seats are in the answer
+            case GangEventKind.RECOVERED | GangEventKind.MEMBER_LOST:
+                return self._ask(now)
+            case _:
+                return []
+
+    def tick(self, now: float) -> list[Effect]:
+        """The time of `renew_at` has come (or somebody has reason to ask earlier)."""
+        return [] if self.over is not None else self._ask(now)
+
+    def close(self, error: GanglineError) -> list[Effect]:
+        """The owner gives it up."""
+        return self._end(error) if self.over is None else []
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _ask(self, now: float) -> list[Effect]:
+        self.renew_at = now + self.ttl_s / _AGAIN_PER_TTL
+        return [Renew()]
+
+    def _formed(self, reply: GangReply) -> list[Effect]:
+        if reply.generation <= max(self._newest, self._gone):
+            return []
+        instead = None
+        if self.formed is not None:  # repaired in place, or its teardown was never heard of
+            instead = self._error(self.formed.generation, None, "a newer generation was formed", ends=False)
+        self._gone = max(self._gone, reply.generation - 1)
+        self._newest = reply.generation
+        self.formed = reply
+        return [Came(reply=reply, instead=instead)]
+
+    def _lost(self, generation: int, rank: int | None, reason: str, *, ends: bool) -> list[Effect]:
+        """Every generation up to this is gone."""
+        if generation <= self._gone:
+            return []
+        self._gone = generation
+        if self.formed is None or self.formed.generation > generation:
+            return []
+        went = Went(
+            generation=self.formed.generation, error=self._error(self.formed.generation, rank, reason, ends=ends)
+        )
+        self.formed = None
+        return [went]
+
+    def _end(self, error: GanglineError) -> list[Effect]:
+        effects: list[Effect] = []
+        if self.formed is not None:
+            effects.append(Went(generation=self.formed.generation, error=error))
+            self.formed = None
+        self.over = error
+        self.renew_at = None
+        return [*effects, Over(error=error)]
+
+    def _error(self, generation: int, rank: int | None, reason: str, *, ends: bool) -> GanglineError:
+        details = {"generation": generation, "rank": rank, "reason": reason}
+        who = f"rank {rank} " if rank is not None else ""
+        if not ends:
+            text = f"generation {generation} of gang {self.gang} was torn down ({who}{reason}): it forms again"
+            return GangRestarted(text, details=details)
+        if rank is None:
+            return GangEnded(f"gang {self.gang} has ended ({reason}): acquire a new one", details=details)
+        return GangFailed(f"gang {self.gang} ended in generation {generation}: {who}{reason}", details=details)

@@ -1,0 +1,137 @@
+"""Asking the leading coordinator. Only the leader listens there, so that "no responders" is known at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+
+from ..bus.port import Bus, NoResponders, RequestTimeout
+from ..schemas import codec
+from ..schemas.errors import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
+from ..schemas.gang_errors import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
+from ..schemas.gang_messages import AcquireRequest, GangReply, OwnedRequest
+from ..schemas.names import GangOperation, Names
+from ..telemetry.logs import logger_for
+from .operators import raise_if_error
+
+_log = logger_for("dispatcher")
+
+ASK_AGAIN_S: Final = 5.0
+"""An acquire without an answer for so long is sent again: a new leader knows nothing of who waited with the old one."""
+_LAST_WORD_S: Final = 1.0
+"""How long after the deadline the coordinator may still say what stood in the way."""
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+_RELEASE_S: Final = 5.0
+"""How long a release without an answer is repeated. After that the gang's time to live does it."""
+
+
+class GangDesk:
+    """Acquire, renew, release."""
+
+    def __init__(self, bus: Bus, names: Names) -> None:
+        self._bus = bus
+        self._names = names
+
+    async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
+        """Ask once.
+
+        Raises:
+            NoCoordinator: nobody leads.
+            RequestTimeout, Disconnected: no answer.
+            GanglineError: what the coordinator answered.
+        """
+        body = codec.to_json(request.model_dump(mode="json"))
+        try:
+            answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
+        except NoResponders as error:
+            raise NoCoordinator("no coordinator leads right now: start one with `gangline coordinator`") from error
+        raise_if_error(answer)
+        try:
+            return GangReply.model_validate_json(answer.data)
+        except ValidationError as error:
+            raise MalformedMessage(f"unreadable answer of the coordinator: {error}") from error
+
+    async def acquire(
+        self, request: AcquireRequest, deadline: float | None, patience_s: float
+    ) -> tuple[GangReply, float]:
+        """Wait until the gang is formed; also over changes of the coordinator. The request names id and owner token.
+
+        Args:
+            deadline: loop time; None: for ever, but without a coordinator no longer than `patience_s`.
+
+        Returns:
+            The answer, and when it was asked for.
+
+        Raises:
+            GangNotFormed, NoCoordinator: by the deadline.
+            GangImpossible, QueueFull: at once.
+        """
+        loop = asyncio.get_running_loop()
+        alone_since: float | None = None
+        pause_s = _RETRY_FIRST_S
+        while True:
+            asked_at = loop.time()
+            left_s = None if deadline is None else deadline - asked_at
+            if left_s is not None and left_s <= 0:
+                raise _not_formed(request)
+            timeout_s = ASK_AGAIN_S if left_s is None else min(ASK_AGAIN_S, left_s + _LAST_WORD_S)
+            try:
+                asked = request.model_copy(update={"deadline_s": left_s})
+                return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
+            except RequestTimeout:
+                alone_since = None
+                continue
+            except (NoCoordinator, Disconnected) as error:
+                now = loop.time()
+                alone_since = asked_at if alone_since is None else alone_since
+                give_up_at = alone_since + patience_s if deadline is None else deadline
+                if now >= give_up_at:
+                    raise
+                await asyncio.sleep(min(pause_s, max(0.0, give_up_at - now)))
+                pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+                if loop.time() >= give_up_at:
+                    raise error from None
+
+    async def release(self, request: OwnedRequest, grace_s: float) -> None:
+        """Give the gang back; returns when its members have stopped, or it is known to be over. Never fails."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _RELEASE_S
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                await self.ask(GangOperation.RELEASE, request, grace_s + _RELEASE_S)
+                return
+            except (GangEnded, UnknownGang, ClosedError):
+                return
+            except (Unavailable, MalformedMessage) as error:
+                if loop.time() + pause_s > give_up_at:
+                    self._not_released(request, error)
+                    return
+            except GanglineError as error:
+                self._not_released(request, error)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+
+    def release_unheard(self, request: OwnedRequest) -> None:
+        """Give the gang back without waiting for an answer. Never fails."""
+        body = codec.to_json(request.model_dump(mode="json"))
+        try:
+            self._bus.publish(self._names.gang(GangOperation.RELEASE), body)
+        except (Disconnected, ClosedError) as error:
+            self._not_released(request, error)
+
+    def _not_released(self, request: OwnedRequest, error: GanglineError) -> None:
+        _log.warning(
+            "gang %s was not released: %s; it ends when its time to live is over",
+            request.id,
+            error,
+            extra={"action": "gang.not_released", "gang": request.id},
+        )
+
+
+def _not_formed(request: AcquireRequest) -> GangNotFormed:
+    return GangNotFormed(f"gang {request.id} was not formed by its deadline, and no coordinator said why")

@@ -1,0 +1,295 @@
+"""The members of one generation, as whoever dispatches to them sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from ..schemas.errors import (
+    DeadlineExceeded,
+    GanglineError,
+    LeaseBusy,
+    Unavailable,
+    WorkerLost,
+)
+from ..schemas.gang_messages import GangReply
+from ..schemas.gangs import Rendezvous, Seat
+from ..telemetry.tracing import NO_SPAN, Span
+from .caller import Caller, fate_of
+from .core import Ticket, outcome_unknown, stale
+from .inflight import TaskFlight
+from .lease_slots import LeaseSlots
+from .order import Order, result_of
+from .pool import RoutedPool
+from .retry import Backoff, Fate
+from .stream import Streamer, StreamFlight, stream_fate
+from .view import Worker
+
+PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
+"""Finds a pool of the router, by a deadline."""
+
+_SENT_AGAIN: Final = frozenset((Fate.UNSEEN, Fate.FULL, Fate.UNSENT))
+"""Nothing started, and the same member may take it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangMember:
+    """One rank of a generation: the worker on which its tasks run, and what is held there."""
+
+    rank: int
+    pool: str
+    worker: str
+    """`<pool>.<worker>`, as operators name it."""
+    node: str
+    zone: str
+    address: str
+    """Where others can reach the process, if it told; host or host:port."""
+    labels: Mapping[str, str]
+    slots: int
+    token: str
+    """Of the member's lease, as it stands in the ledger."""
+    extras: tuple[Seat, ...] = field(default=(), repr=False)
+    """Further parts that are held with it, licences for example."""
+
+    @classmethod
+    def of(cls, seats: list[Seat]) -> GangMember:
+        """From the seats of one rank, part 0 first."""
+        first, *extras = seats
+        return cls(
+            rank=first.rank,
+            pool=first.pool,
+            worker=f"{first.pool}.{first.worker}",
+            node=first.node,
+            zone=first.zone,
+            address=first.address,
+            labels=MappingProxyType(first.labels),
+            slots=first.slots,
+            token=first.token,
+            extras=tuple(extras),
+        )
+
+
+class MemberLine:
+    """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
+
+    def __init__(self, gang: str, seat: Seat, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+        self.seat = seat
+        self._gang = gang
+        self._caller = caller
+        self._streamer = streamer
+        self._pool = pool
+        self._loop = caller.exchange.loop
+        self._slots = LeaseSlots(seat.slots, self._loop)
+        self._flights: dict[TaskFlight | StreamFlight, None] = {}
+        self._end: Callable[[], GanglineError] | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def used(self) -> int:
+        """Slots in use now."""
+        return self._slots.used
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.seat.rank} of gang {self._gang} ({self.seat.pool}.{self.seat.worker})"
+
+    def end(self, error: Callable[[], GanglineError]) -> None:
+        """The member is no more: whatever is under way ends at once with the error (a fresh one for each), and the
+        worker is told to stop it. Idempotent, never waits."""
+        if self._end is not None:
+            return
+        self._end = error
+        self._ended.set()
+        for flight in list(self._flights):
+            if isinstance(flight, StreamFlight):
+                flight.stop(error())
+            elif not flight.future.done():
+                self._caller.abandon(flight)
+                flight.future.set_exception(_uncertain(error()))
+        self._slots.close()
+
+    async def call(self, order: Order, span: Span = NO_SPAN) -> Any:
+        """Run a task on the member. Cancelling stops it.
+
+        Raises:
+            GanglineError: see Gang.call.
+        """
+        backoff = Backoff(0.025, 0.5)
+        attempts = 0
+        while True:
+            attempts += 1
+            worker = await self._worker(order)
+            ticket = await self._enter(order, worker)
+            ticket.attempts = attempts
+            flight = self._caller.launch(
+                self._slots, order, worker, ticket, token=self.seat.token, trace=span.traceparent()
+            )
+            self._flights[flight] = None
+            try:
+                outcome = await self._caller.answer(order, flight)
+            finally:
+                self._flights.pop(flight, None)
+            fate = fate_of(outcome)
+            if fate is None:
+                assert not isinstance(outcome, Fate)
+                return result_of(outcome)
+            if not self._again(fate, worker):
+                raise self._error(fate, worker)
+            await self._pause(backoff.next_s(0.0), order)
+
+    async def stream(self, order: Order, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
+        """Run a task on the member and yield its items."""
+        backoff = Backoff(0.025, 0.5)
+        while True:
+            worker = await self._worker(order)
+            ticket = await self._enter(order, worker)
+            flight = StreamFlight(self._caller.exchange.new_id(), worker, self._slots, ticket)
+            self._flights[flight] = None
+            try:
+                items = self._streamer.read(order, flight, token=self.seat.token, trace=span.traceparent())
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+            finally:
+                self._flights.pop(flight, None)
+            fate = stream_fate(flight)
+            if fate is None:
+                return
+            if not self._again(fate, worker):
+                raise self._error(fate, worker)
+            await self._pause(backoff.next_s(0.0), order)
+
+    def __repr__(self) -> str:
+        return f"MemberLine({self.name}, {self.used}/{self.seat.slots} slots used)"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end()
+
+    async def _worker(self, order: Order) -> Worker:
+        self._check()
+        seat = self.seat
+        pool = await self._pool(seat.pool, order.deadline)
+        worker = pool.core.view.workers.get(seat.worker)
+        if worker is None and pool.discovery is not None:
+            with contextlib.suppress(Unavailable):  # it may have registered a moment ago
+                await pool.discovery.pull()
+            worker = pool.core.view.workers.get(seat.worker)
+        self._check()
+        if worker is None:
+            raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
+        return worker
+
+    async def _enter(self, order: Order, worker: Worker) -> Ticket:
+        """Take slots of the member for one task; they are given back when its flight has ended."""
+        ticket = order.ticket(1)
+        method = worker.methods.get(order.method)
+        ticket.cost = method.slots if method is not None else 1
+        if ticket.cost > self.seat.slots:
+            raise LeaseBusy(
+                f"{order.target} takes {ticket.cost} slots, {self.name} has {self.seat.slots}: ask for more"
+            )
+        await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
+        if self._end is not None:
+            raise self._end()
+        ticket.worker = worker
+        return ticket
+
+    def _again(self, fate: Fate, worker: Worker) -> bool:
+        # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
+        return fate in _SENT_AGAIN or (fate is Fate.STALE and worker.epoch == self.seat.epoch)
+
+    async def _pause(self, delay_s: float, order: Order) -> None:
+        if order.deadline is not None and self._loop.time() + delay_s >= order.deadline:
+            raise order.too_late(may_have_started=False)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
+        self._check()
+
+    def _error(self, fate: Fate, worker: Worker) -> GanglineError:
+        if fate.may_have_started:
+            return outcome_unknown(fate, str(worker.id), 1)
+        if fate is Fate.STALE:
+            return stale(worker, self.seat.epoch)
+        if fate is Fate.LATE:
+            return DeadlineExceeded(f"the task reached {self.name} too late; nothing started")
+        return WorkerLost(f"{self.name} cannot be reached: {fate.value}; nothing started", may_have_started=False)
+
+
+class Formation:
+    """One generation: its members and the ways to them."""
+
+    def __init__(self, reply: GangReply, lines: list[MemberLine]) -> None:
+        """`lines` by rank."""
+        by_rank: dict[int, list[Seat]] = {}
+        for seat in sorted(reply.seats, key=lambda seat: (seat.rank, seat.part)):
+            by_rank.setdefault(seat.rank, []).append(seat)
+        self.gang = reply.id
+        self.generation = reply.generation
+        self.fence = reply.fence
+        self.rendezvous: Rendezvous | None = reply.rendezvous
+        self.members = tuple(GangMember.of(seats) for _, seats in sorted(by_rank.items()))
+        self.lines = lines
+        self.down: Callable[[], GanglineError] | None = None
+        """Makes the error that says why it is no more; None while it lives."""
+        self._runs = itertools.count(1)
+        self._went = asyncio.Event()
+
+    @property
+    def size(self) -> int:
+        return len(self.members)
+
+    def next_run(self) -> int:
+        """A number for one run on all ranks."""
+        return next(self._runs)
+
+    def end(self, error: GanglineError, stay: Set[str] = frozenset()) -> None:
+        """It is no more. Idempotent. Members whose tokens are in `stay` go on in the next one."""
+        if self.down is None:
+            self.down = make = copier(error)
+            self._went.set()
+            for line in self.lines:
+                if line.seat.token not in stay:
+                    line.end(make)
+
+    async def wait_down(self, timeout_s: float) -> bool:
+        """Wait until it is known to be no more; False when it still lives after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._went.wait()
+        return self.down is not None
+
+    def __repr__(self) -> str:
+        state = "down" if self.down is not None else "formed"
+        return f"Formation({self.gang}, generation {self.generation}, {self.size} ranks, {state})"
+
+
+def lines_of(
+    reply: GangReply, before: Formation | None, *, caller: Caller, streamer: Streamer, pool: PoolOf
+) -> list[MemberLine]:
+    """The ways to the members of a generation; those that stayed from the one before keep theirs."""
+    known = {line.seat.token: line for line in before.lines} if before is not None else {}
+    first = sorted((seat for seat in reply.seats if seat.part == 0), key=lambda seat: seat.rank)
+    return [
+        known.get(seat.token) or MemberLine(reply.id, seat, caller=caller, streamer=streamer, pool=pool)
+        for seat in first
+    ]
+
+
+def copier(error: GanglineError) -> Callable[[], GanglineError]:
+    """Makes fresh errors like this one: each of many waiters raises its own."""
+    return lambda: type(error)(error.message, details=dict(error.details), may_have_started=error.may_have_started)
+
+
+def _uncertain(error: GanglineError) -> GanglineError:
+    """For a task that was sent."""
+    error.may_have_started = True
+    return error

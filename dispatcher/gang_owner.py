@@ -1,0 +1,264 @@
+"""Owning one gang: renewals, events, and what they say of its generations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final, assert_never
+from weakref import WeakSet
+
+from pydantic import ValidationError
+
+from ..bus.port import Bus, ConnectionEvent, Message, Subscription
+from ..schemas.errors import ClosedError, GanglineError, Unavailable
+from ..schemas.gang_messages import AcquireRequest, GangEvent, GangReply, OwnedRequest
+from ..schemas.names import GangOperation, Names
+from ..telemetry.logs import logger_for
+from .caller import Caller
+from .gang_core import Came, Effect, Over, OwnerCore, Renew, Went
+from .gang_desk import GangDesk
+from .gang_members import Formation, PoolOf, copier, lines_of
+from .stream import Streamer
+
+_log = logger_for("dispatcher")
+
+_EVENTS_KEPT: Final = 10_000
+"""Events that a listener may be behind; older ones are dropped."""
+
+EventQueue = asyncio.Queue[GangEvent | None]
+
+
+class GangOwner:
+    """Keeps one gang alive and knows its living generation. `start` after it was acquired, `stop` in the end."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        request: AcquireRequest,
+        *,
+        desk: GangDesk,
+        caller: Caller,
+        streamer: Streamer,
+        pool: PoolOf,
+    ) -> None:
+        """`request` names the gang and its owner token."""
+        self.on_released: Callable[[GangOwner], object] = _nothing
+        """Called once, when it was given back and nothing is left to do."""
+        assert request.id is not None and request.owner_token is not None
+        self.request = request
+        self.id = request.id
+        self.core = OwnerCore(request.id, request.ttl_s)
+        self.formation: Formation | None = None
+        """The newest that came; it may be down."""
+        self._bus = bus
+        self._names = names
+        self._desk = desk
+        self._caller = caller
+        self._streamer = streamer
+        self._pool = pool
+        self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
+        self._loop = caller.exchange.loop
+        self._news = asyncio.Event()
+        self._listeners: WeakSet[EventQueue] = WeakSet()
+        self._subscription: Subscription | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._over: Callable[[], GanglineError] | None = None
+        self._released: asyncio.Task[None] | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def acquire(self, deadline: float | None, patience_s: float) -> None:
+        """Wait until the gang is formed. Whatever interrupts this gives it back."""
+        try:
+            self._subscription = await self._bus.subscribe(self._names.gang_event(self.id), self._on_event)
+            self._unlisten = self._bus.on_connection(self._on_connection)
+            reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
+            now = self._loop.time()
+            if now - asked_at > self.core.ttl_s / 6:
+                # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
+                reply, asked_at = await self._trust(reply, patience_s)
+            self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
+            if self.core.over is not None:
+                raise self.core.over
+        except BaseException:
+            self._desk.release_unheard(self._owned)
+            await self.stop(ClosedError(f"gang {self.id} was not acquired"))
+            raise
+
+    async def _trust(self, reply: GangReply, patience_s: float) -> tuple[GangReply, float]:
+        limit = self._loop.time() + min(patience_s, self.core.ttl_s)
+        while True:
+            asked_at = self._loop.time()
+            try:
+                renewed = await self._desk.ask(GangOperation.RENEW, self._owned, max(0.1, limit - asked_at))
+                return renewed, asked_at
+            except Unavailable:
+                if self._loop.time() + 0.2 > limit:
+                    raise
+                await asyncio.sleep(0.2)
+
+    def release(self) -> asyncio.Task[None]:
+        """Give the gang back; the task ends when its members have stopped. Idempotent, never fails."""
+        if self._released is None:
+            wanted = self.core.over is None
+            self._carry_out(self.core.close(ClosedError(f"gang {self.id} was released")))
+            self._released = self._loop.create_task(self._give_back(wanted), name=f"gangline-release-{self.id}")
+        return self._released
+
+    async def _give_back(self, wanted: bool) -> None:
+        if wanted:
+            await self._desk.release(self._owned, self.request.grace_s)
+        await self.stop()
+        self.on_released(self)
+
+    async def abandon(self, error: GanglineError) -> None:
+        """Give the gang back without waiting for its members (the router stops); what is under way ends with the error.
+        Idempotent."""
+        if self._released is not None:
+            self._released.cancel()
+            await asyncio.wait([self._released])
+        elif self.core.over is None:
+            self._desk.release_unheard(self._owned)
+        await self.stop(error)
+
+    async def stop(self, error: GanglineError | None = None) -> None:
+        """Listen and renew no more. Idempotent."""
+        self._carry_out(self.core.close(error or ClosedError(f"gang {self.id} was released")))
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        if self._renewal is not None:
+            self._renewal.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewal
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    # -- generations ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Whether something may be sent to members now.
+
+        Raises:
+            LeaseExpired: not renewed in time.
+            GangEnded, GangFailed, ClosedError: it is over.
+        """
+        if self._over is not None:
+            raise self._over()
+        trouble = self.core.trouble(self._loop.time())
+        if trouble is not None:
+            raise trouble
+
+    async def formed(self) -> Formation:
+        """The living generation, waiting for the next one if need be.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: there will be none.
+        """
+        while True:
+            if self._over is not None:
+                raise self._over()
+            if self.formation is not None and self.formation.down is None:
+                return self.formation
+            self._news.clear()
+            await self._news.wait()
+
+    def listen(self) -> EventQueue:
+        """A queue of the events from now on; None is the end. Let go of it to stop."""
+        queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
+        if self._over is not None:
+            queue.put_nowait(None)
+        self._listeners.add(queue)
+        return queue
+
+    def suspect(self) -> None:
+        """A member seems to be lost: ask the coordinator now rather than when it is due."""
+        self._carry_out(self.core.tick(self._loop.time()))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _on_event(self, message: Message) -> None:
+        try:
+            event = GangEvent.model_validate_json(message.data)
+        except ValidationError as error:
+            first = str(error).splitlines()[0]
+            _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})
+            return
+        for queue in self._listeners:
+            _put(queue, event)
+        self._carry_out(self.core.told(event, self._loop.time()))
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.RECONNECTED and self.formation is not None:
+            self.suspect()  # events may have been missed
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self.core.tick(self._loop.time()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Came():
+                    self._came(effect)
+                case Went():
+                    if self.formation is not None:
+                        self.formation.end(effect.error)
+                case Over():
+                    self._over = copier(effect.error)
+                    self._news.set()
+                    for queue in self._listeners:
+                        _put(queue, None)
+                case Renew():
+                    self._renew()
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _came(self, came: Came) -> None:
+        before, reply = self.formation, came.reply
+        lines = lines_of(reply, before, caller=self._caller, streamer=self._streamer, pool=self._pool)
+        self.formation = Formation(reply, lines)
+        if before is not None and came.instead is not None:
+            before.end(came.instead, {seat.token for seat in reply.seats})
+        self._news.set()
+
+    def _renew(self) -> None:
+        if self._renewal is None:
+            self._renewal = self._loop.create_task(self._ask(), name=f"gangline-renew-{self.id}")
+
+    async def _ask(self) -> None:
+        asked_at = self._loop.time()
+        timeout_s = max(0.25, self.core.ttl_s / 4)
+        effects: list[Effect] = []
+        try:
+            reply = await self._desk.ask(GangOperation.RENEW, self._owned, timeout_s)
+            effects = self.core.answered(reply, asked_at, self._loop.time())
+        except GanglineError as error:
+            effects = self.core.refused(error, self._loop.time())
+        finally:
+            self._renewal = None
+        self._carry_out(effects)
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self.core.renew_at
+        if at is not None:
+            self._timer = self._loop.call_at(at, self._on_timer)
+
+
+def _put(queue: EventQueue, event: GangEvent | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(event)
+
+
+def _nothing(_: GangOwner) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,413 @@
+"""Owning a gang, with a real coordinator and real workers on a bus in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.schemas.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    InvalidArguments,
+    InvalidRequest,
+    InvalidSettings,
+    LeaseExpired,
+    SelectionUsed,
+    TaskFailed,
+    UnknownMethod,
+    WrongPool,
+)
+from gangline.schemas.gang_errors import (
+    GangEnded,
+    GangFailed,
+    GangImpossible,
+    GangNotFormed,
+    GangRestarted,
+    NoCoordinator,
+)
+from gangline.schemas.gang_messages import GangEventKind
+
+from .gang_rig import GangRig, on_gang_rig, pool_of
+
+# -- acquiring and releasing --------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_says_who_its_members_are(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
+        assert (gang.size, gang.generation, gang.restarts, gang.lost) == (4, 1, 0, None)
+        assert [member.rank for member in gang.members] == [0, 1, 2, 3]
+        assert {member.worker for member in gang.members} == {"train.w1", "train.w2"}
+        assert len({member.token for member in gang.members}) == 4
+        assert gang.fence > 0 and gang.rendezvous is not None and gang.rendezvous.port > 0
+        assert rig.free("w1") == rig.free("w2") == 0
+        assert gang.id in repr(gang)
+    assert rig.free("w1") == rig.free("w2") == 2, "given back when the block was left"
+
+
+@on_gang_rig("w1")
+async def test_bundles_over_pools_make_ranks_in_their_order(rig: GangRig) -> None:
+    await rig.worker("l1", pool_of(rig.probe, "licences"))
+    bundles = [{"pool": "train", "count": 2, "extras": []}, {"pool": "licences", "slots": 2}]
+    async with rig.client.gang(bundles=bundles) as gang:
+        assert [member.pool for member in gang.members] == ["train", "train", "licences"]
+        assert gang.members[2].slots == 2
+        assert [result[0] for result in await gang.run("who")] == [0, 1, 2]
+        with pytest.raises(WrongPool, match="rank 2 is of pool 'licences'"):
+            await gang.call(2, "train.who")
+
+
+@on_gang_rig("w1")
+async def test_what_can_never_be_and_what_is_malformed_is_refused_at_once(rig: GangRig) -> None:
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    with pytest.raises(GangImpossible):
+        async with rig.client.gang(pool="train", size=3, deadline_s=60):
+            pass
+    with pytest.raises(GangImpossible):
+        async with rig.client.gang(pool="nowhere", size=1, deadline_s=60):
+            pass
+    assert loop.time() - began_at < 1
+    wrong: list[dict[str, Any]] = [
+        {},
+        {"pool": "train", "size": 0},
+        {"pool": "train", "size": 2, "strategy": "around"},
+        {"pool": "tr ain", "size": 2},
+        {"pool": "train", "bundles": [{"pool": "train"}]},
+        {"bundles": [{"pool": "train", "cuont": 2}]},
+        {"pool": "train", "deadline_s": 0},
+        {"pool": "train", "ttl_s": 0.1},
+        {"pool": "train", "max_restarts": -1},
+    ]
+    for fields in wrong:
+        with pytest.raises(InvalidRequest):
+            rig.client.gang(**fields)
+
+
+@on_gang_rig("w1")
+async def test_a_second_gang_waits_for_the_first_and_a_deadline_says_what_stood_in_its_way(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2):
+        with pytest.raises(GangNotFormed) as caught:
+            async with rig.client.gang(pool="train", size=2, deadline_s=2):
+                pass
+        assert caught.value.details["lacks"]
+        second = rig.client.gang(pool="train", size=2, deadline_s=60)
+        entering = asyncio.ensure_future(second.__aenter__())
+        await asyncio.sleep(12)  # longer than an acquire goes without asking again
+        assert not entering.done()
+    gang = await entering
+    assert gang.size == 2
+    await second.__aexit__(None, None, None)
+    with pytest.raises(SelectionUsed):
+        await second.__aenter__()
+
+
+@on_gang_rig("w1")
+async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2):
+        waiting = asyncio.ensure_future(rig.client.gang(pool="train", size=1).__aenter__())
+        await asyncio.sleep(1)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+    await asyncio.sleep(1)
+    assert rig.free("w1") == 2
+    assert rig.coordinator is not None and rig.coordinator.statistics().gangs["gangs"] == 0
+
+
+@on_gang_rig("w1")
+async def test_closing_the_client_gives_its_gangs_back(rig: GangRig) -> None:
+    gang = await rig.client.gang(pool="train", size=2).__aenter__()
+    running = asyncio.ensure_future(gang.run("wait"))
+    while len(rig.probe.started) < 2:
+        await asyncio.sleep(0.01)
+    await rig.client.close()
+    with pytest.raises(ClosedError):
+        await running
+    with pytest.raises(ClosedError):
+        await gang.run("who")
+    await asyncio.sleep(1)
+    assert rig.free("w1") == 2
+
+
+@on_gang_rig(saturated_wait_s=3)
+async def test_without_a_coordinator_acquiring_waits_for_one_within_its_deadline(rig: GangRig) -> None:
+    await rig.worker("w1")
+    assert rig.coordinator is not None
+    await rig.coordinator.stop()
+    loop = asyncio.get_running_loop()
+    for deadline_s, patience_s in ((1.5, 1.5), (None, 3)):
+        began_at = loop.time()
+        with pytest.raises(NoCoordinator, match="gangline coordinator"):
+            async with rig.client.gang(pool="train", size=1, deadline_s=deadline_s):
+                pass
+        assert loop.time() - began_at == pytest.approx(patience_s, abs=0.2)
+    entering = asyncio.ensure_future(rig.client.gang(pool="train", size=1, deadline_s=30).__aenter__())
+    await asyncio.sleep(2)
+    await rig.start_coordinator("second")
+    gang = await entering
+    assert await gang.run("who") == [[0, 1, 1, ""]]
+    await gang.release()
+
+
+# -- running ------------------------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_run_is_on_all_ranks_and_its_results_are_by_rank(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4) as gang:
+        assert await gang.run("who", word="x") == [[rank, 4, 1, "x"] for rank in range(4)]
+        each = [("a",), {"word": "b"}, ["c"], ()]
+        assert [result[3] for result in await gang.run_each("who", each)] == ["a", "b", "c", ""]
+        assert await gang.call(2, "train.who", "only") == [2, 4, 1, "only"]
+
+
+@on_gang_rig("w1", "w2")
+async def test_members_talk_and_each_run_has_a_talk_of_its_own(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=3) as gang:
+        each = [(value,) for value in "abc"]
+        expected = [[rank, value] for rank, value in enumerate("abc")]
+        assert await gang.run_each("gather", each) == [expected] * 3
+        half = asyncio.ensure_future(gang.call(1, "gather", "half"))
+        await asyncio.sleep(1)
+        half.cancel()
+        await asyncio.wait([half])
+        assert await gang.run_each("gather", each) == [expected] * 3
+
+
+@on_gang_rig("w1")
+async def test_wrong_ranks_arguments_and_options_are_refused_before_anything_is_sent(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2) as gang:
+        for rank in (-1, 2, "0", True):
+            with pytest.raises(InvalidRequest, match="0 to 1"):
+                await gang.call(rank, "who")  # type: ignore[arg-type]
+        for arguments in ([()], [(), (), ()], "ab", [1, 2], {"a": 1}):
+            with pytest.raises(InvalidArguments):
+                await gang.run_each("who", arguments)  # type: ignore[arg-type]
+        for retries in (-1, 1.5, True):
+            with pytest.raises(InvalidSettings):
+                gang.options(retries=retries)  # type: ignore[arg-type]
+        with pytest.raises(UnknownMethod):
+            await gang.run("nothing")
+        with pytest.raises(InvalidArguments):
+            await gang.run("who", wrong=1)
+        assert rig.free("w1") == 0
+
+
+@on_gang_rig("w1", "w2")
+async def test_the_first_failure_is_raised_with_its_rank_and_the_others_are_cancelled(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4) as gang:
+        with pytest.raises(GangFailed) as caught:
+            await gang.run("fail_on", 2)
+        error = caught.value
+        assert (error.rank, error.generation) == (2, 1)
+        assert isinstance(error.__cause__, TaskFailed) and error.__cause__.remote_type == "ValueError"
+        assert not isinstance(error, GangRestarted)
+        assert await gang.run("who") == [[rank, 4, 1, ""] for rank in range(4)], "the gang goes on, its slots are free"
+
+
+@on_gang_rig("w1", "w2")
+async def test_partial_results_stand_beside_errors(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=3) as gang:
+        results = await gang.options(partial=True).run_each("who", [(), {"wrong": 1}, ()])
+        assert results[0] == [0, 3, 1, ""] and results[2] == [2, 3, 1, ""]
+        assert isinstance(results[1], InvalidArguments)
+
+
+@on_gang_rig("w1", "w2")
+async def test_cancelling_a_run_stops_every_rank(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4) as gang:
+        running = asyncio.ensure_future(gang.run("wait"))
+        while len(rig.probe.started) < 4:
+            await asyncio.sleep(0.01)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        await asyncio.sleep(0.1)
+        assert sorted(rig.probe.stopped) == [(1, rank) for rank in range(4)]
+
+
+@on_gang_rig("w1")
+async def test_a_deadline_stops_every_rank(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2) as gang:
+        with pytest.raises(DeadlineExceeded):
+            await gang.options(timeout_s=2).run("wait")
+        await asyncio.sleep(0.1)
+        assert len(rig.probe.stopped) == 2
+
+
+@on_gang_rig("w1")
+async def test_a_rank_with_one_slot_runs_its_tasks_one_after_the_other(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=1) as gang:
+        first = asyncio.ensure_future(gang.call(0, "wait"))
+        second = asyncio.ensure_future(gang.call(0, "who"))
+        await asyncio.sleep(5)
+        assert not second.done()
+        rig.probe.go.set()
+        assert await first == "1.0"
+        assert await second == [0, 1, 1, ""]
+
+
+@on_gang_rig("w1")
+async def test_items_stream_from_a_rank(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2) as gang:
+        assert [item async for item in gang.stream(1, "count", 200)] == [[1, number] for number in range(200)]
+
+
+# -- restarts -----------------------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
+        running = asyncio.ensure_future(gang.run("wait"))
+        while len(rig.probe.started) < 4:
+            await asyncio.sleep(0.01)
+        victim = gang.members[1]
+        rig.cut(victim.worker.partition(".")[2])
+        with pytest.raises(GangRestarted) as caught:
+            await running
+        assert caught.value.generation == 1 and caught.value.may_have_started
+        assert await gang.wait_formed() == gang.generation == 2
+        assert victim.worker not in {member.worker for member in gang.members}
+        assert [result[2] for result in await gang.run("who")] == [2] * 4
+        assert gang.restarts == 1
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_with_retries_the_run_is_made_again_on_the_next_generation(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
+        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
+        while len(rig.probe.started) < 4:
+            await asyncio.sleep(0.01)
+        rig.cut(gang.members[3].worker.partition(".")[2])
+        rig.probe.go.set()
+        results = await running
+        assert results in ([f"2.{rank}" for rank in range(4)], [f"1.{rank}" for rank in range(4)])
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
+        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
+        for generation in (1, 2):
+            while (generation, 0) not in rig.probe.started:
+                await asyncio.sleep(0.01)
+            if generation == 2:
+                break
+            rig.cut(gang.members[0].worker.partition(".")[2])
+        rig.cut(gang.members[0].worker.partition(".")[2])
+        with pytest.raises(GangRestarted) as caught:
+            await running
+        assert caught.value.generation == 2
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, strategy="spread", restart="fail") as gang:
+        running = asyncio.ensure_future(gang.options(retries=5).run("wait"))
+        while len(rig.probe.started) < 2:
+            await asyncio.sleep(0.01)
+        rig.cut(gang.members[1].worker.partition(".")[2])
+        with pytest.raises(GangFailed) as caught:
+            await running
+        assert caught.value.rank == 1 and not isinstance(caught.value, GangRestarted)
+        await asyncio.sleep(10)
+        with pytest.raises(GangFailed):
+            await gang.run("who")
+        with pytest.raises(GangFailed):
+            await gang.wait_formed()
+        assert gang.lost is not None
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=3, strategy="spread", restart="restart_member") as gang:
+        calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(3)]
+        while len(rig.probe.started) < 3:
+            await asyncio.sleep(0.01)
+        rig.cut(gang.members[2].worker.partition(".")[2])
+        with pytest.raises(GangRestarted):
+            await calls[2]
+        while gang.generation == 1:
+            await asyncio.sleep(0.1)
+        assert not calls[0].done() and not calls[1].done()
+        rig.probe.go.set()
+        assert await asyncio.gather(*calls[:2]) == ["1.0", "1.1"]
+        assert [result[:3] for result in await gang.run("who")] == [[rank, 3, 2] for rank in range(3)]
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
+        events = gang.events()
+        rig.cut(gang.members[0].worker.partition(".")[2])
+        kinds = []
+        async for event in events:
+            kinds.append(event.kind)
+            if event.kind is GangEventKind.FORMED:
+                break
+        assert kinds == [GangEventKind.TORN_DOWN, GangEventKind.RESTARTING, GangEventKind.FORMED]
+        assert event.generation == 2
+        rest = gang.events()
+        following = asyncio.ensure_future(_all(rest))
+        await asyncio.sleep(0)
+    assert [kind async for kind in rest] == []
+    assert await following in ([], [GangEventKind.TORN_DOWN], [GangEventKind.TORN_DOWN, GangEventKind.ENDED])
+
+
+async def _all(events: Any) -> list[GangEventKind]:
+    return [event.kind async for event in events]
+
+
+# -- trust --------------------------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_outlives_its_coordinator_and_the_next_one_takes_over(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2) as gang:
+        running = asyncio.ensure_future(gang.run("wait"))
+        while len(rig.probe.started) < 2:
+            await asyncio.sleep(0.01)
+        old = rig.coordinator
+        rig.cut("coordinator")
+        await rig.start_coordinator("second")
+        await asyncio.sleep(20)
+        rig.probe.go.set()
+        assert await running == ["1.0", "1.1"]
+        assert gang.lost is None
+        assert old is not None
+        await old.stop()
+
+
+@on_gang_rig("w1")
+async def test_an_owner_that_cannot_renew_stops_trusting_before_the_gang_can_end(rig: GangRig) -> None:
+    gang = await rig.client.gang(pool="train", size=2, ttl_s=6).__aenter__()
+    began_at = asyncio.get_running_loop().time()
+    rig.hub.partition(rig.bus)
+    while gang.lost is None:
+        await asyncio.sleep(0.05)
+    assert asyncio.get_running_loop().time() - began_at < 6
+    assert rig.workers["w1"].core.load.ongoing == 2, "the gang still stands"
+    with pytest.raises(LeaseExpired, match="could not be renewed in time"):
+        await gang.run("who")
+    await asyncio.sleep(10)
+    assert rig.free("w1") == 2, "the owner was given up"
+    rig.hub.heal(rig.bus)
+    while not isinstance(gang.lost, GangEnded):
+        await asyncio.sleep(0.5)
+    with pytest.raises(GangEnded):
+        await gang.wait_formed()
+    await gang.release()
+
+
+@on_gang_rig("w1")
+async def test_trust_comes_back_with_the_connection(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, ttl_s=30) as gang:
+        rig.hub.disconnect(rig.bus)
+        await asyncio.sleep(5)
+        rig.hub.reconnect(rig.bus)
+        await asyncio.sleep(1)
+        assert gang.lost is None
+        assert [result[0] for result in await gang.run("who")] == [0, 1]

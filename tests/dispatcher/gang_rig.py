@@ -18,6 +18,15 @@ from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 
+async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:
+    """Wait for something that nobody signals; virtual time, so it costs nothing."""
+    for _ in range(int(limit_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
 class Probe:
     """What tasks of the pool did, and what they are told to do."""
 
@@ -103,8 +112,9 @@ class GangRig:
         worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
         await worker.start()
         self.workers[name] = worker
-        while self.coordinator is not None and self.coordinator.statistics().workers < len(self.workers):
-            await asyncio.sleep(0.01)
+        coordinator = self.coordinator
+        if coordinator is not None:
+            await until(lambda: coordinator.statistics().workers == len(self.workers))
         return worker
 
     def cut(self, name: str) -> None:

@@ -29,7 +29,7 @@ from gangline.schemas.gang_errors import (
 )
 from gangline.schemas.gang_messages import GangEventKind
 
-from .gang_rig import GangRig, on_gang_rig, pool_of
+from .gang_rig import GangRig, on_gang_rig, pool_of, until
 
 # -- acquiring and releasing --------------------------------------------------------------------------------------
 
@@ -120,8 +120,7 @@ async def test_giving_up_the_wait_leaves_nothing_behind(rig: GangRig) -> None:
 async def test_closing_the_client_gives_its_gangs_back(rig: GangRig) -> None:
     gang = await rig.client.gang(pool="train", size=2).__aenter__()
     running = asyncio.ensure_future(gang.run("wait"))
-    while len(rig.probe.started) < 2:
-        await asyncio.sleep(0.01)
+    await until(lambda: len(rig.probe.started) == 2)
     await rig.client.close()
     with pytest.raises(ClosedError):
         await running
@@ -219,8 +218,7 @@ async def test_partial_results_stand_beside_errors(rig: GangRig) -> None:
 async def test_cancelling_a_run_stops_every_rank(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4) as gang:
         running = asyncio.ensure_future(gang.run("wait"))
-        while len(rig.probe.started) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 4)
         running.cancel()
         await asyncio.wait([running])
         assert running.cancelled()
@@ -262,8 +260,7 @@ async def test_items_stream_from_a_rank(rig: GangRig) -> None:
 async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
         running = asyncio.ensure_future(gang.run("wait"))
-        while len(rig.probe.started) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 4)
         victim = gang.members[1]
         rig.cut(victim.worker.partition(".")[2])
         with pytest.raises(GangRestarted) as caught:
@@ -279,8 +276,7 @@ async def test_a_run_whose_member_dies_is_told_that_the_gang_restarts(rig: GangR
 async def test_with_retries_the_run_is_made_again_on_the_next_generation(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=4, strategy="spread") as gang:
         running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
-        while len(rig.probe.started) < 4:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 4)
         rig.cut(gang.members[3].worker.partition(".")[2])
         rig.probe.go.set()
         results = await running
@@ -292,8 +288,7 @@ async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
         running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
         for generation in (1, 2):
-            while (generation, 0) not in rig.probe.started:
-                await asyncio.sleep(0.01)
+            await until(lambda g=generation: (g, 0) in rig.probe.started)
             if generation == 2:
                 break
             rig.cut(gang.members[0].worker.partition(".")[2])
@@ -307,8 +302,7 @@ async def test_a_run_that_was_torn_down_is_made_again_only_so_often(rig: GangRig
 async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", restart="fail") as gang:
         running = asyncio.ensure_future(gang.options(retries=5).run("wait"))
-        while len(rig.probe.started) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 2)
         rig.cut(gang.members[1].worker.partition(".")[2])
         with pytest.raises(GangFailed) as caught:
             await running
@@ -325,13 +319,11 @@ async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: Gang
 async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=3, strategy="spread", restart="restart_member") as gang:
         calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(3)]
-        while len(rig.probe.started) < 3:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 3)
         rig.cut(gang.members[2].worker.partition(".")[2])
         with pytest.raises(GangRestarted):
             await calls[2]
-        while gang.generation == 1:
-            await asyncio.sleep(0.1)
+        await until(lambda: gang.generation == 2)
         assert not calls[0].done() and not calls[1].done()
         rig.probe.go.set()
         assert await asyncio.gather(*calls[:2]) == ["1.0", "1.1"]
@@ -368,8 +360,7 @@ async def _all(events: Any) -> list[GangEventKind]:
 async def test_a_gang_outlives_its_coordinator_and_the_next_one_takes_over(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2) as gang:
         running = asyncio.ensure_future(gang.run("wait"))
-        while len(rig.probe.started) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(rig.probe.started) == 2)
         old = rig.coordinator
         rig.cut("coordinator")
         await rig.start_coordinator("second")
@@ -386,8 +377,7 @@ async def test_an_owner_that_cannot_renew_stops_trusting_before_the_gang_can_end
     gang = await rig.client.gang(pool="train", size=2, ttl_s=6).__aenter__()
     began_at = asyncio.get_running_loop().time()
     rig.hub.partition(rig.bus)
-    while gang.lost is None:
-        await asyncio.sleep(0.05)
+    await until(lambda: gang.lost is not None)
     assert asyncio.get_running_loop().time() - began_at < 6
     assert rig.workers["w1"].core.load.ongoing == 2, "the gang still stands"
     with pytest.raises(LeaseExpired, match="could not be renewed in time"):
@@ -395,8 +385,7 @@ async def test_an_owner_that_cannot_renew_stops_trusting_before_the_gang_can_end
     await asyncio.sleep(10)
     assert rig.free("w1") == 2, "the owner was given up"
     rig.hub.heal(rig.bus)
-    while not isinstance(gang.lost, GangEnded):
-        await asyncio.sleep(0.5)
+    await until(lambda: isinstance(gang.lost, GangEnded))
     with pytest.raises(GangEnded):
         await gang.wait_formed()
     await gang.release()

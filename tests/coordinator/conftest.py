@@ -1,0 +1,49 @@
+"""Systems of coordinators and scripted workers, on an in-memory server and on a real one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from gangline.bus.memory import MemoryHub
+from gangline.schemas.names import Names
+
+from .rig import System
+
+_OPENED = pytest.StashKey[System]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Close a test's system inside the test: what it leaves behind is then the test's fault."""
+    test = pyfuncitem.obj
+    if _OPENED not in pyfuncitem.stash or not inspect.iscoroutinefunction(test):
+        return
+    system = pyfuncitem.stash[_OPENED]
+
+    @functools.wraps(test)
+    async def closing(*args: Any, **kwargs: Any) -> None:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(system.close)
+            await test(*args, **kwargs)
+        assert system.watcher.broken == []
+
+    pyfuncitem.obj = closing
+
+
+@pytest.fixture
+def hub() -> MemoryHub:
+    return MemoryHub()
+
+
+@pytest.fixture
+async def system(request: pytest.FixtureRequest, hub: MemoryHub) -> AsyncIterator[System]:
+    """On the in-memory server. What the ledger shows is held to L7 all the while."""
+    made = request.node.stash[_OPENED] = System(hub.connect, Names())
+    await made.open()
+    yield made

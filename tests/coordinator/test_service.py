@@ -1,0 +1,498 @@
+"""The coordinator on an in-memory server, with workers that follow a script."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.port import NoResponders
+from gangline.coordinator.service import Coordinator, CoordinatorState
+from gangline.schemas.codec import Format
+from gangline.schemas.errors import ClosedError
+from gangline.schemas.gang_errors import UnknownGang
+from gangline.schemas.gangs import MemberRecord
+from gangline.schemas.records import LeaseRecord
+
+from .rig import System
+
+
+async def leading(system: System, **settings) -> Coordinator:
+    coordinator = await system.coordinator(**settings)
+    await coordinator.wait_leading()
+    return coordinator
+
+
+# -- the way of a gang ------------------------------------------------------------------------------------------------
+
+
+async def test_a_gang_is_granted_told_of_and_released(system):
+    for name in ("w1", "w2"):
+        await system.worker(name, slots=2, node=name, address=f"10.0.0.{name[1]}:99")
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=3, strategy="spread")
+    assert (gang["state"], gang["generation"], gang["size"]) == ("formed", 1, 3)
+    assert [seat["rank"] for seat in gang["seats"]] == [0, 1, 2]
+    assert {seat["worker"] for seat in gang["seats"]} == {"w1", "w2"}
+    assert gang["owner_token"] and gang["fence"] > 0
+    assert gang["rendezvous"]["port"] == 4711
+    formed = await system.event("formed")
+    assert (formed["gang"], formed["generation"], formed["fence"]) == (gang["id"], 1, gang["fence"])
+    assert sum(worker.reserved for worker in system.workers.values()) == 3
+    assert all(gang["id"] in worker.members for worker in system.workers.values())
+
+    ended = await system.owner.release(gang)
+    assert ended["state"] == "ended"
+    assert system.at_rest()
+    torn = await system.event("torn_down")
+    assert (torn["reason"], torn["generation"], torn["ends"]) == ("released", 1, True)
+    assert [event["kind"] for event in system.events] == ["queued", "formed", "torn_down", "ended"]
+
+
+async def test_effects_reach_workers_before_the_owner_hears(system):
+    worker = await system.worker()
+    await leading(system)
+    order = []
+    take = worker.take
+    worker.take = lambda message: (order.append(message.subject.rpartition(".")[2]), take(message))
+    await worker._subscription.unsubscribe()
+    worker._subscription = await worker.bus.subscribe(system.names.worker_operations(worker.id), worker.take)
+    await system.owner.acquire(pool="train", size=1)
+    assert "form" in order
+
+
+async def test_answers_come_in_the_format_of_the_request(system):
+    await system.worker()
+    await leading(system)
+    gang = await system.owner.ask("acquire", {"pool": "train", "size": 1}, fmt=Format.MSGPACK)
+    assert gang["state"] == "formed"
+    listed = await system.owner.ask("list", fmt=Format.MSGPACK)
+    assert [one["id"] for one in listed["gangs"]] == [gang["id"]]
+
+
+async def test_a_gang_that_waits_forms_when_slots_come_back(system):
+    await system.worker(slots=3)
+    await leading(system)
+    first = await system.owner.acquire(pool="train", size=2)
+    second = asyncio.create_task(system.owner.acquire(pool="train", size=2))
+    await system.event("queued", nth=2)
+    assert not second.done()
+    await system.owner.release(first)
+    assert (await second)["state"] == "formed"
+
+
+async def test_without_waiting_the_place_in_the_queue_is_the_answer(system):
+    await system.worker(slots=1)
+    await leading(system)
+    first = await system.owner.acquire(pool="train", size=1)
+    queued = await system.owner.acquire(pool="train", size=1, wait=False)
+    assert queued["state"] == "queued" and queued["owner_token"]
+    await system.owner.release(first)
+    await system.event("formed", queued["id"])
+    got = await system.owner.ask("get", {"id": queued["id"]})
+    assert got["state"] == "formed" and "owner_token" not in got or got["owner_token"] is None
+
+
+async def test_an_owner_that_renews_keeps_its_gang_and_one_that_does_not_loses_it(system):
+    await system.worker()
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=2, ttl_s=2)
+    for _ in range(4):
+        await asyncio.sleep(1.5)
+        renewed = await system.owner.ask("renew", {"id": gang["id"], "owner_token": gang["owner_token"]})
+        assert renewed["state"] == "formed"
+    torn = await system.event("torn_down")
+    assert torn["reason"].startswith("owner_lost")
+    await system.event("ended")
+    assert system.at_rest()
+
+
+# -- what goes wrong with members -------------------------------------------------------------------------------------
+
+
+async def test_a_members_report_tears_the_gang_down_and_the_next_generation_forms(system):
+    await system.worker()
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=2, backoff_s=0)
+    report = {"gang": gang["id"], "generation": 1, "rank": 1, "cause": "crashed", "detail": "signal 9"}
+    assert await system.owner.ask("report", report) == {"known": True}
+    torn = await system.event("torn_down")
+    assert (torn["generation"], torn["rank"], torn["reason"]) == (1, 1, "crashed: signal 9")
+    formed = await system.event("formed", nth=2)
+    assert formed["generation"] == 2 and formed["fence"] > gang["fence"]
+    assert await system.owner.ask("report", report) == {"known": False}
+    assert [e["kind"] for e in system.events].count("torn_down") == 1
+
+
+async def test_a_worker_that_nobody_listens_for_is_found_by_pings_within_a_second(system):
+    await system.worker("w1", slots=1)
+    lost = await system.worker("w2", slots=1)
+    await system.worker("w3", slots=1)
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=2, strategy="spread", backoff_s=0)
+    victim = system.workers[gang["seats"][0]["worker"]]
+    began = asyncio.get_running_loop().time()
+    await victim.vanish()
+    torn = await system.event("torn_down")
+    assert asyncio.get_running_loop().time() - began < 1.0
+    assert torn["reason"].startswith("worker_lost") and torn["rank"] == 0
+    again = await system.event("formed", nth=2)
+    assert again["generation"] == 2
+    assert lost is not None
+
+
+async def test_a_frozen_worker_is_found_when_its_heartbeat_expires(system):
+    await system.worker("w1", slots=1)
+    await system.worker("w2", slots=1)
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=2, restart="fail", grace_s=0.5)
+    began = asyncio.get_running_loop().time()
+    await system.workers["w2"].freeze()
+    torn = await system.event("torn_down")
+    assert asyncio.get_running_loop().time() - began < 4.0
+    assert torn["reason"].startswith("worker_lost")
+    ended = await system.event("ended", gang["id"])
+    assert ended["ends"]
+    assert system.workers["w1"].reserved == 0
+
+
+async def test_a_worker_in_a_new_epoch_has_lost_its_members(system):
+    worker = await system.worker()
+    await leading(system)
+    await system.owner.acquire(pool="train", size=1, backoff_s=0)
+    await worker.new_epoch()
+    assert (await system.event("torn_down"))["reason"].startswith("epoch_changed")
+    assert (await system.event("formed", nth=2))["generation"] == 2
+
+
+async def test_a_worker_that_refuses_to_form_fails_the_gang(system):
+    worker = await system.worker()
+    worker.refuse.add("form")
+    await leading(system)
+    await system.owner.acquire(pool="train", size=2, restart="fail")
+    torn = await system.event("torn_down")
+    assert torn["reason"] == "failed_at_start: train.w1: no interpreter"
+    await system.event("ended")
+    assert [e["kind"] for e in system.events].count("torn_down") == 1
+    assert system.at_rest()
+
+
+async def test_a_lost_form_is_asked_again(system):
+    worker = await system.worker()
+    await leading(system)
+    worker.silent.add("form")
+    gang = await system.owner.acquire(pool="train", size=1)
+    await system.until(lambda: [op for op, _ in worker.asked].count("form") >= 2)
+    worker.silent.clear()
+    await system.until(lambda: gang["id"] in worker.members)
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["generation"] == 1
+
+
+async def test_a_hold_that_is_not_answered_keeps_the_place_in_the_queue(system):
+    worker = await system.worker()
+    await leading(system)
+    worker.silent.add("hold")
+    asked = asyncio.create_task(system.owner.acquire(pool="train", size=1))
+    await system.until(lambda: [op for op, _ in worker.asked].count("hold") >= 2)
+    assert "unhold" in [op for op, _ in worker.asked]
+    worker.silent.clear()
+    assert (await asked)["state"] == "formed"
+
+
+async def test_a_worker_that_comes_back_after_being_given_up_is_used_again(system):
+    worker = await system.worker()
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1, backoff_s=0)
+    await worker._subscription.unsubscribe()
+    await system.event("torn_down", gang["id"])
+    worker.members.clear()
+    worker._subscription = await worker.bus.subscribe(system.names.worker_operations(worker.id), worker.take)
+    assert (await system.event("formed", gang["id"], nth=2))["generation"] == 2
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "code", "text"),
+    [
+        ("acquire", {"pool": "train", "size": 0}, "invalid_request", "size: Input should be greater than or equal"),
+        ("acquire", {"pool": "train", "size": 9}, "gang_impossible", "8"),
+        ("acquire", {"pool": "other", "size": 1}, "gang_impossible", "other"),
+        ("acquire", {"pool": "train", "size": 3, "strategy": "strict_spread"}, "gang_impossible", "node"),
+        ("acquire", {"pool": "train", "size": 1, "labels": {"gpu": "a"}}, "gang_impossible", "gpu"),
+        ("acquire", {"pool": "train", "sise": 1}, "invalid_request", "sise"),
+        ("acquire", {}, "invalid_request", "give a pool and a size"),
+        ("acquire", {"pool": "train", "bundles": [{"pool": "train"}]}, "invalid_request", "not both"),
+        ("acquire", {"pool": "a b"}, "invalid_request", "pool"),
+        ("acquire", "train", "invalid_request", ""),
+        ("renew", {"id": "nobody", "owner_token": "x"}, "unknown_gang", "nobody"),
+        ("release", {"id": "nobody", "owner_token": "x"}, "unknown_gang", "nobody"),
+        ("get", {"id": "nobody"}, "unknown_gang", "nobody"),
+        ("why", {"id": "nobody"}, "unknown_gang", "nobody"),
+        ("get", {}, "invalid_request", "id"),
+        ("report", {"gang": "g"}, "invalid_request", "generation"),
+        ("dance", None, "unknown_method", "acquire"),
+    ],
+)
+async def test_bad_requests_are_told_what_is_wrong(system, operation, body, code, text):
+    await system.worker("w1")
+    await system.worker("w2")
+    await leading(system)
+    with pytest.raises(Exception) as caught:
+        await system.owner.ask(operation, body, timeout_s=5)
+    assert caught.value.code == code
+    assert text in str(caught.value)
+    assert (await system.owner.ask("list"))["gangs"] == []
+
+
+async def test_a_body_that_is_not_json_is_told_so(system):
+    await leading(system)
+    message = await system.owner.bus.request("gangline.gang.acquire", b"{pool}", timeout_s=5)
+    assert "not JSON" in message.headers["Nats-Service-Error"]
+    assert message.headers["Nats-Service-Error-Code"] == "400"
+
+
+async def test_somebody_elses_gang_and_a_stale_generation_are_refused(system):
+    await system.worker()
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1)
+    for operation in ("renew", "release"):
+        with pytest.raises(Exception) as caught:
+            await system.owner.ask(operation, {"id": gang["id"], "owner_token": "mine"})
+        assert (caught.value.code, caught.value.status) == ("not_owner", 403)
+    with pytest.raises(Exception) as caught:
+        await system.owner.ask("release", {"id": gang["id"], "owner_token": gang["owner_token"], "generation": 2})
+    assert caught.value.code == "stale_generation"
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["state"] == "formed"
+
+
+async def test_a_deadline_that_passes_says_what_stood_in_the_way(system):
+    await system.worker(slots=1)
+    await leading(system)
+    await system.owner.acquire(pool="train", size=1)
+    with pytest.raises(Exception) as caught:
+        await system.owner.acquire(pool="train", size=1, deadline_s=0.5)
+    assert caught.value.code == "gang_not_formed"
+    assert caught.value.details["lacks"]
+
+
+async def test_acquiring_again_with_the_same_id_finds_the_same_gang(system):
+    await system.worker()
+    await leading(system)
+    mine = {"pool": "train", "size": 1, "id": "mine", "owner_token": "secret"}
+    first = await system.owner.acquire(**mine)
+    again = await system.owner.acquire(**mine)
+    assert first == again
+    with pytest.raises(Exception) as caught:
+        await system.owner.acquire(**{**mine, "owner_token": "other"})
+    assert caught.value.code == "not_owner"
+
+
+async def test_why_names_the_gangs_and_leases_in_the_way(system):
+    worker = await system.worker(slots=4)
+    await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1)
+    lease = LeaseRecord(
+        pool="train", worker="w1", epoch=worker.epoch, token="tok", slots=2, fence=1, single_use=False, owner="bob",
+        granted_at=0.0, expires_at=4e9,
+    )  # fmt: skip
+    worker.running = 3
+    await system.ledger.put(system.names.lease_key(worker.id, "tok"), lease.model_dump_json().encode())
+    await worker.beat()
+    waiting = asyncio.create_task(system.owner.acquire(pool="train", size=2, id="waits", owner_token="x"))
+    await system.event("queued", "waits")
+    why = await system.owner.ask("why", {"id": "waits"})
+    assert why["step"] == "queued" and why["place"] == 0 and why["lacks"]
+    found = {(item["holder"], item["slots"], item["owner"]) for item in why["obstacles"]}
+    assert found == {(f"gang {gang['id']}", 1, ""), ("lease tok", 2, "bob"), ("tasks", 1, "")}
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+
+# -- leading and standing by ------------------------------------------------------------------------------------------
+
+
+async def test_without_a_leader_nobody_responds(system):
+    with pytest.raises(NoResponders):
+        await system.owner.ask("list", timeout_s=5)
+
+
+async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system):
+    await system.worker()
+    first = await leading(system)
+    second = await system.coordinator("second")
+    await asyncio.sleep(10)
+    assert (first.state, second.state) == (CoordinatorState.LEADING, CoordinatorState.STANDBY)
+    gang = await system.owner.acquire(pool="train", size=2)
+    began = asyncio.get_running_loop().time()
+    await first.stop()
+    await second.wait_leading()
+    assert asyncio.get_running_loop().time() - began < 1.0
+    found = await system.owner.ask("get", {"id": gang["id"]})
+    assert (found["state"], found["generation"], found["seats"]) == ("formed", 1, gang["seats"])
+    assert (await system.event("recovered"))["gang"] == gang["id"]
+    assert "torn_down" not in [e["kind"] for e in system.events]
+    await system.owner.release(gang)
+    assert system.at_rest()
+
+
+async def test_a_leader_whose_process_dies_is_followed_within_its_keys_life(system, hub):
+    await system.worker()
+    first = await leading(system)
+    second = await system.coordinator("second")
+    gang = await system.owner.acquire(pool="train", size=1)
+    began = asyncio.get_running_loop().time()
+    hub.kill(first._bus)
+    await second.wait_leading()
+    assert asyncio.get_running_loop().time() - began < 5.0
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["state"] == "formed"
+    assert "torn_down" not in [e["kind"] for e in system.events]
+
+
+async def test_a_leader_that_cannot_renew_yields_before_its_key_expires(system, hub):
+    first = await leading(system)
+    hub.partition(first._bus)
+    began = asyncio.get_running_loop().time()
+    await system.until(lambda: first.state is CoordinatorState.STANDBY)
+    assert asyncio.get_running_loop().time() - began < 2.0
+    second = await system.coordinator("second")
+    await second.wait_leading()
+    hub.heal(first._bus)
+    await asyncio.sleep(5)
+    assert (first.state, second.state) == (CoordinatorState.STANDBY, CoordinatorState.LEADING)
+
+
+async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):
+    await system.worker(slots=1)
+    first = await leading(system)
+    await system.owner.acquire(pool="train", size=1)
+    waiting = asyncio.create_task(system.owner.acquire(pool="train", size=1))
+    await system.event("queued", nth=2)
+    await first.stop()
+    with pytest.raises(Exception) as caught:
+        await waiting
+    assert caught.value.code == "no_coordinator"
+
+
+async def test_a_new_leader_judges_no_worker_by_keys_that_an_outage_lost(system):
+    worker = await system.worker()
+    first = await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1)
+    await first.stop()
+    # No heartbeat key, as after an outage of storage; the worker lives and beats on.
+    await system.ledger.delete(system.names.alive_key(worker.id))
+    await leading(system, name="second")
+    await system.event("recovered", gang["id"])
+    await asyncio.sleep(5)
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["generation"] == 1
+    assert "torn_down" not in [e["kind"] for e in system.events]
+
+
+async def test_a_worker_that_died_while_nobody_led_is_found(system):
+    worker = await system.worker()
+    first = await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1, restart="fail")
+    await first.stop()
+    await worker.vanish()
+    await asyncio.sleep(5)
+    await leading(system, name="second")
+    await system.event("ended", gang["id"], within_s=2)
+
+
+async def test_records_of_members_that_no_gang_has_are_removed(system):
+    worker = await system.worker()
+    await leading(system, sweep_s=1.0)
+    gang = await system.owner.acquire(pool="train", size=1)
+    key = system.names.member_key(worker.id, "ghost")
+    record = MemberRecord(gang="ghost", generation=1, epoch=worker.epoch, seats=())
+    await system.ledger.put(key, record.model_dump_json().encode())
+    await asyncio.sleep(3)
+    assert await system.ledger.get(key) is None
+    assert await system.ledger.get(system.names.member_key(worker.id, gang["id"])) is not None
+
+
+async def test_a_failing_query_removes_nothing(system, hub):
+    await system.worker()
+    coordinator = await leading(system, sweep_s=1.0)
+    gang = await system.owner.acquire(pool="train", size=1, ttl_s=60)
+    for _ in range(5):
+        hub.storage_down()
+        await asyncio.sleep(3)
+        hub.storage_back()
+        await coordinator.wait_leading()
+    assert (await system.owner.ask("get", {"id": gang["id"]}))["generation"] == 1
+    assert "torn_down" not in [e["kind"] for e in system.events]
+
+
+async def test_a_lost_bucket_is_written_again_while_the_leader_leads(system, hub):
+    worker = await system.worker()
+    coordinator = await leading(system)
+    gang = await system.owner.acquire(pool="train", size=2)
+    await system.ledger.put("gangset.s", b'{"gangs": 1, "gang": {"pool": "train", "size": 1}}')
+    await system.event("formed", nth=2)
+    hub.stop()
+    hub.start()
+    await asyncio.sleep(3)
+    assert coordinator.state is CoordinatorState.LEADING
+    keys = {entry.key for entry in hub.peek(system.names.ledger_bucket)}
+    assert {"leader", "gangset.s", f"gang.{gang['id']}", system.names.member_key(worker.id, gang["id"])} <= keys
+    assert "torn_down" not in [e["kind"] for e in system.events]
+    await system.owner.release(gang)
+
+
+# -- standing sets ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_declared_set_is_kept_up_scaled_and_removed(system):
+    await system.worker(slots=8)
+    await leading(system)
+    await system.ledger.put("gangset.llm", b'{"gangs": 2, "gang": {"pool": "train", "size": 2}, "retire_s": 0.1}')
+    await system.event("formed", nth=2)
+    listed = (await system.owner.ask("list", {"gangset": "llm"}))["gangs"]
+    assert [(gang["state"], gang["size"], gang["gangset"]) for gang in listed] == [("formed", 2, "llm")] * 2
+    await system.ledger.put("gangset.llm", b'{"gangs": 3, "gang": {"pool": "train", "size": 2}, "retire_s": 0.1}')
+    await system.event("formed", nth=3)
+    await system.ledger.put("gangset.llm", b'{"gangs": "many", "gang": {"pool": "train", "size": 2}}')
+    await asyncio.sleep(1)
+    assert len((await system.owner.ask("list", {"gangset": "llm"}))["gangs"]) == 3
+    await system.ledger.delete("gangset.llm")
+    await system.event("ended", nth=3)
+    assert system.at_rest()
+
+
+# -- the object itself ------------------------------------------------------------------------------------------------
+
+
+async def test_start_and_stop_are_idempotent_and_a_stopped_one_is_not_started_again(system):
+    coordinator = Coordinator(bus=await system.bus("c"), names=system.names)
+    await coordinator.start()
+    await coordinator.start()
+    await coordinator.wait_leading()
+    await coordinator.stop()
+    await coordinator.stop()
+    await coordinator.wait_closed()
+    with pytest.raises(ClosedError):
+        await coordinator.start()
+    unused = Coordinator(bus=await system.bus("d"), names=system.names)
+    await unused.stop()
+
+
+async def test_statistics_count_requests_gangs_and_commits(system):
+    await system.worker(slots=1)
+    coordinator = await leading(system)
+    gang = await system.owner.acquire(pool="train", size=1)
+    waiting = asyncio.create_task(system.owner.acquire(pool="train", size=1))
+    await system.event("queued", nth=2)
+    with pytest.raises(UnknownGang):
+        await system.owner.ask("get", {"id": "x"})
+    await asyncio.sleep(2)
+    found = coordinator.statistics()
+    assert (found.state, found.term, found.workers, found.waiting) == ("leading", 1, 1, 1)
+    assert (found.gangs["gangs"], found.gangs["formed"], found.gangs["queued"]) == (2, 1, 1)
+    assert found.gangs["oldest_s"] == pytest.approx(2, abs=0.5)
+    assert found.counts["commits"] == 1
+    assert found.requests["acquire"] == (2, 0) and found.requests["get"] == (1, 1)
+    assert "LEADING" not in repr(coordinator) and "leading" in repr(coordinator)
+    await system.owner.release(gang)
+    await waiting

@@ -14,15 +14,19 @@ from typing import IO, Any, Final
 import click
 
 COMMANDS: Final = {
-    "dev": "A nats-server, a gateway and your worker in one terminal, reloaded on change.",
+    "dev": "A nats-server, a gateway, a coordinator and your worker in one terminal, reloaded on change.",
     "worker": "Serve a pool's tasks with this process's slots.",
     "gateway": "Answer plain NATS requests on gangline.call.> from any language.",
+    "coordinator": "Grant gangs: slots over many workers, all or nothing. Run two, one stands by.",
     "call": "Run one task and print its result.",
     "workers": "Who serves what, and how busy.",
     "leases": "Who holds which slots.",
     "stats": "One worker's slots, leases and counts.",
     "drain": "Let a worker finish and leave.",
     "resize": "Change a worker's number of slots, live.",
+    "gang": "Gangs: who holds what, acquire and release by hand, events.",
+    "gangset": "Standing gangs: declare, scale and remove sets that are kept up.",
+    "why": "What a gang waits for, and who stands in its way.",
     "health": "Whether a worker or gateway of this machine answers; for probes.",
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
 }

@@ -1,4 +1,4 @@
-"""`gangline dev`: a server, a gateway and one worker process, which is replaced when the code changes."""
+"""`gangline dev`: a server, a gateway, a coordinator, and one worker process that is replaced when the code changes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..bus.port import KeyValue, KvEntry, KvOperation
 from .children import end, ended, spawn
 from .options import Connection, plain_environment
 from .serve import open_gateway
+from .serve_coordinator import open_coordinator
 from .session import open_bus, open_ledger
 from .signals import until_signal
 
@@ -52,6 +53,7 @@ async def develop(
         bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
         ledger = await open_ledger(bus, connection)
         await stack.enter_async_context(open_gateway(bus, connection))
+        await stack.enter_async_context(open_coordinator(bus, connection))
         seat = Seat(target, environment, ledger, connection, options)
         stack.push_async_callback(seat.leave)
         following = asyncio.create_task(_follow(seat, reload), name="gangline dev reload")

@@ -1,0 +1,54 @@
+"""`gangline coordinator`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..options import Connection, connection_options, logging_options
+
+
+@click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
+@click.option("--starve-after", "starve_after_s", type=float, metavar="SECONDS", help="Then keep slots for a gang. [5]")
+@click.option("--max-queued", type=int, metavar="N", help="Gangs that may wait. [10000]")
+@click.option("--sweep", "sweep_s", type=float, metavar="SECONDS", help="How often leaked records are looked for. [30]")
+@logging_options
+@connection_options
+def command(
+    connection: Connection,
+    node: str | None,
+    starve_after_s: float | None,
+    max_queued: int | None,
+    sweep_s: float | None,
+    log_level: str,
+    log_format: Any,
+) -> None:
+    """Grant gangs: slots over many workers, all or nothing, that live, fail and restart together.
+
+    Run two or more: one leads, the others stand by, and gangs run on while leadership changes. The first SIGTERM or
+    Ctrl-C gives leadership away at once.
+
+        nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
+    """
+    from ...bus.port import BucketSettings
+    from ...coordinator.settings import CoordinatorSettings
+    from ...coordinator.shell_settings import ShellSettings
+    from ...telemetry.logformat import configure_logging
+    from ..serve_coordinator import serve_coordinator
+    from ..session import run
+
+    configure_logging(level=log_level, fmt=log_format)
+    core: dict[str, Any] = {"starve_after_s": starve_after_s, "max_queued": max_queued}
+    shell: dict[str, Any] = {"node": node, "sweep_s": sweep_s}
+    run(
+        serve_coordinator(
+            connection,
+            CoordinatorSettings(**{name: value for name, value in core.items() if value is not None}),
+            ShellSettings(
+                bucket=BucketSettings.from_environment(),
+                **{name: value for name, value in shell.items() if value is not None},
+            ),
+        )
+    )

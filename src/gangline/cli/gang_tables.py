@@ -1,0 +1,106 @@
+"""Gangs, sets and obstacles for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..schemas.gang_messages import GangReply, WhyReply
+from ..schemas.gangs import GangSetRecord
+from .output import duration, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STYLES = {"formed": "green", "queued": "yellow", "retiring": "cyan", "tearing_down": "red", "ended": "dim"}
+
+
+def gangs_table(gangs: Sequence[GangReply]) -> Table:
+    now = time.time()
+    lines = [
+        (
+            gang.id,
+            _state(gang),
+            str(gang.size),
+            str(gang.generation),
+            str(gang.restarts),
+            str(gang.priority),
+            " ".join(sorted({f"{seat.pool}.{seat.worker}" for seat in gang.seats})),
+            gang.gangset or gang.owner,
+            duration(now - gang.created_at) if gang.created_at else "",
+            gang.reason,
+        )
+        for gang in gangs
+    ]
+    columns = ("GANG", "STATE", "SIZE", "GENERATION", "RESTARTS", "PRIORITY", "WORKERS", "OWNER", "AGE", "REASON")
+    return table(columns, lines, right=("SIZE", "GENERATION", "RESTARTS", "PRIORITY", "AGE"))
+
+
+def seats_table(gang: GangReply) -> Table:
+    lines = [
+        (
+            str(seat.rank) if seat.part == 0 else f"{seat.rank}+{seat.part}",
+            f"{seat.pool}.{seat.worker}",
+            str(seat.slots),
+            "/".join(part for part in (seat.zone, seat.node) if part),
+            seat.address,
+            seat.token,
+            str(seat.epoch),
+        )
+        for seat in gang.seats
+    ]
+    return table(("RANK", "WORKER", "SLOTS", "PLACE", "ADDRESS", "TOKEN", "EPOCH"), lines, right=("RANK", "SLOTS"))
+
+
+def summary(gang: GangReply) -> str:
+    """One gang in a line or two."""
+    parts = [f"gang {gang.id} is {gang.step}", f"size {gang.size}", f"generation {gang.generation}"]
+    if gang.fence:
+        parts.append(f"fence {gang.fence}")
+    if gang.rendezvous is not None:
+        parts.append(f"rendezvous {gang.rendezvous.host}:{gang.rendezvous.port}")
+    if gang.restarts:
+        parts.append(f"{gang.restarts} restart{'s'[: gang.restarts != 1]}")
+    if gang.reason:
+        parts.append(f"last because of {gang.reason}")
+    return ", ".join(parts)
+
+
+def sets_table(sets: Sequence[tuple[str, GangSetRecord, list[GangReply] | None]]) -> Table:
+    """`None` for the gangs: no coordinator could be asked."""
+    lines = []
+    for name, record, gangs in sets:
+        formed = "?" if gangs is None else str(sum(gang.state == "formed" for gang in gangs))
+        spec = record.gang
+        shape = " + ".join(
+            f"{bundle.count} x {' + '.join(f'{part.slots} {part.pool}' for part in bundle.parts)}"
+            for bundle in spec.bundles
+        )
+        lines.append((name, f"{formed}/{record.gangs}", str(spec.size), shape, spec.strategy.value, record.route.value))
+    return table(("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"), lines, right=("FORMED", "SIZE"))
+
+
+def why_lines(why: WhyReply) -> list[str]:
+    """What a gang waits for, in sentences."""
+    place = "" if why.place is None else f", number {why.place + 1} in the queue"
+    lines = [f"gang {why.id} is {why.step}{place}", *(f"  {lack}" for lack in why.lacks)]
+    for worker, slots in why.target.items():
+        kept = why.kept.get(worker, 0)
+        lines.append(
+            f"{worker}: {slots} slot{'s'[: slots != 1]} wanted" + (f", {kept} kept for it already" if kept else "")
+        )
+        for item in why.obstacles:
+            if f"{item.pool}.{item.worker}" != worker:
+                continue
+            who = f"{item.holder} ({item.owner})" if item.owner else item.holder
+            verb = "have" if item.holder == "tasks" else "has"
+            ends = "" if item.ends_in_s is None else f", ends in {duration(item.ends_in_s)} if not renewed"
+            lines.append(f"  {who} {verb} {item.slots} slot{'s'[: item.slots != 1]}{ends}")
+    return lines
+
+
+def _state(gang: GangReply) -> str:
+    style = _STYLES.get(gang.state.value, "white")
+    word = gang.step if gang.step != gang.state.value else gang.state.value
+    return f"[{style}]{word}[/]"

@@ -1,0 +1,83 @@
+"""Declarations of standing gangs in the ledger."""
+
+from __future__ import annotations
+
+from ..bus.port import Conflict, KeyValue
+from ..schemas.errors import GanglineError, Unavailable
+from ..schemas.gang_errors import UnknownGang
+from ..schemas.gang_messages import GangListReply, GangReply
+from ..schemas.gangs import GangSetRecord
+from ..schemas.names import GangOperation, Names, check_name
+from .gang_requests import ask
+from .options import Connection
+from .registry import parse
+from .session import open_bus, open_ledger
+
+
+async def apply_sets(connection: Connection, sets: dict[str, GangSetRecord]) -> tuple[dict[str, str], bool]:
+    """Declare them; what changed by name (`created`, `changed`, `unchanged`), and whether anybody leads."""
+    async with open_bus(connection, "gangline gangset") as bus:
+        ledger = await open_ledger(bus, connection)
+        changes = {name: await _declare(ledger, name, record) for name, record in sets.items()}
+        return changes, await ledger.get(Names.leader_alive_key) is not None
+
+
+async def _declare(ledger: KeyValue, name: str, record: GangSetRecord) -> str:
+    entry = await ledger.get(Names.gangset_key(name))
+    known = parse(GangSetRecord, entry) if entry is not None else None
+    if known is not None and (known, known.template) == (record, record.template):
+        return "unchanged"
+    await ledger.put(Names.gangset_key(name), record.model_dump_json(exclude_unset=True).encode())
+    return "created" if entry is None else "changed"
+
+
+async def read_sets(connection: Connection) -> list[tuple[str, GangSetRecord, list[GangReply] | None]]:
+    """All declarations that can be read, by name, with their gangs (None: no coordinator could be asked)."""
+    async with open_bus(connection, "gangline gangset") as bus:
+        entries = await (await open_ledger(bus, connection)).entries(Names.gangset_key())
+        try:
+            gangs = (await ask(bus, connection.names, GangOperation.LIST, {}, GangListReply)).gangs
+        except Unavailable:
+            gangs = None
+    found = []
+    for entry in sorted(entries, key=lambda entry: entry.key):
+        name, record = entry.key.partition(".")[2], parse(GangSetRecord, entry)
+        if record is not None:
+            found.append((name, record, None if gangs is None else [gang for gang in gangs if gang.gangset == name]))
+    return found
+
+
+async def scale_set(connection: Connection, name: str, gangs: int) -> int:
+    """The number of gangs before.
+
+    Raises:
+        UnknownGang: no such set.
+    """
+    async with open_bus(connection, "gangline gangset") as bus:
+        ledger = await open_ledger(bus, connection)
+        while True:
+            entry = await ledger.get(Names.gangset_key(check_name(name, "set")))
+            record = parse(GangSetRecord, entry) if entry is not None else None
+            if entry is None or record is None:
+                raise _unknown(name)
+            wanted = record.model_copy(update={"gangs": gangs})
+            try:
+                await ledger.put(
+                    entry.key, wanted.model_dump_json(exclude_unset=True).encode(), revision=entry.revision
+                )
+            except Conflict:
+                continue  # somebody else changed it just now
+            return record.gangs
+
+
+async def delete_set(connection: Connection, name: str) -> None:
+    """Raises UnknownGang: no such set."""
+    async with open_bus(connection, "gangline gangset") as bus:
+        ledger = await open_ledger(bus, connection)
+        if await ledger.get(Names.gangset_key(check_name(name, "set"))) is None:
+            raise _unknown(name)
+        await ledger.delete(Names.gangset_key(name))
+
+
+def _unknown(name: str) -> GanglineError:
+    return UnknownGang(f"there is no set {name!r}: 'gangline gangset ls' shows them")

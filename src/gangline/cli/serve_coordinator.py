@@ -1,0 +1,41 @@
+"""The process that stays and grants gangs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..bus.port import BucketSettings, Bus
+from ..coordinator.service import Coordinator
+from ..coordinator.settings import CoordinatorSettings
+from ..coordinator.shell_settings import ShellSettings
+from .options import Connection
+from .serve import run_until_left
+from .session import open_bus, telemetry
+
+
+async def serve_coordinator(connection: Connection, settings: CoordinatorSettings, shell: ShellSettings) -> None:
+    """Lead or stand by until a signal; a leader then gives way at once.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server, no storage.
+    """
+    async with telemetry("gangline-coordinator"), open_bus(connection, "gangline coordinator") as bus:
+        coordinator = Coordinator(bus=bus, names=connection.names, settings=settings, shell=shell)
+        ends: set[asyncio.Task[None]] = set()
+
+        def end() -> bool:
+            ends.add(asyncio.get_running_loop().create_task(coordinator.stop()))
+            return True
+
+        async def life() -> None:
+            async with coordinator:
+                await coordinator.wait_closed()
+
+        await run_until_left(bus, life(), finish=end, stop=end)
+        await asyncio.gather(*ends)
+
+
+def open_coordinator(bus: Bus, connection: Connection) -> Coordinator:
+    """A coordinator on a bus that is open already; for `async with`."""
+    return Coordinator(bus=bus, names=connection.names, shell=ShellSettings(bucket=BucketSettings.from_environment()))

@@ -145,6 +145,21 @@ class LeaseInfo(Reply):
     single_use: bool
     owner: str
     expires_in_s: float
+    """Of a gang's seat: how long its gang is believed in without a word of the coordinator."""
+    gang: str | None = None
+    """The gang that it is a seat of."""
+
+
+class GangShare(Reply):
+    """What a worker has of one gang."""
+
+    gang: str
+    generation: int = 0
+    state: Literal["kept", "held", "formed", "over", "stopping"]
+    """Slots set aside, or held for a commit; its members stand; their epoch ended; they were told to stop."""
+    ranks: list[int] = Field(default_factory=list)
+    slots: int
+    """Reserved or running on its behalf."""
 
 
 class StatsRequest(Request):
@@ -161,6 +176,7 @@ class StatsReply(Reply):
     leases: list[LeaseInfo]
     tasks: dict[str, int]
     """Counts since start: started, succeeded, failed, cancelled, crashed, rejected."""
+    gangs: list[GangShare] = Field(default_factory=list)
     ledger: dict[str, int]
     """Ledger writer: pending (not yet written), written, deleted, retried."""
 

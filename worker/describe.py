@@ -9,6 +9,9 @@ from ..schemas.messages import LeaseInfo, LoadReply, StatsReply
 from ..schemas.names import WorkerId
 from ..schemas.records import Heartbeat, Registration
 from .core import WorkerCore
+from .deadlines import NEVER
+from .gang_shares import shares
+from .leases import Lease
 from .ledger import LedgerStatistics
 from .pool import Pool
 from .settings import WorkerSettings
@@ -96,10 +99,12 @@ class Description:
                     running=lease.busy,
                     single_use=lease.single_use,
                     owner=lease.owner,
-                    expires_in_s=round(max(0.0, lease.due_at - now), 3),
+                    expires_in_s=round(max(0.0, min(lease.due_at - now, _patience_s(core, lease, now))), 3),
+                    gang=lease.gang,
                 )
                 for lease in core.leases.values()
             ],
+            gangs=shares(core.gangs),
             tasks=tasks,
             ledger={
                 "pending": ledger.pending,
@@ -109,3 +114,11 @@ class Description:
                 "cancelled_out": ledger.cancelled_out,
             },
         )
+
+
+def _patience_s(core: WorkerCore, lease: Lease, now: float) -> float:
+    """For how long a gang's seat goes on without a word of its coordinator; NEVER for other leases."""
+    if lease.gang is None:
+        return NEVER
+    member = core.gangs.member_of(lease)
+    return lease.ttl_s if member is None else member.proven_at + lease.ttl_s - now

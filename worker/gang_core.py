@@ -23,7 +23,8 @@ from typing import NamedTuple
 from ..schemas.gang_messages import FormRequest, HoldRequest
 from ..schemas.gangs import Seat
 from .deadlines import NEVER
-from .gang_parts import Hold, Keep, Leaving, Member, PastGangs, SeatHere
+from .gang_keeps import Keeps
+from .gang_parts import Hold, Leaving, Member, PastGangs, SeatHere
 from .leases import Change, Lease, LeaseTable, Refusal
 from .limiter import SlotLimiter
 
@@ -43,7 +44,7 @@ class Formed(NamedTuple):
 class GangCore:
     """Holds, members and what is leaving, of one worker. A part of WorkerCore; made by it."""
 
-    __slots__ = ("_cut_at", "_keeping", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
+    __slots__ = ("_cut_at", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
                  "lingers", "members", "voided")  # fmt: skip
 
     def __init__(self, limiter: SlotLimiter, leases: LeaseTable, *, keep_s: float, keep: int) -> None:
@@ -51,21 +52,17 @@ class GangCore:
         self._leases = leases
         self._past = PastGangs(keep_s, keep)
         self._cut_at = NEVER
-        self._keeping = True
-        """Free slots go to the keeps first; False while slots move from a keep to a hold."""
         self.holds: dict[tuple[str, int], Hold] = {}
         """By gang and generation; of each the newest attempt."""
         self.members: dict[str, Member] = {}
         """By gang; the newest generation that was formed here."""
         self.leaving: list[Leaving] = []
-        self.keeps: dict[str, Keep] = {}
-        """By gang, oldest first."""
+        self.keeps = Keeps(limiter)
         self.voided: list[Member] = []
         """Ended by a new epoch, to be reported; taken by whoever drives the core."""
         self.draining = False
         self.lingers = False
         """Hooks run at the end of seats: their idle slots are free only after that."""
-        limiter.on_free = self._top_up
 
     def __repr__(self) -> str:
         return f"<GangCore {len(self.holds)} holds, {len(self.members)} members, {len(self.leaving)} leaving>"
@@ -88,9 +85,13 @@ class GangCore:
         held = self._limiter.held
         return (
             sum(held(seat.lease)[0] for hold in self.holds.values() for seat in hold.seats)
-            + sum(keep.has for keep in self.keeps.values())
+            + self.keeps.slots
             + sum(held(leaving)[0] for leaving in self.leaving)
         )
+
+    def reserved_by(self, leaving: Leaving) -> int:
+        """Idle slots that wait for the hooks of seats that have ended."""
+        return self._limiter.held(leaving)[0]
 
     @property
     def borrowers(self) -> int:
@@ -108,7 +109,7 @@ class GangCore:
     def next_at(self) -> float | None:
         """When `take_due` must be called next."""
         times = [hold.due_at for hold in self.holds.values() if not hold.due]
-        times += [keep.until for keep in self.keeps.values()]
+        times += [keep.until for keep in self.keeps.by_gang.values()]
         times += [member.look_at for member in self.members.values()]
         times += [leaving.grace_at for leaving in self.leaving]
         soonest = min(times, default=NEVER)
@@ -129,15 +130,14 @@ class GangCore:
         known = self._known(request)
         if known is not None:
             return known
-        self.lapse(now)
+        self.keeps.lapse(now)
         total = sum(seat.slots for seat in request.seats)
-        keep = self.keeps.get(request.gang)
         refusal = None
         if self.draining:
             refusal = Refusal.DRAINING
         elif total > most:
             refusal = Refusal.TOO_LARGE
-        elif total > self._limiter.free + (keep.has if keep is not None else 0):
+        elif total > self._limiter.free + self.keeps.has(request.gang):
             refusal = Refusal.FULL
         if refusal is not None:
             self._past.given_up(request.gang, request.attempt, refusal, now)
@@ -152,16 +152,11 @@ class GangCore:
                 for seat, token in zip(request.seats, tokens, strict=True)
             ),
         )
-        self._keeping = False
-        if keep is not None:
-            self._limiter.release(keep)
-            del self.keeps[request.gang]
-        for seat in hold.seats:
-            taken = self._limiter.reserve_nowait(seat.lease, seat.lease.slots)
-            assert taken, "counted before"
-        self._keeping = True
+        with self.keeps.spent(request.gang):
+            for seat in hold.seats:
+                taken = self._limiter.reserve_nowait(seat.lease, seat.lease.slots)
+                assert taken, "counted before"
         self.holds[hold.gang, hold.generation] = hold
-        self._top_up()
         return hold
 
     def _known(self, request: HoldRequest) -> Hold | Refusal | None:
@@ -205,46 +200,9 @@ class GangCore:
         for seat in hold.seats:
             self._limiter.release(seat.lease)
 
-    # -- slots set aside ------------------------------------------------------------------------------------------
-
     def keep(self, gang: str, slots: int, keep_s: float, now: float) -> int:
         """Set slots aside for a gang as they become free, before anybody else gets them. Returns how many it has."""
-        self.lapse(now)
-        keep = self.keeps.get(gang)
-        if self.draining or slots == 0:
-            if keep is not None:
-                self._give_back(gang, keep)
-            return 0
-        if keep is None:
-            keep = self.keeps[gang] = Keep()
-        keep.wanted, keep.until = slots, now + keep_s
-        surplus = keep.has - slots
-        if surplus > 0:
-            rest = object()
-            keep.has -= self._limiter.move(keep, rest, surplus)
-            self._limiter.release(rest)
-        self._top_up()
-        return keep.has
-
-    def lapse(self, now: float) -> None:
-        """Give back what nobody asked for again in time."""
-        for gang, keep in list(self.keeps.items()):
-            if keep.until <= now:
-                self._give_back(gang, keep)
-
-    def _give_back(self, gang: str, keep: Keep) -> None:
-        del self.keeps[gang]
-        self._limiter.release(keep)
-
-    def _top_up(self) -> None:
-        if not self._keeping or self.draining:
-            return
-        for keep in self.keeps.values():
-            slots = min(keep.wanted - keep.has, self._limiter.free)
-            if slots > 0:
-                fresh = object()
-                self._limiter.reserve_nowait(fresh, slots)
-                keep.has += self._limiter.move(fresh, keep)
+        return self.keeps.ask(gang, 0 if self.draining else slots, keep_s, now)
 
     # -- members --------------------------------------------------------------------------------------------------
 
@@ -447,7 +405,7 @@ class GangCore:
     def take_due(self, now: float) -> tuple[list[Hold], list[Member], list[Leaving]]:
         """What time has brought: holds and members to be looked up in the ledger, and what shall stop harder. Each is
         named once."""
-        self.lapse(now)
+        self.keeps.lapse(now)
         holds = [hold for hold in self.holds.values() if not hold.due and hold.due_at <= now]
         for hold in holds:
             hold.due = True
@@ -464,18 +422,23 @@ class GangCore:
         `cut_at`."""
         self.draining = True
         self._cut_at = cut_at
-        for gang, keep in list(self.keeps.items()):
-            self._give_back(gang, keep)
+        self.keeps.clear()
         for hold in self.holds.values():
             hold.due_at = min(hold.due_at, now)
+
+    def forsake(self, now: float) -> list[Hold]:
+        """The registration is gone, and every commit that was conditioned on it with it: no hold is needed."""
+        holds = list(self.holds.values())
+        for hold in holds:
+            self.free(hold, now)
+        return holds
 
     def new_epoch(self, now: float) -> None:
         """Every hold and every seat is of the past."""
         for hold in list(self.holds.values()):
             self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
             self._drop(hold)
-        for gang, keep in list(self.keeps.items()):
-            self._give_back(gang, keep)
+        self.keeps.clear()
         for member in self.members.values():
             if not member.over:
                 member.over = True
@@ -506,10 +469,7 @@ class GangCore:
         assert {token for token, lease in living.items() if lease.gang is not None} <= seated, "a seat without a gang"
         for leaving in self.leaving:
             assert all(seat.lease.ended is not None for seat in leaving.seats), leaving
-        for keep in self.keeps.values():
-            assert 0 <= keep.has <= keep.wanted, keep
-            assert self._limiter.held(keep)[0] == keep.has, keep
-            assert keep.has == keep.wanted or self._limiter.free == 0, "free slots were not kept"
+        self.keeps.check()
 
 
 def _lease(token: str, gang: str, slots: int, ttl_s: float, now: float) -> Lease:

@@ -49,6 +49,9 @@ from .pool import Pool
 from .registration import Presence
 from .runs import Runs
 
+LAST_WORDS_S = 0.5
+"""How long a worker that leaves waits for its reports to be taken."""
+
 
 class UnholdReply(Reply):
     """Whoever asks with a reply subject hears whether slots came back."""
@@ -125,8 +128,14 @@ class GangDesk:
         operations.serve(Operation.TEARDOWN, self._on_teardown)
         operations.serve(Operation.PING, self._on_ping)
 
+    def forsake(self) -> None:
+        """The registration was withdrawn: nothing can be committed here any more."""
+        for hold in self._gangs.forsake(self._books.now()):
+            self._record("unhold", hold)
+
     async def close(self) -> None:
         """Stop every loop and timer. Idempotent. Reports that are on their way are given a moment."""
+        await self.reports.drained(LAST_WORDS_S)
         self._books.on_gangs = None
         if self._timer is not None:
             self._timer.cancel()
@@ -195,8 +204,10 @@ class GangDesk:
 
     def _on_keep(self, requester: Requester, body: Any) -> None:
         request = parse_request(KeepRequest, body)
+        had = self._gangs.keeps.has(request.gang)
         kept = self._gangs.keep(request.gang, request.slots, request.keep_s, self._books.now())
-        self._books.record("keep", gang=request.gang, kept=kept)
+        if kept != had:
+            self._books.record("keep", gang=request.gang, kept=kept)
         requester.reply(KeepReply(kept=kept, load=self._load()))
 
     # -- members --------------------------------------------------------------------------------------------------

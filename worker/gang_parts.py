@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..schemas.gang_messages import FormRequest
-from .deadlines import NEVER
 from .leases import Lease, Refusal
 
 ALONE_TTLS: Final = 2.0
@@ -105,15 +104,6 @@ class Leaving:
     @property
     def stopped(self) -> bool:
         return self.hooks == 0 and all(seat.lease.busy == 0 for seat in self.seats)
-
-
-@dataclass(slots=True, eq=False)
-class Keep:
-    """Slots set aside for the gang that waits at the head of the coordinator's queue."""
-
-    wanted: int = 0
-    has: int = 0
-    until: float = NEVER
 
 
 @dataclass(slots=True)

@@ -51,6 +51,8 @@ class WorkerStatistics:
     """None before the start."""
     answers: dict[str, int]
     """Messages and frames sent to routers; frames dropped and bytes kept for want of a connection."""
+    gangs: dict[str, int]
+    """Since start: held, refused, freed, formed, torn_down, stopped, failed, alone; and members now."""
     memory: dict[str, int]
     """Sizes of what is remembered: leases, tasks, senders, reserves, answers, answer_bytes."""
 
@@ -322,7 +324,7 @@ class Worker:
         self.core.drain(now, now)
         self.core.expire(now)
         desk.books.after()
-        if self.core.tasks:
+        if self.core.tasks or self.core.gangs.leaving:
             count = desk.cancel_all(f"worker {self.id} left before the task was done")
             self._log.warning("cancelled %d tasks", count, extra={"action": "worker.cancelled_tasks"})
             if not await desk.rest(LAST_WORDS_S):
@@ -339,6 +341,7 @@ class Worker:
                 await desk.presence.withdraw()
         except TimeoutError:
             self._log.warning("the registration is left to expire", extra={"action": "registration.left"})
+        desk.gangs.forsake()
         if self._subscription is not None:
             desk.books.record("leave")
             desk.presence.announce(WorkerEvent.LEFT)
@@ -367,6 +370,7 @@ class Worker:
             ledger=None if desk is None else desk.ledger.statistics(),
             answers={} if desk is None else desk.outbox.statistics(),
             memory=self.core.statistics(),
+            gangs={} if desk is None else desk.gangs.metrics.statistics(),
         )
 
     def __repr__(self) -> str:

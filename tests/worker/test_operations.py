@@ -125,7 +125,15 @@ async def test_stats_tell_what_is_held(rig: Rig, fmt):
     body, _ = await rig.hand.request("stats", None, fmt)
     assert (body["pool"], body["worker"]) == ("images", "w1")
     assert body["leases"] == [
-        {"token": token, "slots": 1, "running": 0, "single_use": False, "owner": "ann", "expires_in_s": 19.9}
+        {
+            "token": token,
+            "slots": 1,
+            "running": 0,
+            "single_use": False,
+            "owner": "ann",
+            "expires_in_s": 19.9,
+            "gang": None,
+        }
     ]
     assert body["tasks"]["started"] == 1
     assert body["ledger"]["written"] == 1

@@ -21,15 +21,13 @@ _MAX_HEADER_CHARS: Final = 500
 class Asker:
     """One request."""
 
-    __slots__ = ("_bus", "_log", "_message", "answered", "error", "fmt")
+    __slots__ = ("_bus", "_log", "_message", "answered", "fmt")
 
     def __init__(self, bus: Bus, message: Message, log: Log) -> None:
         self._bus = bus
         self._message = message
         self._log = log
         self.answered = False
-        self.error = ""
-        """Text of the error that it was answered with."""
         try:
             self.fmt = Format.of(message.headers)
         except MalformedMessage:
@@ -69,7 +67,6 @@ class Asker:
 
     def fail(self, error: GanglineError) -> None:
         """Answer with an error."""
-        self.error = error.message
         line = " ".join(error.message.split()) or "error"
         fields = {
             headers.ERROR: line.encode("ascii", "backslashreplace").decode()[:_MAX_HEADER_CHARS],

@@ -23,7 +23,7 @@ from ..schemas.records import Heartbeat, Registration
 from ..telemetry.logs import Log
 from .chores import Chores
 from .events import WorkerFacts
-from .ledger_reader import parse
+from .ledger_reader import parse, read_workers
 from .shell_settings import ShellSettings
 
 _TICK_S: Final = 0.25
@@ -93,6 +93,9 @@ class Census:
         """Since when the live feed has missed nothing."""
         self._connected = True
         self._ticked_at = self._loop.time()
+        self._pulling = asyncio.Lock()
+        self._pulled_at = _NEVER
+        """When the last reading that succeeded began."""
         self.audience: Audience | None = None
 
     def __len__(self) -> int:
@@ -128,14 +131,38 @@ class Census:
 
     # -- what a term asks --------------------------------------------------------------------------------------------
 
+    async def pull(self, asked_at: float) -> None:
+        """Read all registrations and heartbeats from the ledger, unless that was done since `asked_at` (monotonic).
+
+        Raises:
+            Unavailable: nothing was learnt.
+        """
+        async with self._pulling:
+            if self._pulled_at >= asked_at:
+                return
+            began_at = self._loop.time()
+            entries = await self._kv.entries(self._names.alive_of(), self._names.registrations_of())
+            reading = read_workers(entries, self._names, self._log)
+            self.merge(reading.registrations, reading.beats)
+            self._pulled_at = began_at
+            known = {WorkerId(record.pool, record.worker) for record, _ in reading.registrations}
+            for worker in [w for w, entry in self._entries.items() if not entry.lives and w not in known]:
+                del self._entries[worker]
+
     def merge(
         self, registrations: Iterable[tuple[Registration, int]], beats: Iterable[tuple[WorkerId, Heartbeat]]
     ) -> None:
-        """A reading of the ledger."""
+        """A reading of the ledger, which may be a little older than what was seen live: it adds, and takes nothing
+        back. A heartbeat key outlives its worker, so it is no news of one that is believed to live, nor of one that
+        nobody answers for."""
         for record, revision in registrations:
-            self._register(record, revision)
+            known = self._entries.get(WorkerId(record.pool, record.worker))
+            if known is None or revision > known.revision:
+                self._register(record, revision)
         for worker, beat in beats:
-            self._beat(worker, beat)
+            known = self._entries.get(worker)
+            if known is not None and not known.lives and not known.doubted:
+                self._beat(worker, beat)
 
     def living(self, presumed: Set[WorkerId]) -> tuple[WorkerFacts, ...]:
         """Who lives. Of those in `presumed` (they have members) also whoever was not heard of because we have not
@@ -270,23 +297,9 @@ class Census:
         while True:
             await asyncio.sleep(self._settings.reconcile_s)
             try:
-                entries = await self._kv.entries(self._names.alive_of(), self._names.registrations_of())
+                await self.pull(self._loop.time())
             except GanglineError as error:
                 self._log.debug("cannot read the workers: %s", error, extra={"action": "census.reconcile"})
-                continue
-            present = set()
-            for entry in entries:
-                worker = self._worker_of(entry)
-                if worker is None:
-                    continue
-                present.add(worker)
-                if entry.key.startswith("alive."):
-                    beat = parse(Heartbeat, entry, self._log)
-                    known = self._entries.get(worker)
-                    if beat is not None and known is not None and not known.lives:
-                        self._beat(worker, beat)
-            for worker in [w for w, known in self._entries.items() if not known.lives and w not in present]:
-                del self._entries[worker]
 
     def _worker_of(self, entry: KvEntry) -> WorkerId | None:
         try:

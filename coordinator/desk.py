@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import Any
 
 from ..bus.port import Bus, KeyValue, Message
 from ..schemas import headers
 from ..schemas.errors import GanglineError, InvalidRequest, UnknownMethod
-from ..schemas.gang_errors import NoCoordinator, UnknownGang
+from ..schemas.gang_errors import GangImpossible, NoCoordinator, UnknownGang
 from ..schemas.gang_messages import (
     AcquireRequest,
     GangListReply,
@@ -28,13 +27,25 @@ from ..telemetry.logs import Log
 from . import effects as do
 from . import events as on
 from .answers import Asker
+from .census import Census
 from .chores import Chores
 from .core import GangCore
 from .moment import Clock
 from .obstacles import name_leases
 from .traces import Traces
 
-M = TypeVar("M", bound=BaseModel)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A request that the core has."""
+
+    asker: Asker
+    operation: str
+    acquire: on.AcquireAsked | None = None
+    asked_at: float = 0.0
+    """Of an acquire: when it came. Refused as impossible, it is tried once more on a reading made after that."""
+    final: bool = True
+    """No further try."""
 
 
 class Desk:
@@ -48,15 +59,18 @@ class Desk:
         clock: Clock,
         chores: Chores,
         core: GangCore,
+        census: Census,
         traces: Traces,
         *,
         feed: Callable[[on.Happening], None],
+        trusted: Callable[[], bool],
         counts: dict[str, list[int]],
         log: Log,
     ) -> None:
         """
         Args:
             feed: gives an event to the core.
+            trusted: whether we may act as the leader at this instant.
             counts: requests and errors by operation, counted on.
         """
         self._bus = bus
@@ -65,13 +79,15 @@ class Desk:
         self._clock = clock
         self._chores = chores
         self._core = core
+        self._census = census
         self._traces = traces
         self._feed = feed
+        self._trusted = trusted
         self._counts = counts
         self._log = log
         self._numbers = count(1)
-        self._waiting: dict[int, tuple[Asker, str]] = {}
-        self._closed = False
+        self._waiting: dict[int, _Waiting] = {}
+        self._resigned = False
         self._handlers: dict[str, Callable[[Asker, Any], None]] = {
             GangOperation.ACQUIRE: self._acquire,
             GangOperation.RENEW: self._renew,
@@ -90,8 +106,11 @@ class Desk:
         """One request."""
         asker = Asker(self._bus, message, self._log)
         operation = message.subject.rpartition(".")[2]
-        if self._closed:
-            asker.fail(_stepped_down())
+        if not self._trusted():
+            # After a freeze, for example: another leads perhaps, and has the same message. Two answers would be worse
+            # than none. Who resigned knows that nobody else has it.
+            if self._resigned:
+                asker.fail(_stepped_down())
             return
         counts = self._counts.setdefault(operation, [0, 0]) if operation in self._handlers else [0, 0]
         counts[0] += 1
@@ -111,23 +130,47 @@ class Desk:
 
     def answer(self, effect: do.Answer) -> None:
         """What the core says to one who waits."""
-        asker, operation = self._waiting.pop(effect.reply_to)
+        waiting = self._waiting.pop(effect.reply_to)
         if effect.error is not None:
-            self._counts[operation][1] += 1
-            asker.fail(effect.error)
+            if isinstance(effect.error, GangImpossible) and not waiting.final:
+                self._chores.start(self._look_again(waiting, effect))
+                return
+            self._counts[waiting.operation][1] += 1
+            waiting.asker.fail(effect.error)
+            if waiting.acquire is not None:
+                self._forget(waiting.acquire, effect.error)
         elif effect.reply is not None:
-            asker.reply(effect.reply)
+            waiting.asker.reply(effect.reply)
 
-    def close(self) -> None:
+    async def _look_again(self, waiting: _Waiting, effect: do.Answer) -> None:
+        """A worker may have registered just now, and its news be on its way: read before it is called impossible."""
+        last = replace(waiting, final=True)
+        self._waiting[effect.reply_to] = last
+        try:
+            await self._census.pull(waiting.asked_at)
+        except GanglineError as error:
+            self._log.info("cannot read the workers: %s", error, extra={"action": "gang.look_again"})
+            self.answer(effect)
+            return
+        assert waiting.acquire is not None
+        self._feed(replace(waiting.acquire, **self._clock.moment()))
+
+    def _forget(self, event: on.AcquireAsked, error: GanglineError) -> None:
+        """A gang that was not even queued has no trace."""
+        gang = event.request.id or event.new_id
+        if self._core.get(gang) is None:
+            self._traces.refused(gang, error)
+
+    def close(self, *, resigned: bool) -> None:
         """We lead no more: whoever waits asks again, elsewhere."""
-        self._closed = True
+        self._resigned = resigned
         waiting, self._waiting = self._waiting, {}
-        for asker, _ in waiting.values():
-            asker.fail(_stepped_down())
+        for one in waiting.values():
+            one.asker.fail(_stepped_down())
 
     def _number(self, asker: Asker, operation: GangOperation) -> int:
         number = next(self._numbers)
-        self._waiting[number] = (asker, operation)
+        self._waiting[number] = _Waiting(asker=asker, operation=operation)
         return number
 
     # -- owners ------------------------------------------------------------------------------------------------------
@@ -137,20 +180,16 @@ class Desk:
         new_id = f"g{self._clock.token()}"
         gang = request.id or new_id
         parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
-        known = self._core.get(gang) is not None
-        if not known:
+        if self._core.get(gang) is None:
             request = request.model_copy(update={"traceparent": self._traces.asked(gang, parent)})
-        self._feed(
-            on.AcquireAsked(
-                **self._clock.moment(),
-                request=request,
-                reply_to=self._number(asker, GangOperation.ACQUIRE),
-                new_id=new_id,
-                new_token=self._clock.token(),
-            )
+        number = next(self._numbers)
+        event = on.AcquireAsked(
+            **self._clock.moment(), request=request, reply_to=number, new_id=new_id, new_token=self._clock.token()
         )
-        if not known and self._core.get(gang) is None:
-            self._traces.refused(gang, asker.error)
+        self._waiting[number] = _Waiting(
+            asker=asker, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
+        )
+        self._feed(event)
 
     def _renew(self, asker: Asker, body: Any) -> None:
         request = parse_request(OwnedRequest, body)

@@ -246,7 +246,8 @@ class Election:
         if self.role is Role.CLAIMING and ours:
             return self._won(event, event.revision)  # the claim whose answer was lost
         self._revision = event.revision
-        self.term = record.term if record is not None else 0
+        if record is not None:
+            self.term = record.term  # else none was ever written, or the bucket was lost: terms go on where they were
         if event.alive_term is not None and event.alive_term >= self.term:
             self.role = Role.FOLLOWER
             # In case the watch misses the expiry.

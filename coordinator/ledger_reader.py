@@ -65,6 +65,14 @@ async def read_members(kv: KeyValue, names: Names, log: Log) -> tuple[tuple[Work
     return tuple(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log).members)
 
 
+def read_workers(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
+    """Registrations and heartbeats."""
+    reading = Reading()
+    for entry in entries:
+        _of_worker(reading, entry.key.partition(".")[0], entry, names, log)
+    return reading
+
+
 def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
     reading = Reading()
     unreadable: set[str] = set()

@@ -26,6 +26,7 @@ from .census import Census
 from .chores import Chores
 from .core import GangCore
 from .desk import Desk
+from .election import Role
 from .errands import Errands
 from .events import WorkerFacts
 from .gauges import Gauges
@@ -79,6 +80,7 @@ class Term:
         self._log = log = office.log.bind(term=number)
         self._chores = chores = Chores(f"term {number}", log)
         self._over = False
+        self._resigned = False
         self._timer: asyncio.TimerHandle | None = None
         self._subscriptions: list[Subscription] = []
         self._ping_round_at = float("-inf")
@@ -107,8 +109,10 @@ class Term:
             office.names,
             *parts,
             self.core,
+            office.census,
             self._traces,
             feed=self.feed,
+            trusted=self._trusted,
             counts=office.counts,
             log=log,
         )
@@ -136,6 +140,7 @@ class Term:
         """Lead no more, from this instant on. Idempotent."""
         if self._over:
             return
+        self._resigned = self._office.candidacy.election.role is Role.RESIGNED
         for effect in self.core.handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason)):
             self._carry_out(effect)
         self._stop()
@@ -156,7 +161,7 @@ class Term:
         if self._timer is not None:
             self._timer.cancel()
         self._chores.cancel()
-        self._desk.close()
+        self._desk.close(resigned=self._resigned)
         self._traces.close()
         self._gauges.close()
 
@@ -227,11 +232,15 @@ class Term:
     def feed(self, event: on.Happening) -> None:
         """Something happened. Not looked at any more if our leadership may have run out: after a freeze, messages
         come before timers."""
-        if self._over or not self._office.candidacy.trusted() or self._over:
+        if not self._trusted():
             return
         if isinstance(event, (on.Committed, on.CommitRefused, on.CommitUnknown)):
             self._gauges.answered(event)
         self._handle(event)
+
+    def _trusted(self) -> bool:
+        # The look at the clock may end the term.
+        return not self._over and self._office.candidacy.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
         loop = asyncio.get_running_loop()

@@ -61,11 +61,11 @@ class Traces:
         self._gangs[gang] = _Gang(span=span, parent=span.traceparent())
         return span.traceparent()
 
-    def refused(self, gang: str, reason: str) -> None:
+    def refused(self, gang: str, error: GanglineError) -> None:
         """It was not even queued."""
         found = self._gangs.pop(gang, None)
         if found is not None:
-            found.span.end(GangFailed(reason))
+            found.span.end(error)
 
     def hold(self, worker: WorkerId, request: HoldRequest, parent: str | None) -> None:
         """A worker is asked to hold."""

@@ -69,6 +69,12 @@ def test_nothing_written_ever_is_claimed_at_revision_0():
     assert claim == el.Claim(record=LeaderRecord(term=1, instance="me"), revision=0)
 
 
+def test_terms_go_on_where_they_were_when_the_bucket_was_lost():
+    election, at = candidate()
+    claim, _ = election.handle(read(at, revision=0))
+    assert claim == el.Claim(record=LeaderRecord(term=2, instance="me"), revision=0)
+
+
 def test_a_claim_whose_answer_was_lost_is_looked_up():
     election, at = candidate()
     election.handle(read(at, term=1, revision=7))

@@ -246,6 +246,15 @@ async def test_bad_requests_are_told_what_is_wrong(system, operation, body, code
     assert (await system.owner.ask("list"))["gangs"] == []
 
 
+async def test_a_worker_that_registered_a_moment_ago_is_looked_for_before_a_gang_is_impossible(system):
+    coordinator = await leading(system)
+    worker = await system.worker()
+    # As if the news of it were still on their way.
+    coordinator._office.census._entries.clear()
+    coordinator.term.core._books.inventory.gone(worker.id)
+    assert (await system.owner.acquire(pool="train", size=1))["state"] == "formed"
+
+
 async def test_a_body_that_is_not_json_is_told_so(system):
     await leading(system)
     message = await system.owner.bus.request("gangline.gang.acquire", b"{pool}", timeout_s=5)

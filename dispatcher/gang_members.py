@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Set
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,7 +17,6 @@ from ..schemas.errors import (
     Unavailable,
     WorkerLost,
 )
-from ..schemas.gang_messages import GangReply
 from ..schemas.gangs import Rendezvous, Seat
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
@@ -113,8 +112,11 @@ class MemberLine:
                 flight.future.set_exception(_uncertain(error()))
         self._slots.close()
 
-    async def call(self, order: Order, span: Span = NO_SPAN) -> Any:
+    async def call(self, order: Order, span: Span = NO_SPAN, *, patient: bool = True) -> Any:
         """Run a task on the member. Cancelling stops it.
+
+        Args:
+            patient: wait while all slots of the member are in use; else LeaseBusy.
 
         Raises:
             GanglineError: see Gang.call.
@@ -124,7 +126,7 @@ class MemberLine:
         while True:
             attempts += 1
             worker = await self._worker(order)
-            ticket = await self._enter(order, worker)
+            ticket = await self._enter(order, worker, patient)
             ticket.attempts = attempts
             flight = self._caller.launch(
                 self._slots, order, worker, ticket, token=self.seat.token, trace=span.traceparent()
@@ -138,16 +140,16 @@ class MemberLine:
             if fate is None:
                 assert not isinstance(outcome, Fate)
                 return result_of(outcome)
-            if not self._again(fate, worker):
+            if not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
             await self._pause(backoff.next_s(0.0), order)
 
-    async def stream(self, order: Order, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
+    async def stream(self, order: Order, span: Span = NO_SPAN, *, patient: bool = True) -> AsyncGenerator[Any, None]:
         """Run a task on the member and yield its items."""
         backoff = Backoff(0.025, 0.5)
         while True:
             worker = await self._worker(order)
-            ticket = await self._enter(order, worker)
+            ticket = await self._enter(order, worker, patient)
             flight = StreamFlight(self._caller.exchange.new_id(), worker, self._slots, ticket)
             self._flights[flight] = None
             try:
@@ -160,7 +162,7 @@ class MemberLine:
             fate = stream_fate(flight)
             if fate is None:
                 return
-            if not self._again(fate, worker):
+            if not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
             await self._pause(backoff.next_s(0.0), order)
 
@@ -171,7 +173,9 @@ class MemberLine:
 
     def _check(self) -> None:
         if self._end is not None:
-            raise self._end()
+            error = self._end()
+            error.may_have_started = False
+            raise error
 
     async def _worker(self, order: Order) -> Worker:
         self._check()
@@ -187,7 +191,7 @@ class MemberLine:
             raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
         return worker
 
-    async def _enter(self, order: Order, worker: Worker) -> Ticket:
+    async def _enter(self, order: Order, worker: Worker, patient: bool) -> Ticket:
         """Take slots of the member for one task; they are given back when its flight has ended."""
         ticket = order.ticket(1)
         method = worker.methods.get(order.method)
@@ -196,9 +200,11 @@ class MemberLine:
             raise LeaseBusy(
                 f"{order.target} takes {ticket.cost} slots, {self.name} has {self.seat.slots}: ask for more"
             )
-        await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
-        if self._end is not None:
-            raise self._end()
+        if not self._slots.take_nowait(ticket):
+            if not patient:
+                raise LeaseBusy(f"all {self.seat.slots} slots of {self.name} are in use; nothing was sent")
+            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
+        self._check()
         ticket.worker = worker
         return ticket
 
@@ -219,6 +225,8 @@ class MemberLine:
             return outcome_unknown(fate, str(worker.id), 1)
         if fate is Fate.STALE:
             return stale(worker, self.seat.epoch)
+        if fate is Fate.FULL:
+            return LeaseBusy(f"{self.name} says that all of its slots are in use; nothing started")
         if fate is Fate.LATE:
             return DeadlineExceeded(f"the task reached {self.name} too late; nothing started")
         return WorkerLost(f"{self.name} cannot be reached: {fate.value}; nothing started", may_have_started=False)
@@ -227,16 +235,25 @@ class MemberLine:
 class Formation:
     """One generation: its members and the ways to them."""
 
-    def __init__(self, reply: GangReply, lines: list[MemberLine]) -> None:
+    def __init__(
+        self,
+        gang: str,
+        generation: int,
+        seats: Sequence[Seat],
+        lines: list[MemberLine],
+        *,
+        fence: int = 0,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
         """`lines` by rank."""
         by_rank: dict[int, list[Seat]] = {}
-        for seat in sorted(reply.seats, key=lambda seat: (seat.rank, seat.part)):
+        for seat in sorted(seats, key=lambda seat: (seat.rank, seat.part)):
             by_rank.setdefault(seat.rank, []).append(seat)
-        self.gang = reply.id
-        self.generation = reply.generation
-        self.fence = reply.fence
-        self.rendezvous: Rendezvous | None = reply.rendezvous
-        self.members = tuple(GangMember.of(seats) for _, seats in sorted(by_rank.items()))
+        self.gang = gang
+        self.generation = generation
+        self.fence = fence
+        self.rendezvous = rendezvous
+        self.members = tuple(GangMember.of(here) for _, here in sorted(by_rank.items()))
         self.lines = lines
         self.down: Callable[[], GanglineError] | None = None
         """Makes the error that says why it is no more; None while it lives."""
@@ -272,16 +289,22 @@ class Formation:
         return f"Formation({self.gang}, generation {self.generation}, {self.size} ranks, {state})"
 
 
-def lines_of(
-    reply: GangReply, before: Formation | None, *, caller: Caller, streamer: Streamer, pool: PoolOf
-) -> list[MemberLine]:
-    """The ways to the members of a generation; those that stayed from the one before keep theirs."""
-    known = {line.seat.token: line for line in before.lines} if before is not None else {}
-    first = sorted((seat for seat in reply.seats if seat.part == 0), key=lambda seat: seat.rank)
-    return [
-        known.get(seat.token) or MemberLine(reply.id, seat, caller=caller, streamer=streamer, pool=pool)
-        for seat in first
-    ]
+class LineMaker:
+    """Opens the ways to members."""
+
+    def __init__(self, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+        self._caller = caller
+        self._streamer = streamer
+        self.pool = pool
+
+    def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberLine]:
+        """By rank. Members that stayed from the generation before keep theirs."""
+        known = {line.seat.token: line for line in before.lines} if before is not None else {}
+        first = sorted((seat for seat in seats if seat.part == 0), key=lambda seat: seat.rank)
+        return [known.get(seat.token) or self._line(gang, seat) for seat in first]
+
+    def _line(self, gang: str, seat: Seat) -> MemberLine:
+        return MemberLine(gang, seat, caller=self._caller, streamer=self._streamer, pool=self.pool)
 
 
 def copier(error: GanglineError) -> Callable[[], GanglineError]:

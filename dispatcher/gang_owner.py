@@ -15,11 +15,9 @@ from ..schemas.errors import ClosedError, GanglineError, Unavailable
 from ..schemas.gang_messages import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
-from .caller import Caller
 from .gang_core import Came, Effect, Over, OwnerCore, Renew, Went
 from .gang_desk import GangDesk
-from .gang_members import Formation, PoolOf, copier, lines_of
-from .stream import Streamer
+from .gang_members import Formation, LineMaker, copier
 
 _log = logger_for("dispatcher")
 
@@ -39,9 +37,7 @@ class GangOwner:
         request: AcquireRequest,
         *,
         desk: GangDesk,
-        caller: Caller,
-        streamer: Streamer,
-        pool: PoolOf,
+        lines: LineMaker,
     ) -> None:
         """`request` names the gang and its owner token."""
         self.on_released: Callable[[GangOwner], object] = _nothing
@@ -55,11 +51,9 @@ class GangOwner:
         self._bus = bus
         self._names = names
         self._desk = desk
-        self._caller = caller
-        self._streamer = streamer
-        self._pool = pool
+        self._lines = lines
         self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
-        self._loop = caller.exchange.loop
+        self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._listeners: WeakSet[EventQueue] = WeakSet()
         self._subscription: Subscription | None = None
@@ -222,8 +216,14 @@ class GangOwner:
 
     def _came(self, came: Came) -> None:
         before, reply = self.formation, came.reply
-        lines = lines_of(reply, before, caller=self._caller, streamer=self._streamer, pool=self._pool)
-        self.formation = Formation(reply, lines)
+        self.formation = Formation(
+            reply.id,
+            reply.generation,
+            reply.seats,
+            self._lines.lines(reply.id, reply.seats, before),
+            fence=reply.fence,
+            rendezvous=reply.rendezvous,
+        )
         if before is not None and came.instead is not None:
             before.end(came.instead, {seat.token for seat in reply.seats})
         self._news.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,15 +14,13 @@ from ..schemas.errors import ClosedError, InvalidRequest
 from ..schemas.gang_messages import AcquireRequest
 from ..schemas.names import Names
 from ..telemetry.tracing import tracer
-from .caller import Caller
 from .gang import Gang, GangCallOptions, Ganging
 from .gang_desk import GangDesk
-from .gang_members import PoolOf
+from .gang_members import LineMaker
 from .gang_owner import GangOwner
 from .leases import Observe
 from .order import CallOptions
 from .settings import RouterSettings
-from .stream import Streamer
 
 
 class Gangs:
@@ -34,9 +33,7 @@ class Gangs:
         ambient: Ambient,
         settings: RouterSettings,
         *,
-        caller: Caller,
-        streamer: Streamer,
-        pool: PoolOf,
+        lines: LineMaker,
         deadline: Callable[[CallOptions], float | None],
         observe: Observe,
         owner: str,
@@ -46,9 +43,7 @@ class Gangs:
         self._names = names
         self._ambient = ambient
         self._settings = settings
-        self._caller = caller
-        self._streamer = streamer
-        self._pool = pool
+        self._lines = lines
         self._deadline = deadline
         self._observe = observe
         self._owner_name = owner
@@ -84,19 +79,11 @@ class Gangs:
     async def _acquire(self, request: AcquireRequest, options: CallOptions) -> Gang:
         if self._stopped:
             raise ClosedError("this router was stopped")
-        owner = GangOwner(
-            self._bus,
-            self._names,
-            request,
-            desk=self.desk,
-            caller=self._caller,
-            streamer=self._streamer,
-            pool=self._pool,
-        )
+        owner = GangOwner(self._bus, self._names, request, desk=self.desk, lines=self._lines)
         self._owned[owner] = None
         owner.on_released = self._owned.pop
         inherited = self._deadline(CallOptions())
-        deadline = None if request.deadline_s is None else self._caller.exchange.loop.time() + request.deadline_s
+        deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
         if inherited is not None:
             deadline = inherited if deadline is None else min(deadline, inherited)
         try:

@@ -21,7 +21,10 @@ from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .caller import Caller
 from .core import Ticket
 from .exchange import Exchange
+from .gang_members import LineMaker
 from .gangs import Gangs
+from .gangset import RoutedSet
+from .gangsets import GangSets
 from .hold import Hold, Reserver
 from .leases import Lease, Leasing
 from .order import CallOptions, Order
@@ -68,6 +71,9 @@ class Router:
         self._state = "new"
         self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
         self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
+        policy = policy or (lambda _pool: Sticky())
+        # A generator of its own: the system's is a system call for every draw.
+        chance = random.Random(ambient.random.getrandbits(64))
         self._following = Pools(
             bus,
             names,
@@ -75,26 +81,35 @@ class Router:
             exchange=self.exchange,
             settings=self.settings,
             bucket=bucket or BucketSettings(),
-            policy=policy or (lambda _pool: Sticky()),
+            policy=policy,
             metrics=self.metrics,
-            # A generator of its own: the system's is a system call for every draw.
-            draw=random.Random(ambient.random.getrandbits(64)).random,
+            draw=chance.random,
         )
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
         self._streamer = Streamer(self.caller, self.settings.stream_window)
         self._reserver = Reserver(self.exchange, self.settings, self.metrics, name or bus.name)
+        lines = LineMaker(caller=self.caller, streamer=self._streamer, pool=self.pool)
         self.gangs = Gangs(
             bus,
             names,
             ambient,
             self.settings,
-            caller=self.caller,
-            streamer=self._streamer,
-            pool=self.pool,
+            lines=lines,
             deadline=self.deadline,
             observe=self._observed,
             owner=name or bus.name,
+        )
+        self.sets = GangSets(
+            bus,
+            names,
+            self.settings,
+            exchange=self.exchange,
+            lines=lines,
+            policy=policy,
+            metrics=self.metrics,
+            random=chance,
+            ledger=self.ledger,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -118,8 +133,10 @@ class Router:
         self._following.refuse(ClosedError("this router was stopped"))
         for hold in list(self._holds):
             hold.release()
-        await self.gangs.stop()
+        self.sets.refuse(ClosedError("this router was stopped"))
         await self.exchange.stop()
+        await self.gangs.stop()
+        await self.sets.stop()
         await self._following.stop()
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -137,14 +154,12 @@ class Router:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
         order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
         with self._observed(order) as (ticket, span):
-            pool = await self.pool(order.pool, order.deadline)
-            return await self.caller.run(pool, order, ticket, span)
+            return await self._run(order, ticket, span)
 
     async def execute(self, order: Order) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
         with self._observed(order) as (ticket, span):
-            pool = await self.pool(order.pool, order.deadline)
-            result = await self.caller.run(pool, order, ticket, span)
+            result = await self._run(order, ticket, span)
             return result, str(ticket.last or "")
 
     async def stream(
@@ -159,8 +174,11 @@ class Router:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
         with self._observed(order) as (ticket, span):
-            pool = await self.pool(order.pool, order.deadline)
-            items = self._streamer.run(pool, order, ticket, span)
+            standing = await self._standing(order)
+            if standing is not None:
+                items = standing.stream(order, ticket, span)
+            else:
+                items = self._streamer.run(await self.pool(order.pool, order.deadline), order, ticket, span)
             async with contextlib.aclosing(items):
                 async for item in items:
                     yield item
@@ -293,6 +311,7 @@ class Router:
             "holds": len(self._holds),
             **self.gangs.statistics(),
             **self.exchange.statistics(),
+            "gangsets": self.sets.statistics(),
             "pools": {name: pool.statistics() for name, pool in self._pools.items()},
         }
 
@@ -300,6 +319,17 @@ class Router:
         return f"Router({self._state}, pools={sorted(self._pools)}, {self.exchange!r})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        standing = await self._standing(order)
+        if standing is not None:
+            return await standing.run(order, ticket, span)
+        pool = await self.pool(order.pool, order.deadline)
+        return await self.caller.run(pool, order, ticket, span)
+
+    async def _standing(self, order: Order) -> RoutedSet | None:
+        """The standing set that the endpoint names, if it does; who names a pool means the pool."""
+        return None if order.options.pool is not None else await self.sets.find(order.endpoint, order.deadline)
 
     @contextlib.contextmanager
     def _observed(self, order: Order) -> Iterator[tuple[Ticket, Span]]:

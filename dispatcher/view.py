@@ -264,6 +264,11 @@ class PoolView:
             self.version += 1
             self._place(worker)
 
+    def retire(self, worker: Worker) -> None:
+        """It is known to take nothing new, before it says so itself."""
+        self._set_draining(worker, True)
+        self._place(worker)
+
     def remove(self, worker: Worker) -> None:
         """Forget a worker that left or is lost. No-op for one that is not in the view."""
         if self.workers.get(worker.id.worker) is not worker:

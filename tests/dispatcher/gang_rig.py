@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from gangline.bus.memory import MemoryHub
+from gangline.bus.port import BucketSettings
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.settings import RouterSettings
@@ -70,6 +72,20 @@ def pool_of(probe: Probe, name: str = "train", slots: int = 2) -> Pool:
         await gang.barrier()
         return await gang.all_gather([gang.rank, value])
 
+    @pool.task(idempotent=True)
+    async def slow(seconds: float) -> list[Any]:
+        gang = current_task().gang
+        probe.started.append((gang.generation, gang.rank))
+        await asyncio.sleep(seconds)
+        return [gang.id, gang.rank]
+
+    @pool.task
+    async def once(seconds: float) -> list[Any]:
+        gang = current_task().gang
+        probe.started.append((gang.generation, gang.rank))
+        await asyncio.sleep(seconds)
+        return [gang.id, gang.rank]
+
     @pool.task
     async def count(to: int) -> Any:
         for number in range(to):
@@ -116,6 +132,21 @@ class GangRig:
         if coordinator is not None:
             await until(lambda: coordinator.statistics().workers == len(self.workers))
         return worker
+
+    async def declare(self, name: str, **fields: Any) -> None:
+        """Write a standing set as `nats kv put` would; none of `fields`: delete it."""
+        bucket = await self.bus.bucket(self.names.ledger_bucket, BucketSettings())
+        if fields:
+            await bucket.put(self.names.gangset_key(name), json.dumps(fields).encode())
+        else:
+            await bucket.delete(self.names.gangset_key(name))
+
+    def gangs(self, name: str) -> list[str]:
+        """Gangs of a set that the client may send to."""
+        routed = self.client.router.sets._sets.get(name)
+        if routed is None:
+            return []
+        return [worker.id.worker for worker in routed.pool.core.view.workers.values() if worker.eligible]
 
     def cut(self, name: str) -> None:
         """That process is gone from everybody's sight, as by SIGKILL."""

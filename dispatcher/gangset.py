@@ -1,0 +1,342 @@
+"""One standing set as callers see it: each of its formed gangs is like one worker.
+
+To the routing core a gang *is* a worker: it has slots, takes its share by power of two choices, drains when it retires.
+So calls to a set wait, back off, stick to keys and are repeated exactly as calls to a pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncGenerator
+from typing import Any, Final
+
+from ..schemas.errors import (
+    GanglineError,
+    InvalidRequest,
+    LeaseBusy,
+    LeaseError,
+    NoWorkers,
+    TaskCancelled,
+    WorkerLost,
+)
+from ..schemas.frames import Load
+from ..schemas.gang_errors import GangFailed
+from ..schemas.gangs import GangRecord, GangSetRecord, GangState, Route
+from ..schemas.records import MethodInfo, Registration
+from ..telemetry.tracing import Span
+from .core import Ticket
+from .gang_members import Formation, LineMaker
+from .gang_run import Arguments, run_on_all, same_for_all
+from .order import Order
+from .pool import RoutedPool
+from .retry import Fate
+from .view import Method, Worker
+
+_WORD_S: Final = 1.0
+"""How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""
+
+
+_REMEMBERED: Final = 1000
+"""Gangs of which it is remembered what was told of them."""
+
+
+class SetPool(RoutedPool):
+    """The gangs of a set, as workers of a pool of that name."""
+
+    def formed(self, record: GangRecord, revision: int, methods: dict[str, Method], slots: int) -> Worker:
+        """A generation stands; returns the worker that stands for it."""
+        first = record.seats[0]
+        self.registered(
+            Registration(
+                pool=self.name,
+                worker=record.id,
+                epoch=record.generation,
+                instance=f"{record.id}.{record.generation}",
+                state="draining" if record.state is GangState.RETIRING else "serving",
+                slots=slots,
+                methods={name: MethodInfo(**method._asdict()) for name, method in methods.items()},
+                node=first.node,
+                zone=first.zone,
+                address=first.address,
+            ),
+            revision,
+        )
+        return self.core.view.workers[record.id]
+
+    def gone(self, gang: str) -> None:
+        """It is not there any more."""
+        known = self.core.view.workers.get(gang)
+        if known is not None and self.core.gone(known, self._loop.time()):
+            self._arm_sooner()
+
+    def full(self, worker: Worker) -> None:
+        """Its members say that others have all of its slots."""
+        if self.contains(worker) and not worker.draining:
+            load = Load(worker.total, 0, worker.total)
+            self.core.loaded(worker, load, worker.epoch, self._loop.time())
+
+    def took(self, worker: Worker) -> None:
+        """It took a task, so it has room again, as far as we know."""
+        if self.contains(worker) and worker.ongoing > worker.own and not worker.draining:
+            self.core.loaded(worker, Load(worker.own, 0, worker.total), worker.epoch, self._loop.time())
+
+    def tick(self, now: float) -> None:
+        """See RoutedPool. A gang is not heard of by heartbeats of its own: its coordinator says when it goes."""
+        for worker in self.core.view.workers.values():
+            worker.heard_at = now
+        super().tick(now)
+
+
+class RoutedSet:
+    """One standing set."""
+
+    def __init__(self, name: str, record: GangSetRecord, pool: SetPool, lines: LineMaker, draw: random.Random) -> None:
+        self.name = name
+        self.record = record
+        self.pool = pool
+        self._lines = lines
+        self._draw = draw
+        self._formations: dict[str, Formation] = {}
+        """By gang; those that retire are among them."""
+        self._gone: dict[str, int] = {}
+        """By gang: the newest generation that is known to be no more."""
+        self._leaving: dict[str, int] = {}
+        """... to be sent nothing new; an older reading of its record does not change that."""
+        self.suspected: dict[str, None] = {}
+        """Gangs whose members could not be reached; to be looked up."""
+
+    @property
+    def gangs(self) -> list[str]:
+        """Those that stand."""
+        return list(self._formations)
+
+    # -- what is told ---------------------------------------------------------------------------------------------
+
+    async def seen(self, record: GangRecord, revision: int) -> None:
+        """A gang's record stands in the ledger."""
+        standing = record.state in (GangState.FORMED, GangState.RETIRING)
+        if not standing or not record.seats:
+            gone = (
+                record.generation
+                if record.state in (GangState.TEARING_DOWN, GangState.ENDED)
+                else record.generation - 1
+            )
+            self.gone(record.id, gone, record.reason)
+            return
+        pool = await self._lines.pool(record.seats[0].pool, None)
+        first = pool.core.view.workers.get(record.seats[0].worker)
+        if first is None and pool.discovery is not None:
+            with contextlib.suppress(GanglineError):
+                await pool.discovery.pull()
+            first = pool.core.view.workers.get(record.seats[0].worker)
+        # No await from here on: what was told meanwhile counts.
+        known = self._formations.get(record.id)
+        if record.generation <= self._gone.get(record.id, 0) or first is None:
+            return
+        if known is not None and known.generation > record.generation:
+            return
+        if known is None or known.generation < record.generation:
+            formation = Formation(
+                record.id,
+                record.generation,
+                record.seats,
+                self._lines.lines(record.id, record.seats, known),
+                fence=record.fence_at(revision),
+                rendezvous=record.rendezvous,
+            )
+            if known is not None:
+                stay = {seat.token for seat in record.seats}
+                known.end(_torn_down(self.name, known, "a newer generation was formed"), stay)
+            self._formations[record.id] = formation
+        worker = self.pool.formed(record, revision, dict(first.methods), self._slots(record))
+        if record.generation <= self._leaving.get(record.id, 0):
+            self.pool.core.view.retire(worker)
+
+    def gone(self, gang: str, generation: int, reason: str) -> None:
+        """That generation of a gang (and those before it) is no more: what is under way on it ends now."""
+        _note(self._gone, gang, generation)
+        known = self._formations.get(gang)
+        if known is not None and known.generation <= generation:
+            self._end(known, reason)
+
+    def vanished(self, gang: str) -> None:
+        """It is not in the ledger any more."""
+        if (known := self._formations.get(gang)) is not None:
+            self._end(known, "its record is gone")
+
+    def leaving(self, gang: str, generation: int) -> None:
+        """It is to be sent nothing new."""
+        _note(self._leaving, gang, generation)
+        known = self._formations.get(gang)
+        worker = self.pool.core.view.workers.get(gang)
+        if known is not None and worker is not None and known.generation <= generation:
+            self.pool.core.view.retire(worker)
+
+    def close(self, error: GanglineError) -> None:
+        """Refuse whoever waits, and end what is under way."""
+        self.pool.close(error)
+        for formation in self._formations.values():
+            formation.end(error)
+        self._formations.clear()
+
+    def statistics(self) -> dict[str, Any]:
+        """Gangs known, requests waiting and placed."""
+        return {"route": self.record.route.value, "gangs": self.gangs, **self.pool.statistics()}
+
+    def __repr__(self) -> str:
+        return f"RoutedSet({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    async def run(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        """The result: of rank 0, or of all ranks in order. Cancelling stops the task.
+
+        Raises:
+            GanglineError: see Client.call; GangFailed when a rank of several failed.
+        """
+        fate: Fate | None = None
+        try:
+            while True:
+                worker = await self._place(order, ticket, fate)
+                formation = self._formations.get(worker.id.worker)
+                try:
+                    if formation is None:
+                        fate = Fate.GONE
+                    else:
+                        result = await self._on(formation, order, ticket, span)
+                        self._accepted(ticket, worker)
+                        return result
+                except GanglineError as error:
+                    assert formation is not None
+                    fate = await self._fate(error, formation, worker)
+                    if fate is None:
+                        self._accepted(ticket, worker)
+                        raise
+                finally:
+                    self.pool.settle(ticket)
+                    self.pool.pump()
+                self.pool.refused(ticket, worker, fate)
+        except GanglineError as error:
+            if ticket.uncertain is not None:
+                error.may_have_started = True
+            raise
+
+    async def stream(self, order: Order, ticket: Ticket, span: Span) -> AsyncGenerator[Any, None]:
+        """The items of rank 0. Tried again elsewhere like a call, until the first item has come.
+
+        Raises:
+            InvalidRequest: the set's calls go to all ranks.
+            GanglineError: see Client.stream.
+        """
+        if self.record.route is Route.ALL:
+            raise InvalidRequest(f"calls to standing set {self.name!r} run on all ranks: none of them can be streamed")
+        fate: Fate | None = None
+        while True:
+            worker = await self._place(order, ticket, fate)
+            formation = self._formations.get(worker.id.worker)
+            read = 0
+            try:
+                if formation is None:
+                    fate = Fate.GONE
+                else:
+                    items = formation.lines[0].stream(order, span, patient=False)
+                    async with contextlib.aclosing(items):
+                        async for item in items:
+                            read += 1
+                            yield item
+                    self._accepted(ticket, worker)
+                    return
+            except GanglineError as error:
+                assert formation is not None
+                fate = await self._fate(error, formation, worker)
+                if fate is None or read:
+                    raise
+            finally:
+                self.pool.settle(ticket)
+                self.pool.pump()
+            self.pool.refused(ticket, worker, fate)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _place(self, order: Order, ticket: Ticket, fate: Fate | None) -> Worker:
+        try:
+            return await self.pool.place(ticket, order.deadline, fate)
+        except NoWorkers as error:
+            if self._formations:
+                raise
+            raise NoWorkers(
+                f"no gang of standing set {self.name!r} is formed: `gangline gang ls` shows what they wait for",
+                details=error.details,
+            ) from error
+
+    async def _on(self, formation: Formation, order: Order, ticket: Ticket, span: Span) -> Any:
+        if self.record.route is Route.RANK0:
+            return await formation.lines[0].call(_for_pool(order, formation, 0), span, patient=False)
+        run = 1 + self._draw.getrandbits(48)  # unlike those of other routers, which may use the same gang
+
+        async def on_rank(rank: int, _: Arguments) -> Any:
+            each = _for_pool(order, formation, rank)
+            each.run = run
+            return await formation.lines[rank].call(each, span, patient=False)
+
+        return await run_on_all(formation, on_rank, same_for_all(formation.size, (), {}), partial=False)
+
+    def _accepted(self, ticket: Ticket, worker: Worker) -> None:
+        self.pool.accepted(ticket)
+        self.pool.settle(ticket)
+        self.pool.took(worker)
+
+    async def _fate(self, error: GanglineError, formation: Formation, worker: Worker) -> Fate | None:
+        """Why a try came to nothing and may be made again; None when the error is the task's own."""
+        cause = (
+            error.__cause__ if isinstance(error, GangFailed) and isinstance(error.__cause__, GanglineError) else error
+        )
+        several = cause is not error
+        if isinstance(cause, TaskCancelled) and formation.down is None:
+            await formation.wait_down(_WORD_S)
+        if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
+            return Fate.LOST if several or error.may_have_started else Fate.GONE
+        if isinstance(cause, LeaseBusy):
+            self.pool.full(worker)
+            return Fate.LOST if several else Fate.FULL
+        if isinstance(cause, (LeaseError, WorkerLost)):
+            self.suspected[formation.gang] = None
+            return Fate.LOST if several or cause.may_have_started else Fate.GONE
+        return None
+
+    def _end(self, formation: Formation, reason: str) -> None:
+        self._formations.pop(formation.gang, None)
+        formation.end(_torn_down(self.name, formation, reason))
+        self.pool.gone(formation.gang)
+
+    def _slots(self, record: GangRecord) -> int:
+        """How many calls the gang takes at once."""
+        slots = [seat.slots for seat in sorted(record.seats, key=lambda seat: seat.rank) if seat.part == 0]
+        return slots[0] if self.record.route is Route.RANK0 else min(slots)
+
+
+def _note(newest: dict[str, int], gang: str, generation: int) -> None:
+    newest[gang] = max(generation, newest.pop(gang, 0))
+    if len(newest) > _REMEMBERED:
+        del newest[next(iter(newest))]
+
+
+def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
+    return GangFailed(
+        f"gang {formation.gang} of standing set {name!r} was torn down ({reason})",
+        details={"generation": formation.generation, "rank": None, "reason": reason},
+    )
+
+
+def _for_pool(order: Order, formation: Formation, rank: int) -> Order:
+    """The order as it goes to one rank."""
+    return Order(
+        endpoint=formation.members[rank].pool,
+        method=order.method,
+        args=order.args,
+        kwargs=order.kwargs,
+        options=order.options,
+        deadline=order.deadline,
+        flags=order.flags,
+    )

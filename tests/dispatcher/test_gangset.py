@@ -208,7 +208,7 @@ async def test_rolling_all_gangs_under_load_fails_no_call(rig: GangRig) -> None:
     balanced(rig, "llm")
 
 
-@on_gang_rig("w1", "w2", "w3", "w4")
+@on_gang_rig("w1", "w2", "w3", "w4", "w5")
 async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) -> None:
     await rig.declare("llm", gangs=3, gang=PAIR)
     await ready(rig, "llm", 3)

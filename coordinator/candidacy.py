@@ -35,12 +35,14 @@ class Candidacy:
         *,
         on_lead: Callable[[int, int], None],
         on_yield: Callable[[str], None],
+        on_outage: Callable[[], None],
         log: Log,
     ) -> None:
         """
         Args:
             on_lead: we lead; told the term and the fence.
             on_yield: we do not any more; told why. Called before anything else is done.
+            on_outage: storage did not take, or did not answer, something.
         """
         self.election = election
         self._kv = kv
@@ -48,6 +50,7 @@ class Candidacy:
         self._clock = clock
         self._on_lead = on_lead
         self._on_yield = on_yield
+        self._on_outage = on_outage
         self._log = log
         self._chores = Chores("election", log)
         self._subscriptions: list[Subscription] = []
@@ -165,6 +168,7 @@ class Candidacy:
         except LeaderLost:
             self.deposed()
         except (GanglineError, TimeoutError) as error:
+            self._on_outage()
             self._log.info("leadership was not renewed: %s", error, extra={"action": "election.renewal_failed"})
             self.tell(on.RenewFailed(**self._clock.moment()))
         else:
@@ -226,6 +230,7 @@ class Candidacy:
                 except LeaderLost:
                     self.deposed()
                 except GanglineError as error:
+                    self._on_outage()
                     self._log.debug("cannot look who leads: %s", error, extra={"action": "election.look_failed"})
                     self._look_again = True
                     await asyncio.sleep(_RETRY_S)

@@ -4,8 +4,9 @@ when storage has just forgotten every heartbeat key.
 Laws:
 
 1. A worker lives from a heartbeat of its registered instance on, be it heard live or read.
-2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` on a feed that was up all that
-   time; and the key is not in the ledger. A feed that was down, or a reading that failed, ends no worker.
+2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` while our feed and storage were
+   up all that time; and the key is not in the ledger. An answer counts as a heartbeat. A feed that was down, storage
+   that was away, a reading that failed: they end no worker.
 3. Facts come from registrations that stand in the ledger, with their revisions; never from the live feed.
 """
 
@@ -176,6 +177,16 @@ class Census:
                 found.append(entry.facts())
         return tuple(found)
 
+    def heard(self, worker: WorkerId) -> None:
+        """It answered a request."""
+        entry = self._entries.get(worker)
+        if entry is not None:
+            entry.heard_at = self._loop.time()
+
+    def outage(self) -> None:
+        """Storage did not answer: workers may not have been able to write either, nor to send what we listen for."""
+        self._up_since = self._loop.time()
+
     def doubt(self, worker: WorkerId) -> None:
         """The audience was told that nobody listens there."""
         entry = self._entries.get(worker)
@@ -269,6 +280,7 @@ class Census:
                 try:
                     found = await self._kv.get(self._names.alive_key(worker))
                 except GanglineError as error:
+                    self.outage()
                     self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
                     return  # who stays silent is suspected again a moment later
                 self._judge(worker, found, why)
@@ -299,6 +311,7 @@ class Census:
             try:
                 await self.pull(self._loop.time())
             except GanglineError as error:
+                self.outage()
                 self._log.debug("cannot read the workers: %s", error, extra={"action": "census.reconcile"})
 
     def _worker_of(self, entry: KvEntry) -> WorkerId | None:

@@ -58,6 +58,7 @@ class Errands:
         core: CoordinatorSettings,
         shell: ShellSettings,
         feed: Callable[[on.Happening], None],
+        heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
         witness: Witness,
         log: Log,
@@ -65,6 +66,7 @@ class Errands:
         """
         Args:
             feed: gives an event to the core.
+            heard: told when a worker answers.
             doubt: told when nobody listens at a worker's subject.
             witness: told of answers.
         """
@@ -75,6 +77,7 @@ class Errands:
         self._core = core
         self._shell = shell
         self._feed = feed
+        self._heard = heard
         self._doubt = doubt
         self._witness = witness
         self._log = log
@@ -253,6 +256,7 @@ class Errands:
             message = await self._bus.request(subject, self._body(request), timeout_s=timeout_s)
         except GanglineError as error:
             raise _NotReached(error) from error
+        self._heard(worker)
         raise_if_error(message)
         try:
             return answer.model_validate(codec.decode(message.data, Format.of(message.headers)))

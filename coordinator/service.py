@@ -145,8 +145,16 @@ class Coordinator:
         kv = await self._open_bucket()
         clock = Clock(self.ambient)
         leader = LeaderKey(kv)
+        census = Census(kv, self.names, self.shell, self._log)
         candidacy = Candidacy(
-            kv, self._election, leader, clock, on_lead=self._lead, on_yield=self._yield, log=self._log
+            kv,
+            self._election,
+            leader,
+            clock,
+            on_lead=self._lead,
+            on_yield=self._yield,
+            on_outage=census.outage,
+            log=self._log,
         )
         self._office = office = Office(
             bus=self._bus,
@@ -154,7 +162,7 @@ class Coordinator:
             names=self.names,
             clock=clock,
             leader=leader,
-            census=Census(kv, self.names, self.shell, self._log),
+            census=census,
             candidacy=candidacy,
             settings=self.settings,
             shell=self.shell,

@@ -96,6 +96,7 @@ class Term:
             core=office.settings,
             shell=office.shell,
             feed=self.feed,
+            heard=office.census.heard,
             doubt=office.census.doubt,
             witness=self._traces,
             log=log,
@@ -179,12 +180,23 @@ class Term:
         await self._listen(office.names.gang_operations, self._desk.take)
         if office.shell.disconnects:
             await self._listen(office.shell.disconnects, self._on_disconnect)
+        await self._heard_by_the_server()
         self._chores.start(self._sweep())
         self._log.info(
             "leads: %d gangs, %d workers", len(self.core.gangs()), len(office.census),
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()
+
+    async def _heard_by_the_server(self) -> None:
+        """Only then may anybody be told that requests are served."""
+        while True:
+            try:
+                await self._office.bus.flush()
+                return
+            except GanglineError as error:
+                self._log.debug("not heard yet: %s", error, extra={"action": "coordinator.flush"})
+                await asyncio.sleep(_RETRY_S)
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
         self._subscriptions.append(await self._office.bus.subscribe(subject, handler))

@@ -1,0 +1,477 @@
+"""Coordinators and real workers on a real nats-server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded_cluster import EmbeddedCluster
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream import connect as connect_bus
+from gangline.bus.port import BucketSettings, Conflict, KvWrite, NoResponders, Storage
+from gangline.bus.settings import ConnectionSettings
+from gangline.coordinator import events as on
+from gangline.coordinator.service import Coordinator, CoordinatorState
+from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.shell_settings import ShellSettings
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.gang_messages import AcquireRequest
+from gangline.schemas.gangs import LeaderRecord
+from gangline.schemas.names import Names
+from gangline.worker.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from .rig import System
+
+pytestmark = pytest.mark.server
+
+
+class RealSystem(System):
+    """With real workers."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
+        super().__init__(self._open_bus, Names(namespace))
+
+    async def _open_bus(self, name: str) -> JetStreamBus:
+        return await connect_bus(self.settings, name=name)
+
+    async def serve(self, name: str = "w1", pool: str = "train", *, slots: int = 4, **settings: Any) -> Worker:
+        declared = Pool(pool, slots=slots)
+
+        @declared.task
+        async def double(x: int) -> int:
+            return 2 * x
+
+        made = Worker(
+            declared,
+            bus=await self.bus(f"worker {name}"),
+            names=self.names,
+            settings=WorkerSettings(id=name, bucket=self.bucket, **settings),
+        )
+        self.served.append(made)
+        await self.stack.enter_async_context(made)
+        return made
+
+    served: list[Worker]
+
+    @property
+    def slots_in_use(self) -> int:
+        return sum(worker.core.load.ongoing for worker in self.served)
+
+
+async def opened(url: str, namespace: str, bucket: BucketSettings | None = None) -> RealSystem:
+    system = RealSystem(url, namespace)
+    system.served = []
+    system.bucket = bucket or system.bucket
+    await system.open()
+    return system
+
+
+async def leading(system: RealSystem, name: str = "coordinator") -> Coordinator:
+    coordinator = await system.coordinator(name)
+    await coordinator.wait_leading()
+    return coordinator
+
+
+# -- plain requests ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namespace):
+    system = await opened(nats_url, namespace)
+    try:
+        for name in ("w1", "w2"):
+            await system.serve(name, slots=2)
+        await leading(system)
+        request = system.owner.bus.request
+        message = await request(f"{namespace}.gang.acquire", b'{"pool": "train", "size": 4}', timeout_s=5)
+        gang = json.loads(message.data)
+        assert (gang["state"], len(gang["seats"]), gang["generation"]) == ("formed", 4, 1)
+        assert len({seat["token"] for seat in gang["seats"]}) == 4 and gang["fence"] > 0
+        assert gang["rendezvous"]["port"] > 0
+
+        for seat in gang["seats"]:
+            subject = f"{namespace}.worker.{seat['pool']}.{seat['worker']}.dispatch"
+            body = {"token": seat["token"], "method": "double", "arguments": [seat["rank"]]}
+            answer = await request(subject, json.dumps(body).encode(), timeout_s=5)
+            assert json.loads(answer.data) == 2 * seat["rank"]
+
+        owned = json.dumps({"id": gang["id"], "owner_token": gang["owner_token"]}).encode()
+        renewed = json.loads((await request(f"{namespace}.gang.renew", owned, timeout_s=5)).data)
+        assert renewed["state"] == "formed"
+        got = json.loads(
+            (await request(f"{namespace}.gang.get", json.dumps({"id": gang["id"]}).encode(), timeout_s=5)).data
+        )
+        assert got["seats"] == gang["seats"] and got["owner_token"] is None
+        listed = json.loads((await request(f"{namespace}.gang.list", b"", timeout_s=5)).data)
+        assert [one["id"] for one in listed["gangs"]] == [gang["id"]]
+        released = json.loads((await request(f"{namespace}.gang.release", owned, timeout_s=5)).data)
+        assert released["state"] == "ended"
+        assert system.slots_in_use == 0
+        assert [event["kind"] for event in system.events] == ["queued", "formed", "torn_down", "ended"]
+        refused = await request(f"{namespace}.gang.renew", owned, timeout_s=5)
+        assert refused.headers["Nats-Service-Error-Code"] == "410"
+        assert "released" in refused.headers["Nats-Service-Error"]
+    finally:
+        await system.close()
+    assert system.watcher.broken == []
+
+
+async def test_a_coordinator_shows_as_a_service(nats_url, namespace):
+    system = await opened(nats_url, namespace)
+    try:
+        coordinator = await leading(system)
+        message = await system.owner.bus.request(
+            f"$SRV.INFO.gangline-coordinator.{coordinator.instance}", b"", timeout_s=5
+        )
+        info = json.loads(message.data)
+        assert info["metadata"]["role"] == "leader" and info["metadata"]["namespace"] == namespace
+        assert {endpoint["subject"] for endpoint in info["endpoints"]} >= {f"{namespace}.gang.acquire"}
+        await system.owner.ask("list")
+        message = await system.owner.bus.request(
+            f"$SRV.STATS.gangline-coordinator.{coordinator.instance}", b"", timeout_s=5
+        )
+        counted = {one["name"]: one["num_requests"] for one in json.loads(message.data)["endpoints"]}
+        assert counted["list"] == 1
+    finally:
+        await system.close()
+
+
+async def test_nobody_responds_when_nobody_leads(nats_url, namespace):
+    system = await opened(nats_url, namespace)
+    try:
+        with pytest.raises(NoResponders):
+            await system.owner.ask("list", timeout_s=5)
+        first = await leading(system)
+        assert await system.owner.ask("list") == {"gangs": []}
+        await first.stop()
+        with pytest.raises(NoResponders):
+            await system.owner.ask("list", timeout_s=5)
+    finally:
+        await system.close()
+
+
+# -- leadership -------------------------------------------------------------------------------------------------------
+
+
+class Process:
+    """`gangline coordinator` as a process."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        environment = {
+            **{k: v for k, v in os.environ.items() if not k.startswith(("NATS_", "OTEL_", "GANGLINE_"))},
+            "NATS_URL": url,
+            "GANGLINE_NAMESPACE": namespace,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "gangline.cli", "coordinator", "--log-format", "json"],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.actions: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            try:
+                self.actions.append(json.loads(line)["action"])
+            except ValueError:
+                self.actions.append(line.strip())
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def process(nats_url: str, namespace: str) -> Iterator[Process]:
+    made = Process(nats_url, namespace)
+    yield made
+    made.close()
+
+
+async def leader_of(system: RealSystem) -> LeaderRecord:
+    entry = await system.ledger.get(Names.leader_key)
+    assert entry is not None
+    return LeaderRecord.model_validate_json(entry.value)
+
+
+@pytest.mark.processes
+async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(nats_url, namespace, process):
+    system = await opened(nats_url, namespace)
+    try:
+        await system.until(lambda: "coordinator.leads" in process.actions)
+        for name in ("w1", "w2"):
+            await system.serve(name)
+        gang = await system.owner.acquire(pool="train", size=4, ttl_s=30, strategy="spread")
+        entry = await system.ledger.get(Names.leader_key)
+        assert entry is not None
+        second = await system.coordinator("second")
+        await asyncio.sleep(1)
+        assert second.state is CoordinatorState.STANDBY
+
+        process.signal(signal.SIGSTOP)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await second.wait_leading()
+        assert loop.time() - began < 5.0
+        # The server still delivers to the frozen one as well: it must not answer when it goes on.
+        waiting = asyncio.create_task(system.owner.acquire(pool="train", size=8))
+        await system.event("queued", nth=2)
+
+        # What the frozen one would write, it would write on its own fence.
+        with pytest.raises(Conflict):
+            await system.ledger.commit(
+                [KvWrite(key="gang.zombie", value=b"{}", condition_key=Names.leader_key, revision=entry.revision)]
+            )
+        process.signal(signal.SIGCONT)
+        await system.until(lambda: "coordinator.yields" in process.actions)
+        assert (await leader_of(system)).instance == second.instance
+        await asyncio.sleep(0.5)
+        assert not waiting.done()
+        found = await system.owner.ask("get", {"id": gang["id"]})
+        assert (found["state"], found["generation"]) == ("formed", 1)
+        assert "torn_down" not in [event["kind"] for event in system.events]
+        await system.owner.release(gang)
+        await system.owner.release(await waiting)
+        assert system.slots_in_use == 0
+    finally:
+        await system.close()
+    assert system.watcher.broken == []
+
+
+async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url, namespace):
+    system = await opened(nats_url, namespace)
+    try:
+        await system.serve("w1")
+        first = await leading(system, "first")
+        second = await system.coordinator("second")
+        term = first.term
+        assert term is not None and first._office is not None
+        candidacy = first._office.candidacy
+        # As one that was frozen between its look at the clock and its writes: it hears of nothing, and goes on.
+        candidacy.trusted = lambda: True
+        candidacy.tell = lambda event: None
+        await system.until(lambda: second.state is CoordinatorState.LEADING)
+        assert first.term is term and term.core.leading
+
+        gang = await system.owner.acquire(pool="train", size=2)
+        revisions = []
+        await system.ledger.watch("gang.*", lambda entry: revisions.append((entry.key, entry.revision)))
+        moment = term._office.clock.moment()
+        request = AcquireRequest.model_validate({"pool": "train", "size": 2, "id": "zombie", "owner_token": "z"})
+        term._desk._waiting[10**9] = _Silent()
+        term.feed(on.AcquireAsked(**moment, request=request, reply_to=10**9, new_id="x", new_token="y"))
+        await system.until(lambda: term.metrics.statistics()["commits_refused"] >= 1)
+        await asyncio.sleep(0.5)
+        assert "gang.zombie" not in [key for key, _ in revisions]
+        assert await system.ledger.get("gang.zombie") is None
+        assert [entry.key for entry in await system.ledger.entries(system.names.members_of(gang="zombie"))] == []
+        # What it held in vain comes back by itself, since it tells nobody.
+        await system.until(lambda: system.slots_in_use == 2, within_s=5)
+        assert (await leader_of(system)).instance == second.instance
+        del candidacy.trusted, candidacy.tell
+        candidacy.deposed()
+        await system.until(lambda: first.term is None)
+        await system.owner.release(gang)
+        assert system.slots_in_use == 0
+    finally:
+        await system.close()
+    assert system.watcher.broken == []
+
+
+class _Silent:
+    operation = "acquire"
+    acquire = None
+    final = True
+
+    class asker:  # noqa: N801
+        @staticmethod
+        def fail(error: GanglineError) -> None: ...
+        @staticmethod
+        def reply(reply: Any) -> None: ...
+
+
+@pytest.mark.processes
+async def test_a_leader_that_is_killed_is_followed_within_five_seconds(nats_url, namespace, process):
+    system = await opened(nats_url, namespace)
+    try:
+        await system.until(lambda: "coordinator.leads" in process.actions)
+        await system.serve("w1")
+        gang = await system.owner.acquire(pool="train", size=2, ttl_s=30)
+        second = await system.coordinator("second")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        process.signal(signal.SIGKILL)
+        await second.wait_leading()
+        assert loop.time() - began < 5.0
+        assert (await system.event("recovered", gang["id"]))["generation"] == 1
+        await system.owner.release(gang)
+    finally:
+        await system.close()
+
+
+# -- accidents of servers ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+async def test_gangs_survive_a_quick_restart_of_the_server(nats_server, namespace, storage):
+    system = await opened(nats_server.url, namespace, BucketSettings(storage=storage))
+    try:
+        worker = await system.serve("w1")
+        coordinator = await leading(system)
+        gang = await system.owner.acquire(pool="train", size=2, ttl_s=60)
+        await asyncio.to_thread(nats_server.restart)
+        await coordinator.wait_leading()
+        await system.until(lambda: all(bus_of(system)))
+        for _ in range(100):
+            try:
+                found = await system.owner.ask("get", {"id": gang["id"]}, timeout_s=2)
+                break
+            except GanglineError:
+                await asyncio.sleep(0.1)
+        assert (found["state"], found["generation"]) == ("formed", 1)
+        await asyncio.sleep(4)
+        found = await system.owner.ask("get", {"id": gang["id"]}, timeout_s=2)
+        assert (found["state"], found["generation"]) == ("formed", 1)
+        assert await system.ledger.get(system.names.member_key(worker.id, gang["id"])) is not None
+        assert "torn_down" not in [event["kind"] for event in system.events]
+        await system.owner.release(gang)
+        assert system.slots_in_use == 0
+    finally:
+        await system.close()
+
+
+def bus_of(system: RealSystem) -> list[bool]:
+    return [worker._bus.connected for worker in system.served] + [system.owner.bus.connected]
+
+
+async def test_gangs_on_file_survive_a_long_outage_of_the_server(nats_server, namespace):
+    system = await opened(nats_server.url, namespace, BucketSettings(storage=Storage.FILE))
+    try:
+        await system.serve("w1")
+        coordinator = await leading(system)
+        gang = await system.owner.acquire(pool="train", size=2, ttl_s=60)
+        nats_server.kill()
+        await system.until(lambda: coordinator.state is CoordinatorState.STANDBY)
+        await asyncio.sleep(4)
+        await asyncio.to_thread(nats_server.start)
+        await coordinator.wait_leading()
+        await system.event("recovered", gang["id"])
+        await asyncio.sleep(4)
+        found = await system.owner.ask("get", {"id": gang["id"]}, timeout_s=2)
+        assert (found["state"], found["generation"]) == ("formed", 1)
+        assert "torn_down" not in [event["kind"] for event in system.events]
+    finally:
+        await system.close()
+
+
+async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_offers_that(namespace):
+    config = """
+    accounts {
+      SYS { users: [{user: sys, password: sys}], exports: [{stream: "$SYS.ACCOUNT.APP.DISCONNECT"}] }
+      APP { users: [{user: app, password: app}], jetstream: enabled,
+            imports: [{stream: {account: SYS, subject: "$SYS.ACCOUNT.APP.DISCONNECT"}}] }
+    }
+    system_account: SYS
+    """
+    with EmbeddedServer(config=config) as server:
+        system = await opened(server.url.replace("nats://", "nats://app:app@"), namespace)
+        try:
+            for name in ("w1", "w2"):
+                await system.serve(name, slots=2)
+            # Pings so seldom that they would not find it.
+            made = Coordinator(
+                bus=await system.bus("coordinator"),
+                names=system.names,
+                settings=CoordinatorSettings(ping_s=30.0, confirm_s=0.05),
+                shell=ShellSettings(bucket=system.bucket),
+            )
+            await system.stack.enter_async_context(made)
+            await made.wait_leading()
+            await system.owner.acquire(pool="train", size=2, strategy="spread", restart="fail")
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            victim = system.served[1]
+            ending = asyncio.create_task(abort(victim))
+            torn = await system.event("torn_down")
+            assert loop.time() - began < 1.0
+            await ending
+            assert torn["reason"].startswith("worker_lost: train.w2: no responders")
+        finally:
+            await system.close()
+
+
+async def abort(worker: Worker) -> None:
+    """As a process that is killed: nothing is taken away, the connection is gone."""
+    await worker._bus.close()
+    await worker.abort()
+
+
+@pytest.mark.timeout(240)
+async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_grants(namespace):
+    with EmbeddedCluster(3) as cluster:
+        system = await opened(",".join(cluster.urls), namespace, BucketSettings(storage=Storage.FILE, replicas=3))
+        try:
+            for number in range(4):
+                await system.serve(f"w{number}", slots=16)
+            await leading(system)
+            await system.coordinator("second")
+            asked = [asyncio.create_task(granted(system, number)) for number in range(100)]
+            await system.until(lambda: sum(task.done() for task in asked) >= 20, within_s=60)
+            info = await system.owner.bus.api.call(f"STREAM.INFO.KV_{system.names.ledger_bucket}", what="look")
+            cluster.server(info["cluster"]["leader"]).kill()
+            reported = [await task for task in asked]
+            assert len(reported) == 100
+            await system.until(lambda: system.slots_in_use == 0, within_s=60)
+            assert lost(system, reported) == []
+        finally:
+            await system.close()
+        assert system.watcher.broken == []
+        assert len({record.id for record in system.watcher.records}) >= 100
+
+
+async def granted(system: RealSystem, number: int) -> tuple[str, int]:
+    """Acquire a gang through whatever happens, check that the ledger has it, and release it."""
+    owned = {"id": f"g{number}", "owner_token": f"t{number}"}
+    gang = await persist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 120, **owned})
+    assert gang["state"] == "formed"
+    await asyncio.sleep(0.2)
+    found = await persist(system, "get", {"id": gang["id"]})
+    assert (found["state"], found["generation"]) == ("formed", gang["generation"]), found
+    await persist(system, "release", owned)
+    return gang["id"], gang["generation"]
+
+
+async def persist(system: RealSystem, operation: str, body: dict[str, Any]) -> Any:
+    while True:
+        try:
+            return await system.owner.ask(operation, body, timeout_s=20)
+        except GanglineError as error:
+            if error.code not in ("no_responders", "no_coordinator", "request_timeout", "disconnected"):
+                raise
+            await asyncio.sleep(0.1)
+
+
+def lost(system: RealSystem, reported: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    return [
+        (gang, generation) for gang, generation in reported if generation not in system.watcher.formed.get(gang, ())
+    ]

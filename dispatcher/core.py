@@ -276,9 +276,14 @@ class PoolCore:
 
     # -- progress -------------------------------------------------------------------------------------------------
 
-    def pump(self, now: float) -> list[Effect]:
-        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room."""
-        if not self._line or not self.connected or not self.view.has_room:
+    def pump(self, now: float, freed: Worker | None = None) -> list[Effect]:
+        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room.
+
+        Args:
+            freed: the only worker that may have got room since the last time. With thousands of classes (keys) in
+                line, all of which wait for others, looking at each of them at each answer would take all our time.
+        """
+        if not self._line or not self.connected or not self._has_room(freed):
             return []
         effects: list[Effect] = []
         for head in self._line.heads():
@@ -287,6 +292,8 @@ class PoolCore:
                 self._line.remove(following)
                 effects.append(Placed(following))
                 following = self._line.next_after(following)
+            if not self._has_room(freed):
+                break
         return effects
 
     def wake(self, now: float) -> list[Effect]:
@@ -371,6 +378,9 @@ class PoolCore:
         return f"PoolCore({self.pool}, {len(self.view.workers)} workers, waiting={self.waiting}, placed={self._placed})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _has_room(self, freed: Worker | None) -> bool:
+        return self.view.has_room if freed is None else freed.has_room
 
     def _class_of(self, ticket: Ticket) -> Hashable:
         labels = frozenset(ticket.labels.items()) if ticket.labels else None

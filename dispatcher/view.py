@@ -106,6 +106,11 @@ class Worker:
         return max(0, self.total - self.ongoing)
 
     @property
+    def has_room(self) -> bool:
+        """Takes new work now: it is in the view's open list."""
+        return self._index >= 0
+
+    @property
     def eligible(self) -> bool:
         """Takes new work once it has room."""
         return self.reachable and not self.draining

@@ -58,7 +58,7 @@ class RandomFaults:
     def __init__(self, source: random.Random, rates: FaultRates, on_fault: Callable[[str, str], None] | None = None):
         self.rates = rates
         self._draw = source.random
-        self._on_fault = on_fault or (lambda _kind, _subject: None)
+        self._on_fault = on_fault or _ignore
         self._clear_at: dict[tuple[str, str], float] = {}
 
     def __repr__(self) -> str:
@@ -102,3 +102,7 @@ class RandomFaults:
         at = max(now + latency, self._clear_at.get(link, 0.0))
         self._clear_at[link] = at
         return at - now
+
+
+def _ignore(_kind: str, _subject: str) -> None:
+    """Nobody wants to know."""

@@ -112,19 +112,13 @@ class StepRunner:
 
     async def _use(self, lease: Lease) -> None:
         step = self._step
-        uses = [self._use_once(lease) for _ in range(step.uses)]
         if step.together:
             async with asyncio.TaskGroup() as group:
-                for use in uses:
-                    group.create_task(use)
+                for _ in range(step.uses):
+                    group.create_task(self._use_once(lease))
         else:
-            for index, use in enumerate(uses):
-                try:
-                    await use
-                except asyncio.CancelledError:
-                    for left in uses[index + 1 :]:
-                        left.close()
-                    raise
+            for _ in range(step.uses):
+                await self._use_once(lease)
 
     async def _use_once(self, lease: Lease) -> None:
         request = self._begin()

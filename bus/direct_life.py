@@ -120,6 +120,14 @@ class ReconnectingClient(Client):
                 self._current_server.reconnects = 0
             return
 
+    async def _process_connect_init(self) -> None:
+        """nats-py's handshake takes a server that hangs up instead of its last PONG for one that took us, and then
+        nobody would ever try again."""
+        await super()._process_connect_init()
+        if self._status == Client.CONNECTING:
+            self._stop_io()
+            raise nats_errors.Error("nats: the server broke off the handshake")
+
     def _prepare_transport(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:

@@ -18,12 +18,23 @@ MAX_MESSAGE_CHARS = 2000
 class FrameCaller:
     """Whoever sent one envelope: where answers to its frames go."""
 
-    __slots__ = ("_books", "_outbox", "_reply")
+    __slots__ = ("_again", "_books", "_outbox", "_reply")
 
     def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
         self._reply = reply
         self._outbox = outbox
         self._books = books
+        self._again: set[int] | None = None
+        """Ids whose answers were sent again."""
+
+    def send_again(self, task_id: int, frame: bytes) -> None:
+        """Send a kept answer, once for each envelope: a few bytes that name an id many times must not make us send a
+        large answer as often."""
+        if self._again is None:
+            self._again = set()
+        if task_id not in self._again:
+            self._again.add(task_id)
+            self.send(frame)
 
     def send(self, frame: bytes) -> None:
         """Send an encoded frame. Without a reply subject it goes nowhere."""

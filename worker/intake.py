@@ -141,7 +141,7 @@ class Intake:
             if known.answer == WITHDRAWN:
                 self._reject(caller, task_id, Reason.EXPIRED)
             else:
-                caller.send(known.answer)
+                caller.send_again(task_id, known.answer)
         elif known.state is TaskState.FORGOTTEN:
             caller.send(
                 error_frame(
@@ -208,7 +208,7 @@ class Intake:
             lost = known.state is TaskState.UNKNOWN and not ours
             states.append(int(TaskState.FORGOTTEN if lost else known.state))
             if known.state is TaskState.ANSWERED:
-                caller.send(known.answer)
+                caller.send_again(task_id, known.answer)
         caller.send_frame((Answer.CHECKED, frame[1], states))
 
     # -- leases ---------------------------------------------------------------------------------------------------

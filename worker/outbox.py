@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..bus.port import Bus
-from ..schemas.errors import ClosedError, Disconnected
+from ..schemas.errors import ClosedError, Disconnected, GanglineError
 from ..schemas.frames import ENVELOPE_BYTES, Load, join_answer
 from ..telemetry.logs import Log
 
@@ -109,6 +109,12 @@ class Outbox:
             self._keep(reply, frames)
         except ClosedError:
             self.dropped += len(frames)
+        except GanglineError as error:
+            # A reply subject that cannot be published to. Others of this turn must not suffer for it.
+            self.dropped += len(frames)
+            self._log.debug(
+                "cannot answer to %r: %s", reply[:80], error.message[:200], extra={"action": "answers.refused"}
+            )
         else:
             self.messages += 1
             self.frames += len(frames)

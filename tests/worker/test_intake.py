@@ -500,3 +500,13 @@ async def test_random_bytes_never_break_the_worker(rig: Rig):
     await rig.hand.quiet()
     rig.worker.core.check()
     assert await rig.hand.ask(*task(9_999_999, "double", [1])) in ([OK, 9_999_999, 2], [REJECTED, 9_999_999, "full"])
+
+
+@on_rig()
+async def test_naming_one_answered_task_many_times_brings_its_answer_once(rig: Rig):
+    await rig.hand.ask(*task(1, "echo", ["x" * 1000]))
+    rig.hand.send((int(Request.CHECK), 2, [1] * 500), (int(Request.CHECK), 3, [1]), *[task(1) for _ in range(500)])
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(2) == [[Answer.CHECKED, 2, [TaskState.ANSWERED] * 500]]
+    assert rig.hand.answers_to(3) == [[Answer.CHECKED, 3, [TaskState.ANSWERED]]]
+    assert len(rig.hand.answers_to(1)) == 2, "its own answer, and once again"

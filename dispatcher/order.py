@@ -121,8 +121,10 @@ class Order:
             details={"target": self.target},
         )
 
-    def frame(self, id: int, now: float, token: str | None, trace: str | None, attempt: int) -> Frame:
-        """The TASK frame of one try.
+    def frame(
+        self, id: int, now: float, token: str | None, trace: str | None, attempt: int, window: int | None = None
+    ) -> Frame:
+        """The TASK frame of one try; `window`: items of a stream that may come ahead of our credit.
 
         Raises:
             DeadlineExceeded: no time is left.
@@ -131,6 +133,8 @@ class Order:
         meta: dict[str, Any] | None = None
         if attempt > 1 or options.key is not None or options.model is not None:
             meta = {"attempt": attempt, "key": options.key, "model": options.model}
+        if window is not None:
+            meta = {**(meta or {}), "window": window}
         return (
             Request.TASK,
             id,

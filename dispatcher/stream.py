@@ -142,7 +142,7 @@ class Streamer:
         exchange = self._caller.exchange
         order.flags |= TaskFlag.STREAM
         try:
-            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts)
+            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts, self._window)
             exchange.launch(flight, frame)
         except GanglineError:
             flight.books.settle(flight.ticket)

@@ -33,8 +33,10 @@ END        `[8, id, count]`, the stream is complete
 =========  ==============================================================================================
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
-nil is none. Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps
-answers for a while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
+nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, and for a stream `window`: how many items may come
+ahead of the CREDIT for them (unsaid: as the worker is set). Ids are integers that a sender never uses twice, each
+greater than those it used before: a worker keeps answers for a while only, and takes an id up to the newest forgotten
+one for seen (ERROR result_lost).
 """
 
 from __future__ import annotations

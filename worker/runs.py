@@ -15,6 +15,9 @@ from .executors import Executors
 from .memory import TaskRecord
 from .tasks import BoundCall, CancelReason, Execution, Outcome
 
+MAX_STREAM_WINDOW = 100_000
+"""Larger windows are not believed."""
+
 
 class Caller(Protocol):
     """Who gets the answer of one run: a router by frames, or a requester in another language."""
@@ -31,12 +34,14 @@ class Caller(Protocol):
 class Run:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
-    __slots__ = ("_execution", "_runs", "_stop", "call", "caller", "record", "span", "started_at")
+    __slots__ = ("_execution", "_runs", "_stop", "_uncredited", "call", "caller", "record", "span", "started_at")
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
         self._execution: Execution | None = None
         self._stop: CancelReason | None = None
+        self._uncredited = 0
+        """Items that were sent and are not known to have been read."""
         self.record = record
         self.call = call
         self.caller = caller
@@ -57,12 +62,15 @@ class Run:
             self._stop = reason
 
     def credit(self, items: int) -> None:
-        """The reader of the stream has room for more."""
-        if self._execution is not None:
+        """The reader of the stream has taken so many. No more than were sent: the window cannot be talked larger."""
+        items = min(items, self._uncredited)
+        if self._execution is not None and items > 0:
+            self._uncredited -= items
             self._execution.credit(items)
 
     def item(self, sequence: int, value: Any) -> None:
         if not self.record.answered:
+            self._uncredited += 1
             self.caller.item(self, sequence, value)
 
     def answer(self, outcome: Outcome) -> None:
@@ -124,22 +132,23 @@ class Runs:
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
+        window = _window(meta, self._stream_window) if stream else None
         if span is NO_SPAN and deadline_at is None:
-            self._launch(run, context, stream)
+            self._launch(run, context, window)
         else:
             # Clients that the task's code uses inherit both.
             with span.current(), deadline(deadline_at):
-                self._launch(run, context, stream)
+                self._launch(run, context, window)
         return run
 
-    def _launch(self, run: Run, context: TaskContext, stream: bool) -> None:
+    def _launch(self, run: Run, context: TaskContext, window: int | None) -> None:
         execution = self._executors.launch(
             run.call,
             context,
             on_done=run.done,
-            on_item=run.item if stream else None,
+            on_item=None if window is None else run.item,
             on_abandoned=run.answer,
-            window=self._stream_window,
+            window=window or self._stream_window,
         )
         run.launched(execution)
 
@@ -199,6 +208,12 @@ def _context(
         labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else None,
         clock=books.loop.time,
     )
+
+
+def _window(meta: dict[str, Any] | None, default: int) -> int:
+    """Items that a stream may be ahead of its reader: what the reader says, for it gives credit by that."""
+    asked = (meta or {}).get("window")
+    return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
 
 
 def _unique(record: TaskRecord) -> str:

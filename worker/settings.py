@@ -81,7 +81,7 @@ class WorkerSettings:
     unsent_bytes: int = 64 << 20
     """Most bytes of answers kept while there is no connection; the oldest go first."""
     stream_window: int = 64
-    """Items that a stream may be ahead of its reader; 1 to 100000."""
+    """Items that a stream may be ahead of a reader that does not say how many; 1 to 100000."""
 
     send_tracebacks: bool = True
     """Whether callers get the traceback of a task that raised. False where callers are not trusted with it."""

@@ -93,6 +93,7 @@ async def test_credit_is_given_as_items_are_read(rig: Rig) -> None:
     items = rig.client.stream("images.items")
     reading = asyncio.ensure_future(anext(items))
     [task] = await worker.hears(Request.TASK)
+    assert task[9] == {"window": 8}, "a worker that went by its own would wait for credit that never comes"
     worker.answer(*((Answer.ITEM, task[1], n, n) for n in range(8)))
     assert [await reading, *[await anext(items) for _ in range(7)]] == list(range(8))
     credits = await worker.hears(Request.CREDIT, 2)

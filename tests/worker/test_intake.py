@@ -510,3 +510,20 @@ async def test_naming_one_answered_task_many_times_brings_its_answer_once(rig: R
     assert rig.hand.answers_to(2) == [[Answer.CHECKED, 2, [TaskState.ANSWERED] * 500]]
     assert rig.hand.answers_to(3) == [[Answer.CHECKED, 3, [TaskState.ANSWERED]]]
     assert len(rig.hand.answers_to(1)) == 2, "its own answer, and once again"
+
+
+@on_rig(stream_window=2)
+async def test_a_stream_is_as_far_ahead_as_its_reader_says(rig: Rig):
+    rig.hand.send(task(1, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 5}))
+    rig.hand.send(task(2, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 10**9}))
+    await rig.hand.quiet(0.1)
+    assert [len(rig.hand.answers_to(number)) for number in (1, 2)] == [5, 2]
+
+
+@on_rig(stream_window=2)
+async def test_credit_for_more_than_was_sent_makes_no_room(rig: Rig):
+    rig.hand.send(task(1, "count", [1000], flags=int(TaskFlag.STREAM)))
+    await rig.hand.quiet(0.1)
+    rig.hand.send((int(Request.CREDIT), 1, 2**63))
+    await rig.hand.quiet(0.1)
+    assert len(rig.hand.answers_to(1)) == 4

@@ -150,7 +150,7 @@ class ReconnectingClient(Client):
         try:
             self._observer.on_attempt_failed(error)
         except Exception:
-            log.exception("an observer of the connection failed", extra={"action": "bus_observer_failed"})
+            log.exception("an observer of the connection failed", extra={"action": "bus.observer_failed"})
 
     # -- round trips ----------------------------------------------------------------------------------------------
 

@@ -313,7 +313,8 @@ class Worker:
         finally:
             self.state = WorkerState.CLOSED
             self._closed.set()
-        self._log.info("left", extra={"action": "worker.left"})
+        if self._subscription is not None:
+            self._log.info("left", extra={"action": "worker.left"})
 
     async def _clear(self, desk: Desk) -> None:
         now = desk.books.now()

@@ -41,7 +41,7 @@ def test_a_task_that_raises_is_exit_code_1_in_one_line(commands, worker):
     done = commands.run("call", "words.fail", '["broken pipe dream"]')
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("gangline: ValueError: ") and "broken pipe dream" in done.stderr
+    assert done.stderr.startswith("gangline: words.fail raised ValueError: ") and "broken pipe dream" in done.stderr
     debug = commands.run("call", "words.fail", '["x"]', "--debug").stderr
     assert "words.py" in debug, "--debug shows the remote traceback"
 

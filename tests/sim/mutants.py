@@ -185,11 +185,11 @@ def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 @mutant("L4")
-def unclaimed_grants_live_as_long_as_claimed_ones(patch: pytest.MonkeyPatch) -> None:
+def unclaimed_grants_wait_for_a_minute(patch: pytest.MonkeyPatch) -> None:
     original = WorkerCore.reserve
 
-    def reserve(self: WorkerCore, *args: Any, claim_s: float, ttl_s: float, **rest: Any) -> Any:
-        return original(self, *args, claim_s=max(claim_s, ttl_s), ttl_s=ttl_s, **rest)
+    def reserve(self: WorkerCore, *args: Any, claim_s: float, **rest: Any) -> Any:
+        return original(self, *args, claim_s=60.0, **rest)
 
     patch.setattr(WorkerCore, "reserve", reserve)
 

@@ -205,6 +205,7 @@ class World:
 
     def _stop_everything(self) -> None:
         """The run is over: no process says another word."""
+        self.checker.closed = True
         for process in (*self.workers.values(), *self.clients.values()):
             process.kill()
 

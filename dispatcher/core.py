@@ -250,6 +250,12 @@ class PoolCore:
             ticket.avoid = set()
         ticket.avoid.add(worker)
 
+    def invited(self, worker: Worker) -> None:
+        """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
+        for head in self._line.heads():
+            if head.avoid:
+                head.avoid.discard(worker)
+
     # -- workers --------------------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int, now: float) -> Worker | None:

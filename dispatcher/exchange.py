@@ -33,6 +33,9 @@ class Listener(Protocol):
     def answered(self, worker: Worker, load: Load, epoch: int) -> None:
         """An answer came from the worker; its flights have been settled already."""
 
+    def invited(self, worker: Worker) -> None:
+        """The worker, which had refused us, has room; its load follows."""
+
     def unreachable(self, worker: Worker) -> None:
         """The server says that nobody listens there."""
 
@@ -267,6 +270,8 @@ class Exchange:
                 flights.pop(flight.id, None)
         listener = self._listener(worker.id.pool)
         if listener is not None:
+            if not envelope.frames:
+                listener.invited(worker)
             listener.answered(worker, envelope.load, envelope.epoch)
 
     def _on_unheard(self, channel: Channel, check: str) -> None:

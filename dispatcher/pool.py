@@ -125,6 +125,9 @@ class RoutedPool:
             self.core.loaded(worker, load, epoch, self._loop.time())
             self.pump(worker)
 
+    def invited(self, worker: Worker) -> None:
+        self.core.invited(worker)
+
     def unreachable(self, worker: Worker) -> None:
         self.core.view.unreachable(worker)
 

@@ -19,7 +19,8 @@ CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, room for so many more items of a stream
 =========  ==============================================================================================
 
-Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending.
+Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
+without frames is an invitation: there is room now for a sender that was refused (REJECTED "full") a moment ago.
 
 =========  ==============================================================================================
 OK         `[1, id, result]`

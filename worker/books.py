@@ -33,6 +33,7 @@ class Books:
         "metrics",
         "on_overdue",
         "on_rest",
+        "on_room",
         "worker",
     )
 
@@ -58,6 +59,8 @@ class Books:
         """Set once the bucket is open; before that nothing can be granted."""
         self.on_rest: Callable[[], None] | None = None
         """Called when nothing is held any more while the core drains."""
+        self.on_room: Callable[[], None] | None = None
+        """Called after each decision that leaves slots free."""
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -69,6 +72,8 @@ class Books:
         """Pass on what the last decision changed, and set the timer for what is due next."""
         self.tell()
         self._arm()
+        if self.on_room is not None and self.core.has_room:
+            self.on_room()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
 

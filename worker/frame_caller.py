@@ -36,6 +36,10 @@ class FrameCaller:
             self._again.add(task_id)
             self.send(frame)
 
+    def refused(self, slots: int) -> None:
+        """It was told that so many slots are not free."""
+        self._outbox.refused(self._reply, slots)
+
     def send(self, frame: bytes) -> None:
         """Send an encoded frame. Without a reply subject it goes nowhere."""
         if self._reply:

@@ -171,6 +171,8 @@ class Intake:
             self._settle_error(sender, caller, task_id, error, now)
         else:
             self._core.settle(sender, task_id, self._reject(caller, task_id, reason), now)
+            if reason is Reason.FULL:
+                caller.refused(cost)
 
     def _settle_error(
         self, sender: Sender, caller: FrameCaller, task_id: int, error: GanglineError, now: float
@@ -261,6 +263,8 @@ class Intake:
         reason = REASONS.get(refusal)
         if reason is not None:
             self._reject(caller, rid, reason)
+            if reason is Reason.FULL:
+                caller.refused(slots)
             return
         error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=self._core.load.total)
         caller.send(error_frame(rid, error, self._outbox.largest_frame))

@@ -318,6 +318,9 @@ class Worker:
 
     async def _clear(self, desk: Desk) -> None:
         now = desk.books.now()
+        if self._subscription is not None and not self.core.draining:
+            # A start that failed when routers may have known of us already.
+            desk.books.record("drain", grace_s=0.0)
         self.core.drain(now, now)
         self.core.expire(now)
         desk.books.after()

@@ -17,6 +17,7 @@ import heapq
 import itertools
 import logging
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -199,13 +200,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _bury(self) -> None:
         """Close the coroutines of crashed nodes, so that nobody complains when they are collected. What they have to
-        say about it is not heard: they have been dead for long."""
+        say about it, and what they cannot begin because of it, is not heard: they have been dead for long."""
         silent = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
-            for tasks in self._crashed.values():
-                for task in tasks:
-                    _close(task)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # "never awaited"
+                for tasks in self._crashed.values():
+                    for task in tasks:
+                        _close(task)
         finally:
             logging.disable(silent)
 

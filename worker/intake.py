@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..bus.port import Message
 from ..schemas import frames
-from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled, Unavailable
+from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
 from ..schemas.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
 from ..telemetry.logs import Log
 from .books import Books
@@ -251,7 +251,7 @@ class Intake:
         """Answer a reserve once its lease stands in the ledger."""
         try:
             lease = await self._grants.record(token)
-        except Unavailable as error:
+        except GanglineError as error:
             caller.send(error_frame(rid, error, self._outbox.largest_frame))
         else:
             if lease is None:

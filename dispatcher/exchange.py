@@ -86,6 +86,8 @@ class Exchange:
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
+        self.reconnected_at = float("-inf")
+        """When the connection was last regained, by the loop's clock. Workers may be a moment later than we are."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -312,6 +314,7 @@ class Exchange:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.RECONNECTED:
+            self.reconnected_at = self.loop.time()
             for channel in list(self._channels.values()):
                 channel.resume()
             self.check_all()

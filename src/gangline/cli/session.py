@@ -67,13 +67,20 @@ async def open_client(connection: Connection, name: str) -> AsyncIterator[Client
         yield client
 
 
+class _Echo(logging.Handler):
+    """Writes to what stderr is at that moment: a table that follows puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
 def _log_for_people(debug: bool) -> None:
     """A command that ends by itself tells of the connection that it waits for, and all else in its last line, unless
     `debug`. Commands that stay have set up their logs before."""
     root = logging.getLogger()
     if root.handlers:
         return
-    handler = logging.StreamHandler()
+    handler = _Echo()
     handler.setFormatter(logging.Formatter("gangline: %(message)s"))
     root.addHandler(handler)
     if not debug:

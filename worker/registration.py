@@ -197,8 +197,8 @@ class Presence:
                 self.beat()
 
     def _spawn(self, write: Callable[[], Awaitable[None]]) -> None:
-        if self.lost:
-            return
+        if self.lost or self._loop_task is None:
+            return  # not published yet: the registration may still be a dead predecessor's, which is no loss of ours
         task = asyncio.get_running_loop().create_task(self._guarded(write), name="gangline registration")
         self._writes[task] = None
         task.add_done_callback(self._writes.pop)

@@ -353,6 +353,16 @@ async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
 
 
 @on_rig()
+async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
+    epoch = rig.worker.core.epoch
+    earlier = await rig.hand.ask(int(Request.CHECK), 9, [1], epoch=epoch - 1)
+    assert earlier[2] == [TaskState.FORGOTTEN]
+    rig.worker.core.new_epoch(epoch + 1, asyncio.get_running_loop().time())
+    same = await rig.hand.ask(int(Request.CHECK), 10, [2], epoch=epoch)
+    assert same[2] == [TaskState.UNKNOWN]
+
+
+@on_rig()
 async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
     token = await rig.hand.grant(1)
     rig.hand.send(task(2, "wait"))

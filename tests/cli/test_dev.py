@@ -104,7 +104,7 @@ def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
     (commands.folder / "words.py").rename(commands.folder / "later.txt")
     running = commands.start("dev", "words:pool", "--port", "0")
     running.await_output(r"there is no module 'words'")
-    running.await_output(r"waiting for a change")
+    running.await_output(r"the next change starts another")
     running.await_output(r"^watching")
     (commands.folder / "later.txt").rename(commands.folder / "words.py")
     running.await_output(r"worker\.started")

@@ -55,7 +55,7 @@ async def develop(
         bus = await stack.enter_async_context(open_bus(connection, "gangline dev"))
         ledger = await open_ledger(bus, connection)
         await stack.enter_async_context(open_gateway(bus, connection))
-        seat = Seat(target, environment, ledger, connection, options)
+        seat = Seat(target, environment, ledger, connection, options, reload=reload)
         stack.push_async_callback(seat.leave)
         tasks = [asyncio.create_task(_follow(seat, reload), name="gangline dev reload")]
         if server is not None:
@@ -128,8 +128,11 @@ class Seat:
         ledger: KeyValue,
         connection: Connection,
         options: list[str],
+        *,
+        reload: bool,
     ) -> None:
         self._target = target
+        self._next = "the next change starts another" if reload else "start gangline dev again for another"
         self._environment = environment
         self._ledger = ledger
         self._names = connection.names
@@ -153,7 +156,7 @@ class Seat:
             raise
         if not serves:
             await end(process, PATIENCE_S)
-            rest = "the last good version goes on" if self._alive else "waiting for a change"
+            rest = "the last good version goes on" if self._alive else self._next
             click.secho(f"worker    {self._target} does not come up: {rest}", fg="red", err=True)
             return False
         old, self._taken_by = self._taken_by, process
@@ -171,7 +174,7 @@ class Seat:
         """Say so when a worker ends that nobody here told to."""
         code = await process.wait()
         if self._taken_by is process and not self._left:
-            click.secho(f"worker    has ended with code {code}: the next change starts another", fg="red", err=True)
+            click.secho(f"worker    has ended with code {code}: {self._next}", fg="red", err=True)
 
     @property
     def _alive(self) -> bool:

@@ -135,6 +135,10 @@ class Outbox:
         self._publish(reply, frames[start:], epoch, load)
 
     def _publish(self, reply: str, frames: list[bytes], epoch: int, load: Load) -> None:
+        if self._kept:
+            # The connection may be back already, and nobody has told us yet. Items of a stream must keep their order.
+            self._keep(reply, frames)
+            return
         try:
             self._bus.publish(reply, join_answer(epoch, load, frames))
         except Disconnected:

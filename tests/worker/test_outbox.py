@@ -174,3 +174,20 @@ async def test_a_reply_subject_that_cannot_be_used_costs_the_others_nothing():
     wire.error = None
     box.resume()
     assert [subject for subject, _ in wire.sent] == ["a", "a"] and box.empty
+
+
+async def test_what_comes_after_a_loss_waits_for_what_was_kept():
+    wire = Wire()
+    box = outbox(wire)
+    wire.error = Disconnected("down")
+    box.put("a", ok(1))
+    box.flush()
+    wire.error = None  # back, and the news of it are still on their way
+    box.put("a", ok(2))
+    box.put("b", ok(3))
+    box.flush()
+    assert wire.sent == []
+    box.resume()
+    box.put("a", ok(4))
+    box.flush()
+    assert [frame[1] for frame in wire.frames()] == [1, 2, 3, 4] and box.empty

@@ -11,6 +11,7 @@ from ..bus.ambient import Ambient
 from ..bus.port import Bus, ConnectionEvent, Message, Subscription
 from ..schemas.errors import ClosedError, Disconnected, MalformedMessage
 from ..schemas.frames import Answer, AnswerEnvelope, Frame, Load, Request, TaskState, decode_answer, encode_request
+from ..schemas.limits import MAX_CHECKED
 from ..schemas.names import Names, Operation
 from ..telemetry.logs import logger_for
 from .channel import Channel
@@ -228,10 +229,14 @@ class Exchange:
         now = self.loop.time()
         by_worker: dict[Worker, list[int]] = {}
         for flight in flights:
+            if flight.message:
+                ids = by_worker.setdefault(flight.worker, [])
+                if len(ids) == MAX_CHECKED:
+                    flight.check_at = now  # the next time
+                    continue
+                ids.append(flight.id)
             flight.check_at = now + flight.check_every_s
             flight.check_every_s = min(_CHECK_MAX_S, 2 * flight.check_every_s)
-            if flight.message:
-                by_worker.setdefault(flight.worker, []).append(flight.id)
         for worker, ids in by_worker.items():
             for start in range(0, len(ids), _CHECK_BATCH):
                 check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
@@ -288,7 +293,8 @@ class Exchange:
             listener.unreachable(worker)
         if channel.doubted_to:
             return
-        tasks = [flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked]
+        mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
+        tasks = list(itertools.islice(mine, MAX_CHECKED))
         check_flight = CheckFlight(self.new_id(), worker, self, tasks)
         try:
             channel.doubt(check_flight.id, tasks)

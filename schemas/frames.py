@@ -49,7 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from . import codec
 from .errors import MalformedMessage
-from .limits import MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from .limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
 
 Frame = list[Any] | tuple[Any, ...]
 """One frame; the first place is its operation."""
@@ -212,8 +212,13 @@ def decode_request(data: bytes) -> RequestEnvelope:
     version, epoch, sender, frames = _envelope(data)
     if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
         raise MalformedMessage("sender must be a short text")
+    checked = 0
     for frame in frames:
         _check(frame, _REQUEST_PLACES)
+        if frame[0] == Request.CHECK:
+            checked += len(frame[2])
+    if checked > MAX_CHECKED:
+        raise MalformedMessage(f"{checked} task ids to CHECK: at most {MAX_CHECKED} in one message")
     return RequestEnvelope(epoch, sender, frames)
 
 

@@ -63,11 +63,12 @@ class StepRunner:
 
     async def _choose(self) -> None:
         step = self._step
-        request = self._begin(ACQUIRE_S + step.hold_s)
+        request = self._begin(ACQUIRE_S)
         client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
         try:
             async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
                 self._process.holds(selection)
+                self._world.outcomes.extend(request, step.hold_s)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
                 if step.kind is Kind.CHOOSE:

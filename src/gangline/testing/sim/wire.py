@@ -35,6 +35,7 @@ class WireWatch:
         self._tasks: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
         """By reply subject and id: who was asked, and the task's name there."""
         self._reserves: dict[tuple[str, int], tuple[WorkerModel, Terms]] = {}
+        self._timely_renewals: set[tuple[str, int]] = set()
         self._late_renewals: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
 
     def on_message(self, sender: str, message: Message) -> None:
@@ -70,8 +71,12 @@ class WireWatch:
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
                 model.reserve_delivered(terms, self._turn())
                 self._reserves[reply, frame[1]] = (model, terms)
-            case Request.RENEW if not model.renewal_delivered(frame[2], frame[3] / 1000):
-                self._late_renewals[reply, frame[1]] = (model, frame[2])
+            case Request.RENEW:
+                key = (reply, frame[1])
+                if model.renewal_delivered(frame[2], frame[3] / 1000):
+                    self._timely_renewals.add(key)
+                elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
+                    self._late_renewals[key] = (model, frame[2])
             case _:
                 pass
 

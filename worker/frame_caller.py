@@ -48,12 +48,18 @@ class FrameCaller:
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
 
-    def answer(self, run: Run, outcome: Outcome) -> None:
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         """Send the outcome of a run, and note it for whoever asks again."""
         record = run.record
-        frame = self._frame(run, outcome)
+        error = outcome.error
+        try:
+            frame = self._frame(run, outcome)
+        except InvalidResult as unwritable:
+            error = unwritable
+            frame = error_frame(record.id, error, self._outbox.largest_frame)
         self._books.core.settle(record.sender, record.id, frame, self._books.now())
         self.send(frame)
+        return error
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
         """Send an item. One that cannot be sent ends the stream with InvalidResult."""
@@ -66,15 +72,16 @@ class FrameCaller:
             self.send(frame)
 
     def _frame(self, run: Run, outcome: Outcome) -> bytes:
+        """
+        Raises:
+            InvalidResult: the result cannot be written, or is too large.
+        """
         task_id = run.record.id
         if outcome.error is not None:
             return error_frame(task_id, outcome.error, self._outbox.largest_frame)
         if outcome.items is not None:
             return encode_frame((Answer.END, task_id, outcome.items))
-        try:
-            return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
-        except InvalidResult as error:
-            return error_frame(task_id, error, self._outbox.largest_frame)
+        return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
 
     def _fitting(self, frame: Frame, what: str, run: Run) -> bytes:
         limit = self._outbox.largest_frame

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
 from ..schemas.names import WorkerId
+from ..telemetry.logs import logger_for
 from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
 from .context import TaskContext
@@ -22,8 +23,8 @@ MAX_STREAM_WINDOW = 100_000
 class Caller(Protocol):
     """Who gets the answer of one run: a router by frames, or a requester in another language."""
 
-    def answer(self, run: Run, outcome: Outcome) -> None:
-        """Called exactly once for each run."""
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
         ...
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
@@ -34,12 +35,25 @@ class Caller(Protocol):
 class Run:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
-    __slots__ = ("_execution", "_runs", "_stop", "_uncredited", "call", "caller", "record", "span", "started_at")
+    __slots__ = (
+        "_error",
+        "_execution",
+        "_runs",
+        "_stop",
+        "_uncredited",
+        "call",
+        "caller",
+        "record",
+        "span",
+        "started_at",
+    )
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
         self._execution: Execution | None = None
         self._stop: CancelReason | None = None
+        self._error: GanglineError | None = None
+        """What the caller was told."""
         self._uncredited = 0
         """Items that were sent and are not known to have been read."""
         self.record = record
@@ -76,12 +90,13 @@ class Run:
     def answer(self, outcome: Outcome) -> None:
         """Tell the caller, once. The code may still run."""
         if not self.record.answered:
-            self.caller.answer(self, outcome)
+            self._error = self.caller.answer(self, outcome)
 
     def done(self, outcome: Outcome) -> None:
         """The code has stopped: the slots are free (or the lease's) again."""
         self.answer(outcome)
-        self._runs.finished(self, outcome)
+        # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
+        self._runs.finished(self, self._error or outcome.error)
 
     def __repr__(self) -> str:
         return f"<Run {self.call.task.full_name} {self.record!r}>"
@@ -95,6 +110,7 @@ class Runs:
         self._executors = executors
         self._stream_window = stream_window
         self._worker: WorkerId = books.worker
+        self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
         )
@@ -133,12 +149,15 @@ class Runs:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
         window = _window(meta, self._stream_window) if stream else None
-        if span is NO_SPAN and deadline_at is None:
-            self._launch(run, context, window)
-        else:
-            # Clients that the task's code uses inherit both.
+        # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
+        if span is not NO_SPAN:
             with span.current(), deadline(deadline_at):
                 self._launch(run, context, window)
+        elif deadline_at is not None:
+            with deadline(deadline_at):
+                self._launch(run, context, window)
+        else:
+            self._launch(run, context, window)
         return run
 
     def _launch(self, run: Run, context: TaskContext, window: int | None) -> None:
@@ -168,15 +187,22 @@ class Runs:
                 record.handle.cancel(reason)
         return len(records)
 
-    def finished(self, run: Run, outcome: Outcome) -> None:
-        """Called by a run whose code has stopped."""
+    def finished(self, run: Run, error: GanglineError | None) -> None:
+        """Called by a run whose code has stopped; `error`: how it ended, None is well."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
         books.record("end", id=_unique(record), method=method, cost=record.cost)
-        self.counts[_count_of(outcome.error)] += 1
-        code = "ok" if outcome.error is None else outcome.error.code
+        self.counts[_count_of(error)] += 1
+        code = "ok" if error is None else error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
-        run.span.end(outcome.error)
+        run.span.end(error)
+        if isinstance(error, TaskCrashed):
+            self._log.warning(
+                "task %s crashed: %s",
+                _unique(record),
+                error.message,
+                extra={"action": "worker.task_crashed", "method": method, "task_id": _unique(record), **error.details},
+            )
         books.after()
 
 

@@ -101,6 +101,35 @@ async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at
 
 
 @on_rig()
+async def test_a_result_that_cannot_be_sent_counts_as_failed(rig: Rig):
+    assert (await rig.hand.ask(*task(1, "big", [rig.worker_bus.max_payload])))[2] == "invalid_result"
+    token = (await rig.hand.request("reserve"))[0]["token"]
+    body = {"token": token, "method": "big", "arguments": [rig.worker_bus.max_payload]}
+    assert (await rig.hand.request("dispatch", body))[0]["code"] == "invalid_result"
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["failed"]) == (2, 0, 2)
+
+
+@on_rig()
+async def test_a_task_that_ignores_its_deadline_does_not_count_as_succeeded(rig: Rig):
+    @rig.worker.pool.task
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+        return "done all the same"
+
+    rig.worker.pool.tasks["stubborn"].prepare()
+    assert (await rig.hand.ask(*task(1, "stubborn", deadline_ms=500)))[2] == "deadline_exceeded"
+    assert rig.worker.core.load.running == 1
+    await asyncio.sleep(2)
+    assert rig.worker.core.load.running == 0 and len(rig.hand.answers_to(1)) == 1
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["cancelled"]) == (1, 0, 1)
+
+
+@on_rig()
 async def test_a_cancelled_task_is_answered_as_such(rig: Rig):
     rig.hand.send(task(1, "wait"))
     await rig.hand.quiet()

@@ -26,7 +26,7 @@ from .hold import Hold
 from .lease_slots import LeaseSlots
 from .order import CallOptions, Order, refuses_token, result_of
 from .retry import Fate
-from .stream import Streamer, StreamFlight, stream_fate
+from .stream import Streamer, StreamFlight, no_stream, stream_fate, streams
 
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
@@ -139,11 +139,14 @@ class Lease:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
 
         Raises:
+            InvalidRequest: the task does not stream; nothing was sent.
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         order = self._order(method, args, kwargs)
         with self._observe(order) as (_, span):
             hold, fate = self._hold, Fate.UNSEEN
+            if not streams(hold.worker, order):
+                raise no_stream(order)
             while await self._may_repeat(fate):
                 ticket = await self._enter(order)
                 flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)

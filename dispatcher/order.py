@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..schemas.bounds import plain
 from ..schemas.errors import (
     DeadlineExceeded,
     GanglineError,
@@ -48,7 +49,7 @@ class CallOptions:
     def __post_init__(self) -> None:
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
-            raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {MAX_DEADLINE_S:g}")
+            raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {plain(MAX_DEADLINE_S)}")
         if self.max_attempts is not None and self.max_attempts < 1:
             raise InvalidSettings(f"max_attempts is {self.max_attempts!r}, it must be at least 1")
         if self.pool is not None:

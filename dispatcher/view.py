@@ -173,6 +173,12 @@ class PoolView:
                 return found
         return None
 
+    def streams(self, name: str) -> bool:
+        """Whether some worker that has the task streams it."""
+        return any(
+            id(table) in self._table_users and name in table and table[name].streams for table in self._tables.values()
+        )
+
     # -- what workers say -----------------------------------------------------------------------------------------
 
     def register(self, record: Registration, revision: int, now: float) -> tuple[Worker, Worker | None]:

@@ -139,4 +139,4 @@ def _split(urls: str) -> tuple[str, ...]:
 
 
 def _listed(environ: Mapping[str, str] | None) -> str:
-    return ", ".join(repr(name) for name in context_names(environ)) or "none (there are no contexts yet)"
+    return ", ".join(repr(name) for name in context_names(environ)) or "none so far"

@@ -96,7 +96,7 @@ class DirectClient(ReconnectingClient):
             self._transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
         except Exception as error:
             # The transport is closing; the read loop sees that too and reconnects.
-            log.debug("write failed: %s", error, extra={"action": "bus_write_failed"})
+            log.debug("write failed: %s", error, extra={"action": "bus.write_failed"})
 
     async def _flush_pending(self, force_flush: bool = False) -> Any:
         """nats-py calls this after queueing a command of its own."""
@@ -163,7 +163,7 @@ class DirectClient(ReconnectingClient):
             return
         except Exception as error:
             # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
-            log.exception("the read loop failed; reconnecting", extra={"action": "bus_read_failed"})
+            log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
             reason = error
         if transport is self._transport:
             self._lose(reason)
@@ -184,7 +184,7 @@ class DirectClient(ReconnectingClient):
             log.exception(
                 "the handler of a message on %s failed; the message is lost",
                 message.subject,
-                extra={"action": "bus_handler_failed", "subject": message.subject},
+                extra={"action": "bus.handler_failed", "subject": message.subject},
             )
 
     def _control(self, line: bytes) -> None:
@@ -208,7 +208,7 @@ class DirectClient(ReconnectingClient):
             self._max_payload = int(info.get("max_payload", self._max_payload))
             await self._process_info(info)
         except (ValueError, TypeError, AttributeError) as error:
-            log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus_info_invalid"})
+            log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus.info_invalid"})
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

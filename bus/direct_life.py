@@ -120,6 +120,14 @@ class ReconnectingClient(Client):
                 self._current_server.reconnects = 0
             return
 
+    async def _process_connect_init(self) -> None:
+        """nats-py's handshake takes a server that hangs up instead of its last PONG for one that took us, and then
+        nobody would ever try again."""
+        await super()._process_connect_init()
+        if self._status == Client.CONNECTING:
+            self._stop_io()
+            raise nats_errors.Error("nats: the server broke off the handshake")
+
     def _prepare_transport(self) -> None:
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
@@ -142,7 +150,7 @@ class ReconnectingClient(Client):
         try:
             self._observer.on_attempt_failed(error)
         except Exception:
-            log.exception("an observer of the connection failed", extra={"action": "bus_observer_failed"})
+            log.exception("an observer of the connection failed", extra={"action": "bus.observer_failed"})
 
     # -- round trips ----------------------------------------------------------------------------------------------
 

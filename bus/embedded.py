@@ -210,6 +210,10 @@ class EmbeddedServer:
         finally:
             self._watched.remove(watched)
 
+    def await_end(self, timeout_s: float) -> bool:
+        """Block until it has ended by itself; False if it still runs after `timeout_s`."""
+        return self._process is None or self._process.await_end(timeout_s)
+
     def stop(self) -> None:
         """End it cleanly and remove what was temporary. Idempotent."""
         if self._process is not None:

@@ -289,14 +289,14 @@ class JetStreamBus:
             try:
                 listener(event)
             except Exception:
-                log.exception("a listener of the connection failed", extra={"action": "bus_listener_failed"})
+                log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
 
     def on_disconnected(self, reason: str) -> None:
         """The client's news; see direct.Observer."""
         log.warning(
             "lost the connection to the nats-server (%s); trying again until it is back",
             reason,
-            extra={"action": "bus_disconnected", "bus": self.name},
+            extra={"action": "bus.disconnected", "bus": self.name},
         )
         self._replies.fail(
             lambda _: Disconnected(
@@ -307,7 +307,7 @@ class JetStreamBus:
         self._announce(ConnectionEvent.DISCONNECTED)
 
     def on_reconnected(self) -> None:
-        log.info("connected to the nats-server again", extra={"action": "bus_reconnected", "bus": self.name})
+        log.info("connected to the nats-server again", extra={"action": "bus.reconnected", "bus": self.name})
         self._announce(ConnectionEvent.RECONNECTED)
 
     def on_closed(self) -> None:
@@ -316,19 +316,19 @@ class JetStreamBus:
         self._announce(ConnectionEvent.CLOSED)
 
     def on_attempt_failed(self, error: Exception) -> None:
-        log.debug("could not connect: %s", error or repr(error), extra={"action": "bus_attempt_failed"})
+        log.debug("could not connect: %s", error or repr(error), extra={"action": "bus.attempt_failed"})
 
     def on_server_error(self, text: str) -> None:
         found = _VIOLATION.search(text)
         if found is None:
-            log.error("the nats-server complains: %s", text, extra={"action": "bus_server_error", "bus": self.name})
+            log.error("the nats-server complains: %s", text, extra={"action": "bus.server_error", "bus": self.name})
             return
         kind, subject = found.group(1).lower(), found.group(2)
         log.error(
             "the nats-server forbids this user to %s %r: change the user's permissions, or connect as another one",
             "publish to" if kind == "publish" else "subscribe to",
             subject,
-            extra={"action": "bus_not_permitted", "subject": subject, "bus": self.name},
+            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name},
         )
         if kind == "subscription":
             self._refused.add(subject)

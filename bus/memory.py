@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ..schemas.errors import ServerUnreachable
 from .ambient import Ambient
 from .memory_bus import Link, MemoryBus, MemorySubscription
-from .memory_faults import Faults, StorageFate
+from .memory_faults import SERVER, Faults, StorageFate
 from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_subjects import RoutingTable
@@ -195,7 +195,7 @@ class MemoryHub:
             status = Message(message.reply, b"", headers={"Status": "503"})
             for subscription in self._table.match(message.reply)[0]:
                 if subscription.bus is sender:
-                    self._send("server", subscription, status)
+                    self._send(SERVER, subscription, status)
 
     def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
         if self.faults is None:

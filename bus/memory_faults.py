@@ -7,6 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+SERVER = "server"
+"""Sender of the server's own messages, that is of no-responders statuses."""
+
 LOST: tuple[float, ...] = ()
 """The fate of a message that never arrives."""
 
@@ -50,6 +53,9 @@ class FaultRates:
 class RandomFaults:
     """Faults by chance. Messages on one link (sender to receiver) keep their order unless `reorder` was drawn.
 
+    This is harsher than NATS, which neither duplicates nor reorders between two clients. What the server itself says
+    comes down one connection, in order and once, here too: it may only be lost or late.
+
     Args:
         source: seeded; each decision draws from it, so the same run draws the same fates.
         rates: may be replaced at any time, for phases of calm and storm.
@@ -58,7 +64,7 @@ class RandomFaults:
     def __init__(self, source: random.Random, rates: FaultRates, on_fault: Callable[[str, str], None] | None = None):
         self.rates = rates
         self._draw = source.random
-        self._on_fault = on_fault or (lambda _kind, _subject: None)
+        self._on_fault = on_fault or _ignore
         self._clear_at: dict[tuple[str, str], float] = {}
 
     def __repr__(self) -> str:
@@ -72,6 +78,8 @@ class RandomFaults:
             self._on_fault("drop", subject)
             return LOST
         chance -= rates.drop
+        if sender == SERVER:
+            return (self._in_order(sender, receiver, now, latency + (chance < rates.delay) * draw() * rates.delay_s),)
         if chance < rates.reorder:
             self._on_fault("reorder", subject)
             return (latency + draw() * rates.delay_s,)
@@ -102,3 +110,7 @@ class RandomFaults:
         at = max(now + latency, self._clear_at.get(link, 0.0))
         self._clear_at[link] = at
         return at - now
+
+
+def _ignore(_kind: str, _subject: str) -> None:
+    """Nobody wants to know."""

@@ -88,6 +88,10 @@ class ServerProcess:
     def exit_code(self) -> int | None:
         return None if self._process is None else self._process.returncode
 
+    def await_end(self, timeout_s: float) -> bool:
+        """Block until it has ended; False if it still runs after `timeout_s`."""
+        return self._ended.wait(timeout_s)
+
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of its log."""
         return "\n".join(list(self._lines)[-lines:])

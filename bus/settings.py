@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from .contexts import context_fields, environment_fields
 
@@ -198,4 +199,4 @@ def _checked_file(name: str, value: Any) -> Path | None:
 
 def _check_range(name: str, value: float, least: float, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise InvalidSettings(f"{name} is {value!r}: give seconds between {least:g} and {most:g}")
+        raise InvalidSettings(f"{name} is {value!r}: give seconds between {plain(least)} and {plain(most)}")

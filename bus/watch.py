@@ -96,7 +96,7 @@ class Watch:
                 if not self._ready.done():
                     self._ready.set_exception(error)
                     return
-                log.debug("a watch waits: %s", error, extra={"action": "bus_watch_waits", "bucket": self._bucket.name})
+                log.debug("a watch waits: %s", error, extra={"action": "bus.watch_waits", "bucket": self._bucket.name})
             finally:
                 feed.close()
             try:
@@ -140,5 +140,5 @@ class Watch:
             log.exception(
                 "the handler of a watched key %s failed",
                 entry.key,
-                extra={"action": "bus_watch_handler_failed", "bucket": self._bucket.name},
+                extra={"action": "bus.watch_handler_failed", "bucket": self._bucket.name},
             )

@@ -40,6 +40,7 @@ from .shell_settings import ShellSettings
 from .traces import Traces
 
 _RETRY_S: Final = 0.1
+_GRAIN_S: Final = 0.001
 _PING_ROUND_S: Final = 0.1
 """Lost connections are told of one by one; at most so often all workers with members are asked."""
 
@@ -334,10 +335,16 @@ class Term:
             self._timer.cancel()
             self._timer = None
         if at is not None:
-            self._timer = asyncio.get_running_loop().call_at(at, self._tick)
+            self._timer = asyncio.get_running_loop().call_at(at, self._tick, at)
 
-    def _tick(self) -> None:
+    def _tick(self, at: float) -> None:
         self._timer = None
+        early_s = at - self._office.clock.now
+        if early_s > 0:
+            # Loops that count in milliseconds ring up to one too early; the core would find nothing due, and ask for
+            # no other wake.
+            self._timer = asyncio.get_running_loop().call_later(max(early_s, _GRAIN_S), self._tick, at)
+            return
         self.feed(on.Tick(**self._office.clock.moment()))
 
     def _broadcast(self, event: GangEvent) -> None:

@@ -164,6 +164,7 @@ class Client:
         cancelling stops the task (use `contextlib.aclosing` to have that happen at once).
 
         Raises:
+            InvalidRequest: the task does not stream; nothing was sent.
             StreamBroken: items were lost; those yielded before are right.
             GanglineError: as `call`.
         """
@@ -201,7 +202,7 @@ class Client:
 
         Args:
             target: a pool, or `ENDPOINT.METHOD`.
-            slots: how many, all of one worker.
+            slots: how many, all of one worker. More than any worker has is refused at once with Saturated.
             ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
                 says how long the slots stay taken after this process vanished.
             ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system.
@@ -296,6 +297,7 @@ class Client:
 
         Raises:
             NoWorkers: there is no such worker.
+            InvalidRequest: not a number of seconds.
             RequestTimeout: it did not answer.
         """
         self._check_open()
@@ -362,6 +364,14 @@ class Connecting:
 
     def __await__(self) -> Generator[Any, None, Client]:
         return self._open().__await__()
+
+    if not TYPE_CHECKING:  # type checkers know what it has; people try client.call and the like
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"connect() has no {name!r} yet: it only connects in `async with gangline.connect(...) as client:` "
+                "(or `client = await gangline.connect(...)`); code without async has gangline.connect_sync(...)"
+            )
 
     async def __aenter__(self) -> Client:
         self._client = await self._open()

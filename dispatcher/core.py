@@ -18,11 +18,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
+from ..schemas.bounds import plain
 from ..schemas.errors import (
     DeadlineExceeded,
     Disconnected,
     Draining,
     GanglineError,
+    InvalidRequest,
     NoWorkers,
     QueueFull,
     ResultLost,
@@ -153,6 +155,8 @@ class PoolCore:
         """When a request of each class was last taken by a worker, while others wait."""
         self._empty_since = 0.0
         """When the pool last became empty; meaningful while it is."""
+        self._changed_at = 0.0
+        """When a worker last came or went."""
         self._moving = False
         """Whether a worker took something since the last interval began."""
         self.probes = 0
@@ -175,6 +179,8 @@ class PoolCore:
 
         Raises:
             UnknownMethod: there are workers, and none has the task.
+            InvalidRequest: it names a model, and no worker has models.
+            Saturated: no worker has so many slots, busy or not.
             QueueFull: it would have to wait, and `max_queued` do so already.
         """
         self._numbers += 1
@@ -182,7 +188,8 @@ class PoolCore:
         ticket.queue = self._class_of(ticket)
         ticket.queued_at = now
         if self.view.workers:
-            self._know_method(ticket)
+            if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
+                raise error
             if self.connected and not self._line.has_line(ticket.queue) and self._try(ticket, now):
                 return True
         if len(self._line) >= self._settings.max_queued:
@@ -211,7 +218,8 @@ class PoolCore:
         if ticket.attempts >= ticket.max_attempts:
             raise self.give_up(ticket, f"after {ticket.attempts} attempts")
         if self.view.workers:
-            self._know_method(ticket)
+            if (error := self._impossible(ticket)) is not None:
+                raise error
             if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
                 return True
         self._line.add(ticket)
@@ -250,11 +258,20 @@ class PoolCore:
             ticket.avoid = set()
         ticket.avoid.add(worker)
 
+    def invited(self, worker: Worker) -> None:
+        """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
+        for head in self._line.heads():
+            if head.avoid:
+                head.avoid.discard(worker)
+
     # -- workers --------------------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int, now: float) -> Worker | None:
         """Learn a registration that stands in the ledger; returns the worker that it replaced, which is dead."""
+        count = len(self.view.workers)
         _, replaced = self.view.register(record, revision, now)
+        if replaced is not None or len(self.view.workers) != count:
+            self._changed_at = now
         if replaced is not None:
             self.policy.worker_lost(replaced)
         return replaced
@@ -265,6 +282,7 @@ class PoolCore:
             return False
         self.view.remove(worker)
         self.policy.worker_lost(worker)
+        self._changed_at = now
         if not self.view.workers:
             self._empty_since = now
         return True
@@ -276,9 +294,14 @@ class PoolCore:
 
     # -- progress -------------------------------------------------------------------------------------------------
 
-    def pump(self, now: float) -> list[Effect]:
-        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room."""
-        if not self._line or not self.connected or not self.view.has_room:
+    def pump(self, now: float, freed: Worker | None = None) -> list[Effect]:
+        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room.
+
+        Args:
+            freed: the only worker that may have got room since the last time. With thousands of classes (keys) in
+                line, all of which wait for others, looking at each of them at each answer would take all our time.
+        """
+        if not self._line or not self.connected or not self._has_room(freed):
             return []
         effects: list[Effect] = []
         for head in self._line.heads():
@@ -287,6 +310,8 @@ class PoolCore:
                 self._line.remove(following)
                 effects.append(Placed(following))
                 following = self._line.next_after(following)
+            if not self._has_room(freed):
+                break
         return effects
 
     def wake(self, now: float) -> list[Effect]:
@@ -372,6 +397,9 @@ class PoolCore:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _has_room(self, freed: Worker | None) -> bool:
+        return self.view.has_room if freed is None else freed.has_room
+
     def _class_of(self, ticket: Ticket) -> Hashable:
         labels = frozenset(ticket.labels.items()) if ticket.labels else None
         # During a roll-out, a task that only the new workers have must not hold up the others.
@@ -404,15 +432,35 @@ class PoolCore:
         self.policy.routed(worker, ticket)
         return True
 
-    def _know_method(self, ticket: Ticket) -> None:
+    def _impossible(self, ticket: Ticket) -> GanglineError | None:
+        """Why none of the workers could ever take it; to be asked while there are some."""
         if ticket.method is not None and not self.view.serves(ticket.method):
-            raise self._unknown_method(ticket.method)
+            known = self.view.methods
+            return UnknownMethod(
+                f"pool {self.pool!r} has no task {ticket.method!r}; it has: {', '.join(known) or 'none'}",
+                details={"pool": self.pool, "methods": known},
+            )
+        if ticket.model is not None and not any(
+            worker.max_models or worker.models for worker in self.view.workers.values()
+        ):
+            return InvalidRequest(
+                f"pool {self.pool!r} has no models (its max_models is 0): ask without model {ticket.model[:80]!r}",
+                details={"pool": self.pool, "model": ticket.model[:80]},
+            )
+        return None
 
-    def _unknown_method(self, method: str) -> UnknownMethod:
-        known = self.view.methods
-        return UnknownMethod(
-            f"pool {self.pool!r} has no task {method!r}; it has: {', '.join(known) or 'none'}",
-            details={"pool": self.pool, "methods": known},
+    def _too_large(self, ticket: Ticket) -> Saturated | None:
+        """Slots were asked for that no worker has even when idle. A paused worker (0 slots) may have any number."""
+        if ticket.slots is None:
+            return None  # what a task costs was declared for its workers: one that was resized may grow again
+        workers = self.view.workers.values()
+        if any(worker.total >= ticket.slots or worker.total == 0 for worker in workers):
+            return None
+        largest = max(worker.total for worker in workers)
+        return Saturated(
+            f"{ticket.slots} slots were asked for and the largest worker of pool {self.pool!r} has {largest}: "
+            "ask for fewer, or start a larger worker",
+            details={"pool": self.pool, "slots": ticket.slots, "largest": largest},
         )
 
     def _hopeless_at(self, ticket: Ticket) -> float:
@@ -430,15 +478,17 @@ class PoolCore:
     def _hopeless(self, ticket: Ticket, now: float) -> GanglineError | None:
         limit_s = self._settings.saturated_wait_s
         if not ticket.patient and max(ticket.queued_at, self._progress.get(ticket.queue, 0.0)) + limit_s <= now:
-            return self.give_up(ticket, f"for {limit_s:g} s")
+            return self.give_up(ticket, f"for {plain(limit_s)} s")
         if not self.connected:
             return None
         if not self.view.workers:
             if self._hopeless_at(ticket) <= now:
-                return self.give_up(ticket, f"for {self._settings.no_workers_wait_s:g} s")
-        elif ticket.method is not None and not self.view.serves(ticket.method):
-            return self._unknown_method(ticket.method)
-        return None
+                return self.give_up(ticket, f"for {plain(self._settings.no_workers_wait_s)} s")
+            return None
+        # A large worker that restarts, or comes after smaller ones, is waited for like the only one.
+        waited_s = now - max(ticket.queued_at, self._changed_at)
+        too_large = self._too_large(ticket) if waited_s >= self._settings.no_workers_wait_s else None
+        return self._impossible(ticket) or too_large
 
 
 def outcome_unknown(fate: Fate, worker: str, attempts: int) -> GanglineError:

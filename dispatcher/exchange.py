@@ -11,6 +11,7 @@ from ..bus.ambient import Ambient
 from ..bus.port import Bus, ConnectionEvent, Message, Subscription
 from ..schemas.errors import ClosedError, Disconnected, MalformedMessage
 from ..schemas.frames import Answer, AnswerEnvelope, Frame, Load, Request, TaskState, decode_answer, encode_request
+from ..schemas.limits import MAX_CHECKED
 from ..schemas.names import Names, Operation
 from ..telemetry.logs import logger_for
 from .channel import Channel
@@ -32,6 +33,9 @@ class Listener(Protocol):
 
     def answered(self, worker: Worker, load: Load, epoch: int) -> None:
         """An answer came from the worker; its flights have been settled already."""
+
+    def invited(self, worker: Worker) -> None:
+        """The worker, which had refused us, has room; its load follows."""
 
     def unreachable(self, worker: Worker) -> None:
         """The server says that nobody listens there."""
@@ -83,6 +87,8 @@ class Exchange:
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
+        self.reconnected_at = float("-inf")
+        """When the connection was last regained, by the loop's clock. Workers may be a moment later than we are."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -223,10 +229,14 @@ class Exchange:
         now = self.loop.time()
         by_worker: dict[Worker, list[int]] = {}
         for flight in flights:
+            if flight.message:
+                ids = by_worker.setdefault(flight.worker, [])
+                if len(ids) == MAX_CHECKED:
+                    flight.check_at = now  # the next time
+                    continue
+                ids.append(flight.id)
             flight.check_at = now + flight.check_every_s
             flight.check_every_s = min(_CHECK_MAX_S, 2 * flight.check_every_s)
-            if flight.message:
-                by_worker.setdefault(flight.worker, []).append(flight.id)
         for worker, ids in by_worker.items():
             for start in range(0, len(ids), _CHECK_BATCH):
                 check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
@@ -267,6 +277,8 @@ class Exchange:
                 flights.pop(flight.id, None)
         listener = self._listener(worker.id.pool)
         if listener is not None:
+            if not envelope.frames:
+                listener.invited(worker)
             listener.answered(worker, envelope.load, envelope.epoch)
 
     def _on_unheard(self, channel: Channel, check: str) -> None:
@@ -281,7 +293,8 @@ class Exchange:
             listener.unreachable(worker)
         if channel.doubted_to:
             return
-        tasks = [flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked]
+        mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
+        tasks = list(itertools.islice(mine, MAX_CHECKED))
         check_flight = CheckFlight(self.new_id(), worker, self, tasks)
         try:
             channel.doubt(check_flight.id, tasks)
@@ -307,6 +320,7 @@ class Exchange:
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.RECONNECTED:
+            self.reconnected_at = self.loop.time()
             for channel in list(self._channels.values()):
                 channel.resume()
             self.check_all()

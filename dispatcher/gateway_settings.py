@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S
 
@@ -28,7 +29,7 @@ class GatewaySettings:
         for name, low, high in _BOUNDS:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}, it must be between {low:g} and {high:g}")
+                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
 
 
 _BOUNDS: Final = (

@@ -296,7 +296,8 @@ class Reserver:
         if isinstance(outcome, Fate):
             if outcome is Fate.SLOW:
                 self._undo(pool, ticket, flight)
-            return outcome
+            # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
+            return Fate.GONE if outcome.may_have_started else outcome
         if outcome[0] == Answer.GRANTED:
             return Hold(
                 exchange=exchange,

@@ -53,7 +53,7 @@ class LeaseSlots:
             if entry in self._waiters:
                 self._waiters.remove(entry)
                 self.pump()
-            elif not self.closed:
+            elif _served(waiter) and not self.closed:
                 self.give(ticket)  # served and cancelled in one turn: the slots go to the next
             raise
         finally:
@@ -86,6 +86,11 @@ class LeaseSlots:
         for _, waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _served(waiter: asyncio.Future[None]) -> bool:
+    """Whether slots were taken for it. One that had given up in the turn in which it came first got none."""
+    return waiter.done() and not waiter.cancelled() and waiter.exception() is None
 
 
 def _fail(waiter: asyncio.Future[None], error: GanglineError) -> None:

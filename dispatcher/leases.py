@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.errors import (
     DeadlineExceeded,
@@ -25,7 +26,11 @@ from .hold import Hold
 from .lease_slots import LeaseSlots
 from .order import CallOptions, Order, refuses_token, result_of
 from .retry import Fate
-from .stream import Streamer, StreamFlight, stream_fate
+from .stream import Streamer, StreamFlight, no_stream, stream_fate, streams
+
+_COMES_BACK_S: Final = 3.0
+"""For so long after a server's restart a worker that is not there may only be later than we are."""
+_ASK_AGAIN_S: Final = 0.05
 
 Observe = Callable[[Order], AbstractContextManager[tuple[Ticket, Span]]]
 MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
@@ -134,20 +139,26 @@ class Lease:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
 
         Raises:
+            InvalidRequest: the task does not stream; nothing was sent.
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         order = self._order(method, args, kwargs)
         with self._observe(order) as (_, span):
-            ticket = await self._enter(order)
-            hold = self._hold
-            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
-            items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    yield item
-            fate = stream_fate(flight)
-            if fate is not None:
-                raise self._error(fate)
+            hold, fate = self._hold, Fate.UNSEEN
+            if not streams(hold.worker, order):
+                raise no_stream(order)
+            while await self._may_repeat(fate):
+                ticket = await self._enter(order)
+                flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
+                items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+                ended = stream_fate(flight)
+                if ended is None:
+                    return
+                fate = ended
+            raise self._error(fate)
 
     def renew(self) -> None:
         """Ask for the full time to live now, rather than when it is due by itself."""
@@ -196,21 +207,33 @@ class Lease:
         return ticket
 
     async def _run(self, order: Order, request: Ticket, span: Span) -> Any:
-        hold, caller = self._hold, self._caller
-        while True:
+        hold, caller, fate = self._hold, self._caller, Fate.UNSEEN
+        while await self._may_repeat(fate):
             ticket = await self._enter(order)
             request.attempts += 1
             ticket.attempts = request.attempts
             sent_at = caller.exchange.loop.time()
             outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
-            fate = fate_of(outcome)
-            if fate is None:
+            ended = fate_of(outcome)
+            if ended is None:
                 assert not isinstance(outcome, Fate)
                 if not refuses_token(outcome):
                     hold.used(sent_at)
                 return result_of(outcome)
-            if fate is not Fate.UNSEEN:  # which never arrived, and never will: once more on the same lease
-                raise self._error(fate)
+            fate = ended
+        raise self._error(fate)
+
+    async def _may_repeat(self, fate: Fate) -> bool:
+        """Whether a task of that fate may go out on the same lease; waits until it is worth while.
+
+        What never arrived, and never will, may. What nobody listened to after we regained the connection, too: the
+        worker may only be later than we are, and has the lease as before.
+        """
+        exchange = self._caller.exchange
+        if fate is Fate.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:
+            await asyncio.sleep(_ASK_AGAIN_S)
+            return True
+        return fate is Fate.UNSEEN
 
     def _error(self, fate: Fate) -> GanglineError:
         worker = self._hold.worker

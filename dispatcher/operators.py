@@ -9,8 +9,8 @@ from pydantic import BaseModel, ValidationError
 
 from ..bus.port import Bus, KeyValue, Message, NoResponders
 from ..schemas import codec, headers
-from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, NoWorkers, error_from_wire
-from ..schemas.messages import DrainReply, DrainRequest, ResizeReply, ResizeRequest, StatsReply
+from ..schemas.errors import GanglineError, MalformedMessage, NoWorkers, error_from_wire
+from ..schemas.messages import DrainReply, DrainRequest, ResizeReply, ResizeRequest, StatsReply, parse_request
 from ..schemas.names import Names, Operation, WorkerId, split_target
 from ..schemas.records import Heartbeat, LeaseRecord, Registration
 
@@ -61,12 +61,13 @@ class Operators:
 
     async def drain(self, worker: str, grace_s: float | None, timeout_s: float) -> DrainReply:
         """Have a worker leave."""
-        request = DrainRequest(grace_s=grace_s)
+        request = parse_request(DrainRequest, {"grace_s": grace_s})
         return await self._ask(worker, Operation.DRAIN, request, DrainReply, timeout_s)
 
     async def resize(self, worker: str, slots: int, timeout_s: float) -> ResizeReply:
         """Change a worker's slots."""
-        return await self._ask(worker, Operation.RESIZE, _checked(ResizeRequest, slots=slots), ResizeReply, timeout_s)
+        request = parse_request(ResizeRequest, {"slots": slots})
+        return await self._ask(worker, Operation.RESIZE, request, ResizeReply, timeout_s)
 
     async def stats(self, worker: str, timeout_s: float) -> StatsReply:
         """What a worker says of itself."""
@@ -105,13 +106,6 @@ def raise_if_error(answer: Message) -> None:
         details if isinstance(details, dict) else None,
         body.get("may_have_started") is True,
     )
-
-
-def _checked(model: type[R], **fields: object) -> R:
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidRequest("; ".join(str(item["msg"]) for item in error.errors(include_url=False))) from error
 
 
 async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:

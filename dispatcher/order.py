@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..schemas.bounds import plain
 from ..schemas.errors import (
     DeadlineExceeded,
     GanglineError,
@@ -48,7 +49,7 @@ class CallOptions:
     def __post_init__(self) -> None:
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
-            raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {MAX_DEADLINE_S:g}")
+            raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {plain(MAX_DEADLINE_S)}")
         if self.max_attempts is not None and self.max_attempts < 1:
             raise InvalidSettings(f"max_attempts is {self.max_attempts!r}, it must be at least 1")
         if self.pool is not None:
@@ -124,8 +125,10 @@ class Order:
             details={"target": self.target},
         )
 
-    def frame(self, id: int, now: float, token: str | None, trace: str | None, attempt: int) -> Frame:
-        """The TASK frame of one try.
+    def frame(
+        self, id: int, now: float, token: str | None, trace: str | None, attempt: int, window: int | None = None
+    ) -> Frame:
+        """The TASK frame of one try; `window`: items of a stream that may come ahead of our credit.
 
         Raises:
             DeadlineExceeded: no time is left.
@@ -136,6 +139,8 @@ class Order:
             meta = {"attempt": attempt, "key": options.key, "model": options.model}
             if self.run:
                 meta["run"] = self.run
+        if window is not None:
+            meta = {**(meta or {}), "window": window}
         return (
             Request.TASK,
             id,

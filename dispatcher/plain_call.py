@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..schemas import codec, headers
+from ..schemas.bounds import plain
 from ..schemas.codec import CONTENT_TYPE, Format
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult
 from ..schemas.limits import MAX_DEADLINE_S
@@ -64,7 +65,7 @@ class PlainCall:
         elif body is not None:
             raise InvalidRequest(
                 f"the body is a bare {type(body).__name__}: send an object of named arguments, or an array of them, "
-                f"for example [{str(body)[:40]!r}]"
+                f"for example {_example(body)}"
             )
         options = CallOptions(
             timeout_s=_timeout_s(fields.get(headers.TIMEOUT.lower()), default_timeout_s),
@@ -118,6 +119,14 @@ def write_error(error: GanglineError, fmt: Format, limit: int) -> tuple[bytes, d
     return b"", fields
 
 
+def _example(value: Any) -> str:
+    """A bare value as an array of one argument, in JSON; shortened, and in words where it has no such form."""
+    try:
+        return codec.to_json([value[:40] if isinstance(value, str) else value]).decode()
+    except InvalidRequest:
+        return '["a.png"]'
+
+
 def _timeout_s(text: str | None, default_s: float) -> float:
     if text is None:
         return default_s
@@ -127,7 +136,8 @@ def _timeout_s(text: str | None, default_s: float) -> float:
         seconds = 0.0
     if not 0 < seconds <= MAX_DEADLINE_S:
         raise InvalidRequest(
-            f"{headers.TIMEOUT} is {text[:40]!r}: give seconds above 0 and at most {MAX_DEADLINE_S:g}, for example 2.5"
+            f"{headers.TIMEOUT} is {text[:40]!r}: give seconds above 0 and at most {plain(MAX_DEADLINE_S)}, "
+            "for example 2.5"
         )
     return seconds
 

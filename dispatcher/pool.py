@@ -109,10 +109,10 @@ class RoutedPool:
         self.core.settle(ticket)
         self.core.turned_down(ticket, worker, fate)
 
-    def pump(self) -> None:
-        """Serve whoever waits, as far as there is room."""
+    def pump(self, freed: Worker | None = None) -> None:
+        """Serve whoever waits, as far as there is room; `freed`: the only worker that may have got some."""
         if self.core.waiting:
-            self._carry_out(self.core.pump(self._loop.time()))
+            self._carry_out(self.core.pump(self._loop.time(), freed))
 
     def contains(self, worker: Worker) -> bool:
         """Whether the worker is still the one known by its name."""
@@ -123,7 +123,10 @@ class RoutedPool:
     def answered(self, worker: Worker, load: Load, epoch: int) -> None:
         if self.contains(worker):
             self.core.loaded(worker, load, epoch, self._loop.time())
-        self.pump()
+            self.pump(worker)
+
+    def invited(self, worker: Worker) -> None:
+        self.core.invited(worker)
 
     def unreachable(self, worker: Worker) -> None:
         self.core.view.unreachable(worker)
@@ -161,7 +164,7 @@ class RoutedPool:
         self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
         if known.max_models or beat.models:
             self.core.view.has_models(known, beat.models, now)
-        self.pump()
+        self.pump(known)
         return True
 
     def knows(self, worker: str, instance: str) -> bool:

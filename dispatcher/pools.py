@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable
 
 from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue
@@ -148,7 +149,7 @@ class Pools:
                 except ServerUnsupported:
                     raise
                 except Unavailable as error:
-                    _pull_failed(name, error)
+                    self._pull_failed(name, error)
                     await asyncio.sleep(delay_s)
                     delay_s = min(_OPEN_AGAIN_S, 2 * delay_s)
         except BaseException:
@@ -200,7 +201,18 @@ class Pools:
             if pool.discovery is not None:
                 await pool.discovery.pull()
         except Unavailable as error:
-            _pull_failed(pool.name, error)  # a query that fails removes nothing
+            self._pull_failed(pool.name, error)  # a query that fails removes nothing
+
+    def _pull_failed(self, pool: str, error: Unavailable) -> None:
+        # That the connection is lost was said already, once; storage that does not answer is news.
+        known = isinstance(error, Disconnected) or not self._bus.connected
+        _log.log(
+            logging.DEBUG if known else logging.WARNING,
+            "cannot read who serves %s: %s",
+            pool,
+            error,
+            extra={"action": "pool.pull_failed", "pool": pool},
+        )
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         connected = event is ConnectionEvent.RECONNECTED
@@ -222,7 +234,3 @@ async def _guarded(step: Awaitable[None]) -> None:
         await step
     except Exception:
         _log.exception("a step of the router failed", extra={"action": "router.bug"})
-
-
-def _pull_failed(pool: str, error: Unavailable) -> None:
-    _log.warning("cannot read who serves %s: %s", pool, error, extra={"action": "pool.pull_failed", "pool": pool})

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
+from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
 from ..schemas.errors import ClosedError, GanglineError, InvalidSettings
 from ..schemas.frames import ReserveFlag
@@ -229,7 +230,7 @@ class Router:
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
         if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
-            raise InvalidSettings(f"ttl_s is {ttl_s!r}, it must be between {MIN_TTL_S:g} and {MAX_TTL_S:g}")
+            raise InvalidSettings(f"ttl_s is {ttl_s!r}, it must be between {plain(MIN_TTL_S)} and {plain(MAX_TTL_S)}")
         if ledger not in ("behind", "sync"):
             raise InvalidSettings(f"ledger is {ledger!r}, it must be 'behind' or 'sync'")
         flags = ReserveFlag.SYNC if ledger == "sync" else ReserveFlag(0)

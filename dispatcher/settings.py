@@ -7,6 +7,7 @@ import socket
 from dataclasses import dataclass, field, fields
 from typing import Final
 
+from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S, MAX_TTL_S
 
@@ -69,7 +70,7 @@ class RouterSettings:
             if value is None and name == "default_timeout_s":
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}, it must be between {low:g} and {high:g}")
+                raise InvalidSettings(f"{name} is {value!r}, it must be between {plain(low)} and {plain(high)}")
         if self.backoff_max_s < self.backoff_first_s:
             raise InvalidSettings("backoff_max_s must not be below backoff_first_s")
         if self.probe_max_s < self.probe_first_s:

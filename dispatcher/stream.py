@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ..schemas.errors import GanglineError, StreamBroken
+from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
 from ..schemas.frames import Answer, Frame, Request, TaskFlag
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
@@ -107,13 +107,21 @@ class Streamer:
         """The items. Tried again elsewhere like a call, until the first item has come. Closing it cancels the task.
 
         Raises:
+            InvalidRequest: the task does not stream; nothing was sent.
             StreamBroken: items were lost on the way.
             GanglineError: see Client.call.
         """
+        view = pool.core.view
+        if view.serves(order.method) and not view.streams(order.method):
+            raise no_stream(order)
         fate: Fate | None = None
         try:
             while True:
                 worker = await pool.place(ticket, order.deadline, fate)
+                if not streams(worker, order):  # nobody, or others, were known before the wait
+                    pool.settle(ticket)
+                    pool.pump()
+                    raise no_stream(order)
                 flight = StreamFlight(self._caller.exchange.new_id(), worker, pool, ticket)
                 items = self.read(order, flight, trace=span.traceparent())
                 async with contextlib.aclosing(items):
@@ -142,7 +150,7 @@ class Streamer:
         exchange = self._caller.exchange
         order.flags |= TaskFlag.STREAM
         try:
-            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts)
+            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts, self._window)
             exchange.launch(flight, frame)
         except GanglineError:
             flight.books.settle(flight.ticket)
@@ -181,6 +189,20 @@ class Streamer:
             flight.books.pump()
         else:
             exchange.post(flight.worker, (Request.CANCEL, flight.id))
+
+
+def streams(worker: Worker, order: Order) -> bool:
+    """Whether the task streams there, so far as is known."""
+    method = worker.methods.get(order.method)
+    return method is None or method.streams
+
+
+def no_stream(order: Order) -> InvalidRequest:
+    """The error for a task that answers with one result; nothing was sent."""
+    return InvalidRequest(
+        f"{order.target} does not stream, it has one result: use call() for it, or have the task yield its items",
+        details={"target": order.target},
+    )
 
 
 def stream_fate(flight: StreamFlight) -> Fate | None:

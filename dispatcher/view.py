@@ -106,6 +106,11 @@ class Worker:
         return max(0, self.total - self.ongoing)
 
     @property
+    def has_room(self) -> bool:
+        """Takes new work now: it is in the view's open list."""
+        return self._index >= 0
+
+    @property
     def eligible(self) -> bool:
         """Takes new work once it has room."""
         return self.reachable and not self.draining
@@ -167,6 +172,12 @@ class PoolView:
             if id(table) in self._table_users and (found := table.get(name)) is not None:
                 return found
         return None
+
+    def streams(self, name: str) -> bool:
+        """Whether some worker that has the task streams it."""
+        return any(
+            id(table) in self._table_users and name in table and table[name].streams for table in self._tables.values()
+        )
 
     # -- what workers say -----------------------------------------------------------------------------------------
 

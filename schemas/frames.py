@@ -19,7 +19,8 @@ CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, room for so many more items of a stream
 =========  ==============================================================================================
 
-Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending.
+Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
+without frames is an invitation: there is room now for a sender that was refused (REJECTED "full") a moment ago.
 
 =========  ==============================================================================================
 OK         `[1, id, result]`
@@ -33,8 +34,10 @@ END        `[8, id, count]`, the stream is complete
 =========  ==============================================================================================
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
-nil is none. Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps
-answers for a while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
+nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, and for a stream `window`: how many items may come
+ahead of the CREDIT for them (unsaid: as the worker is set). Ids are integers that a sender never uses twice, each
+greater than those it used before: a worker keeps answers for a while only, and takes an id up to the newest forgotten
+one for seen (ERROR result_lost).
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from typing import Any, Final, NamedTuple
 
 from . import codec
 from .errors import MalformedMessage
-from .limits import MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from .limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
 
 Frame = list[Any] | tuple[Any, ...]
 """One frame; the first place is its operation."""
@@ -209,8 +212,13 @@ def decode_request(data: bytes) -> RequestEnvelope:
     version, epoch, sender, frames = _envelope(data)
     if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
         raise MalformedMessage("sender must be a short text")
+    checked = 0
     for frame in frames:
         _check(frame, _REQUEST_PLACES)
+        if frame[0] == Request.CHECK:
+            checked += len(frame[2])
+    if checked > MAX_CHECKED:
+        raise MalformedMessage(f"{checked} task ids to CHECK: at most {MAX_CHECKED} in one message")
     return RequestEnvelope(epoch, sender, frames)
 
 

@@ -31,3 +31,5 @@ MAX_DEPTH: Final = 64
 
 FRAME_OVERHEAD_BYTES: Final = 512
 """Room left in `max_payload` for headers and the envelope of one frame."""
+MAX_CHECKED: Final = 10_000
+"""Most task ids in the CHECKs of one message: each costs the worker some microseconds, in one go."""

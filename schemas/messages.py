@@ -13,6 +13,9 @@ from .errors import InvalidRequest
 from .frames import Load
 from .limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
 
+_GIVEN_CHARS = 60
+"""A complaint quotes so much of what was given."""
+
 _Token = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
 
 
@@ -190,12 +193,27 @@ def parse_request(model: type[R], value: Any) -> R:
     Raises:
         InvalidRequest: names each field that is wrong and why.
     """
+    if value is None:
+        value = {}
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body is of type {type(value).__name__}: send an object; {_fields(model)}")
     try:
-        return model.model_validate({} if value is None else value)
+        return model.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest("; ".join(_complaint(item) for item in error.errors(include_url=False))) from error
+        problems = (_complaint(model, item) for item in error.errors(include_url=False))
+        raise InvalidRequest("; ".join(problems)) from error
 
 
-def _complaint(item: Any) -> str:
+def _complaint(model: type[Request], item: Any) -> str:
     where = ".".join(str(part) for part in item["loc"])
-    return f"{where}: {item['msg']}" if where else str(item["msg"])
+    match item["type"]:
+        case "extra_forbidden":
+            return f"no field {where!r}; {_fields(model)}"
+        case "missing":
+            return f"{where}: missing"
+        case _:
+            return f"{where}: {item['msg']}, given {repr(item['input'])[:_GIVEN_CHARS]}"
+
+
+def _fields(model: type[Request]) -> str:
+    return f"fields: {', '.join(model.model_fields) or 'none'}"

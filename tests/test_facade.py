@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 
@@ -29,3 +30,17 @@ def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, gangline; print([n for n in ('pydantic', 'nats', 'msgpack', 'asyncio') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_error_can_be_imported_from_one_place():
+    code = "from gangline.errors import *; import gangline; print(TaskFailed is gangline.errors.TaskFailed)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+    modules = [importlib.import_module(f"gangline.{name}") for name in ("schemas.errors", "bus.port")]
+    defined = {
+        name
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, gangline.GanglineError)
+    }
+    assert set(gangline.errors.__all__) == defined

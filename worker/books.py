@@ -34,6 +34,7 @@ class Books:
         "on_gangs",
         "on_overdue",
         "on_rest",
+        "on_room",
         "worker",
     )
 
@@ -61,6 +62,8 @@ class Books:
         """Called when nothing is held any more while the core drains."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has something of a gang."""
+        self.on_room: Callable[[], None] | None = None
+        """Called after each decision that leaves slots free."""
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -74,6 +77,8 @@ class Books:
         if self.on_gangs is not None and self.core.gangs.busy:
             self.on_gangs()
         self._arm()
+        if self.on_room is not None and self.core.has_room:
+            self.on_room()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
 

@@ -126,6 +126,11 @@ class WorkerCore:
         return Load(limiter.running, limiter.reserved, limiter.total, LoadFlag.DRAINING if self.draining else 0)
 
     @property
+    def has_room(self) -> bool:
+        """A slot is free, and may be given away."""
+        return self._limiter.free > 0 and not self.draining
+
+    @property
     def at_rest(self) -> bool:
         """Nothing is held: no lease, no task, nothing of a gang."""
         return not (self._leases.living or self.tasks or self.gangs.holding)

@@ -33,6 +33,9 @@ from .settings import WorkerSettings
 SWEEP_TICKS = 4
 """What is remembered is swept every so many ticks: each second."""
 
+_REASONS = {"frozen": "frozen: the process or its event loop stood still, as blocking code in an async task makes it"}
+"""For people, what the journal says in one word."""
+
 
 class Desk:
     """Made at a worker's start, on its loop, when the bucket is open."""
@@ -83,6 +86,7 @@ class Desk:
         self._at_rest = asyncio.Event()
         self.books.on_rest = self._at_rest.set
         self.outbox = Outbox(bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=log)
+        self.books.on_room = self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
         self.intake = Intake(pool, self.books, self.runs, self.grants, self.outbox, log=log)
@@ -165,7 +169,7 @@ class Desk:
             "epoch %d after %d (%s): earlier leases are void",
             core.epoch,
             old,
-            why,
+            _REASONS.get(why, why),
             extra={"action": "worker.epoch", "epoch": core.epoch},
         )
         self.changed()

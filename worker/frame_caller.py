@@ -18,12 +18,27 @@ MAX_MESSAGE_CHARS = 2000
 class FrameCaller:
     """Whoever sent one envelope: where answers to its frames go."""
 
-    __slots__ = ("_books", "_outbox", "_reply")
+    __slots__ = ("_again", "_books", "_outbox", "_reply")
 
     def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
         self._reply = reply
         self._outbox = outbox
         self._books = books
+        self._again: set[int] | None = None
+        """Ids whose answers were sent again."""
+
+    def send_again(self, task_id: int, frame: bytes) -> None:
+        """Send a kept answer, once for each envelope: a few bytes that name an id many times must not make us send a
+        large answer as often."""
+        if self._again is None:
+            self._again = set()
+        if task_id not in self._again:
+            self._again.add(task_id)
+            self.send(frame)
+
+    def refused(self, slots: int) -> None:
+        """It was told that so many slots are not free."""
+        self._outbox.refused(self._reply, slots)
 
     def send(self, frame: bytes) -> None:
         """Send an encoded frame. Without a reply subject it goes nowhere."""
@@ -33,12 +48,18 @@ class FrameCaller:
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
 
-    def answer(self, run: Run, outcome: Outcome) -> None:
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         """Send the outcome of a run, and note it for whoever asks again."""
         record = run.record
-        frame = self._frame(run, outcome)
+        error = outcome.error
+        try:
+            frame = self._frame(run, outcome)
+        except InvalidResult as unwritable:
+            error = unwritable
+            frame = error_frame(record.id, error, self._outbox.largest_frame)
         self._books.core.settle(record.sender, record.id, frame, self._books.now())
         self.send(frame)
+        return error
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
         """Send an item. One that cannot be sent ends the stream with InvalidResult."""
@@ -51,15 +72,16 @@ class FrameCaller:
             self.send(frame)
 
     def _frame(self, run: Run, outcome: Outcome) -> bytes:
+        """
+        Raises:
+            InvalidResult: the result cannot be written, or is too large.
+        """
         task_id = run.record.id
         if outcome.error is not None:
             return error_frame(task_id, outcome.error, self._outbox.largest_frame)
         if outcome.items is not None:
             return encode_frame((Answer.END, task_id, outcome.items))
-        try:
-            return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
-        except InvalidResult as error:
-            return error_frame(task_id, error, self._outbox.largest_frame)
+        return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
 
     def _fitting(self, frame: Frame, what: str, run: Run) -> bytes:
         limit = self._outbox.largest_frame

@@ -115,6 +115,12 @@ class GangCore:
         soonest = min(times, default=NEVER)
         return None if soonest == NEVER else soonest
 
+    @property
+    def _room(self) -> int:
+        """Free slots; below 0 as long as a resize downwards has not been worked off."""
+        limiter = self._limiter
+        return limiter.total - limiter.reserved - limiter.running
+
     # -- before the commit ----------------------------------------------------------------------------------------
 
     def hold(
@@ -137,7 +143,7 @@ class GangCore:
             refusal = Refusal.DRAINING
         elif total > most:
             refusal = Refusal.TOO_LARGE
-        elif total > self._limiter.free + self.keeps.has(request.gang):
+        elif total > self._room + self.keeps.has(request.gang):
             refusal = Refusal.FULL
         if refusal is not None:
             self._past.given_up(request.gang, request.attempt, refusal, now)

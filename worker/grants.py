@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from ..schemas.errors import InvalidRequest, Unavailable
+from ..schemas.errors import GanglineError, InvalidRequest, Unavailable
 from .books import Books
 from .leases import Lease, Refusal
 from .memory import RequestId, Sender
@@ -76,7 +76,7 @@ class Grants:
         """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
 
         Raises:
-            Unavailable: storage did not take it; the lease is released.
+            GanglineError: storage did not take it; the lease is released.
         """
         books = self._books
         ledger = books.ledger
@@ -92,10 +92,13 @@ class Grants:
             revision = await asyncio.shield(writing)
         except LookupError:
             return None
-        except Unavailable:
+        except Exception as error:
+            # Whatever it was, the caller gets an answer, and no slot.
             books.core.release(books.core.sender(OPERATIONS, books.now()), None, token, books.now())
             books.after()
-            raise
+            if isinstance(error, GanglineError):
+                raise
+            raise Unavailable(f"the lease could not be written to the ledger ({type(error).__name__})") from error
         lease = books.core.leases.get(token)
         if lease is None or lease.due_at <= books.now():
             return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..bus.port import Message
 from ..schemas import frames
-from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled, Unavailable
+from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
 from ..schemas.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
 from ..telemetry.logs import Log
 from .books import Books
@@ -141,7 +141,7 @@ class Intake:
             if known.answer == WITHDRAWN:
                 self._reject(caller, task_id, Reason.EXPIRED)
             else:
-                caller.send(known.answer)
+                caller.send_again(task_id, known.answer)
         elif known.state is TaskState.FORGOTTEN:
             caller.send(
                 error_frame(
@@ -171,6 +171,8 @@ class Intake:
             self._settle_error(sender, caller, task_id, error, now)
         else:
             self._core.settle(sender, task_id, self._reject(caller, task_id, reason), now)
+            if reason is Reason.FULL:
+                caller.refused(cost)
 
     def _settle_error(
         self, sender: Sender, caller: FrameCaller, task_id: int, error: GanglineError, now: float
@@ -208,7 +210,7 @@ class Intake:
             lost = known.state is TaskState.UNKNOWN and not ours
             states.append(int(TaskState.FORGOTTEN if lost else known.state))
             if known.state is TaskState.ANSWERED:
-                caller.send(known.answer)
+                caller.send_again(task_id, known.answer)
         caller.send_frame((Answer.CHECKED, frame[1], states))
 
     # -- leases ---------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ class Intake:
         """Answer a reserve once its lease stands in the ledger."""
         try:
             lease = await self._grants.record(token)
-        except Unavailable as error:
+        except GanglineError as error:
             caller.send(error_frame(rid, error, self._outbox.largest_frame))
         else:
             if lease is None:
@@ -261,6 +263,8 @@ class Intake:
         reason = REASONS.get(refusal)
         if reason is not None:
             self._reject(caller, rid, reason)
+            if reason is Reason.FULL:
+                caller.refused(slots)
             return
         error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=self._core.load.total)
         caller.send(error_frame(rid, error, self._outbox.largest_frame))

@@ -23,7 +23,8 @@ WITHDRAWN: Final = b""
 """In place of an answer: refused before it came. Cancelled, released or checked for, and from now on never started."""
 
 SENDER_LIVES: Final = 10
-"""A silent sender is remembered so many times longer than an answer: it is small, and its floor is worth much."""
+"""A silent sender is remembered so many times longer than an answer: it is small, and its floor is worth much. Unless
+there are more of them than answers may be."""
 
 
 class TaskRecord:
@@ -136,7 +137,8 @@ class Memory:
             self._forget_done()
         while self._reserves and self._reserves[0][0] <= now:
             self._forget_reserve(now)
-        silent_since = now - self._keep_s * SENDER_LIVES
+        lives = SENDER_LIVES if len(self.senders) <= self._keep else 1
+        silent_since = now - self._keep_s * lives
         for sender in [s for s in self.senders.values() if s.seen_at <= silent_since and s.idle]:
             del self.senders[sender.name]
             self._forgot_senders = True

@@ -117,16 +117,18 @@ class _RunCaller:
         self._requester = requester
         self._books = books
 
-    def answer(self, run: Run, outcome: Outcome) -> None:
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         record = run.record
         self._books.core.settle(record.sender, record.id, WITHDRAWN, self._books.now())
-        if outcome.error is not None:
-            self._requester.fail(outcome.error)
-            return
-        try:
-            self._requester.result(run.call.task.full_name, outcome.value, str(self._books.worker))
-        except InvalidResult as error:
+        error = outcome.error
+        if error is None:
+            try:
+                self._requester.result(run.call.task.full_name, outcome.value, str(self._books.worker))
+            except InvalidResult as unwritable:
+                error = unwritable
+        if error is not None:
             self._requester.fail(error)
+        return error
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
         raise AssertionError("a plain request asks for no stream")

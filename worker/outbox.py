@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 
 from ..bus.port import Bus
-from ..schemas.errors import ClosedError, Disconnected
+from ..schemas.errors import ClosedError, Disconnected, GanglineError
 from ..schemas.frames import ENVELOPE_BYTES, Load, join_answer
 from ..telemetry.logs import Log
+from .contenders import Contenders
 
 
 class Outbox:
@@ -33,6 +34,7 @@ class Outbox:
         self._kept: deque[tuple[str, list[bytes], int]] = deque()
         """What could not be sent: reply subject, frames, their bytes."""
         self._kept_bytes = 0
+        self._contenders = Contenders()
         self.messages = 0
         self.frames = 0
         self.dropped = 0
@@ -59,10 +61,23 @@ class Outbox:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    def refused(self, reply: str, slots: int) -> None:
+        """Whoever listens there was told that so many slots are not free: it is invited when they are."""
+        if not self._muted:
+            self._contenders.refused(reply, slots, asyncio.get_running_loop().time())
+
+    def invite(self) -> None:
+        """There may be room: at the end of the turn, tell those who were refused."""
+        if self._contenders and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
     def flush(self) -> None:
         """Publish what is pending now."""
         self._scheduled = False
         pending, self._pending = self._pending, {}
+        if self._contenders:
+            self._invite(pending)
         for reply, frames in pending.items():
             self._send(reply, frames)
 
@@ -76,6 +91,7 @@ class Outbox:
         """Send nothing more, and keep nothing."""
         self._muted = True
         self._pending.clear()
+        self._contenders.clear()
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -91,6 +107,22 @@ class Outbox:
     def __repr__(self) -> str:
         return f"Outbox({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
+    def _invite(self, pending: dict[str, list[bytes]]) -> None:
+        """An envelope without frames says how much room there is. It goes out before the answers of this turn, which
+        tell the same to those who had the slots until now."""
+        epoch, load = self._head()
+        if load.draining or load.free <= 0:
+            return
+        for reply in pending:
+            self._contenders.told(reply, load.free)
+        for reply in self._contenders.invite(load.free, asyncio.get_running_loop().time()):
+            try:
+                self._bus.publish(reply, join_answer(epoch, load, ()))
+            except GanglineError as error:
+                self._log.debug("nobody invited: %s", error.message[:200], extra={"action": "invitation.lost"})
+            else:
+                self.messages += 1
+
     def _send(self, reply: str, frames: list[bytes]) -> None:
         epoch, load = self._head()
         room = self.largest_frame
@@ -103,12 +135,22 @@ class Outbox:
         self._publish(reply, frames[start:], epoch, load)
 
     def _publish(self, reply: str, frames: list[bytes], epoch: int, load: Load) -> None:
+        if self._kept:
+            # The connection may be back already, and nobody has told us yet. Items of a stream must keep their order.
+            self._keep(reply, frames)
+            return
         try:
             self._bus.publish(reply, join_answer(epoch, load, frames))
         except Disconnected:
             self._keep(reply, frames)
         except ClosedError:
             self.dropped += len(frames)
+        except GanglineError as error:
+            # A reply subject that cannot be published to. Others of this turn must not suffer for it.
+            self.dropped += len(frames)
+            self._log.debug(
+                "cannot answer to %r: %s", reply[:80], error.message[:200], extra={"action": "answers.refused"}
+            )
         else:
             self.messages += 1
             self.frames += len(frames)

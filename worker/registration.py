@@ -81,6 +81,8 @@ class Presence:
         self._writes: dict[asyncio.Task[None], None] = {}
         """On their way, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
+        self._published = False
+        """Routers may find us. Before that the registration is nobody's business, only the id is held."""
         self._recreated = 0
         self._compare = False
         """Call `on_confirmed` after the next heartbeat that storage takes."""
@@ -91,7 +93,8 @@ class Presence:
     async def claim(self) -> int:
         """Make the id ours, and return the newest epoch that anybody with this id had (0: none is known).
 
-        Waits for the heartbeat of a dead predecessor to expire.
+        Waits for the heartbeat of a dead predecessor to expire. From then on our own ones hold the id, however long
+        the start takes.
 
         Raises:
             WorkerIdTaken: another process with this id is alive.
@@ -108,6 +111,7 @@ class Presence:
                 if entry is None or owner_of(entry) == self._instance:
                     await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
                     previous = await self._reg.read()
+                    self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")
                     return max(epoch, epoch_of(previous)) if previous is not None else epoch
                 epoch = max(epoch, epoch_of(entry))
                 # A second revision is a second heartbeat: it lives. Else it has the time its key has left.
@@ -122,16 +126,18 @@ class Presence:
             await asyncio.sleep(POLL_S)
 
     async def publish(self) -> None:
-        """Write the registration for the first time; routers send from now on. Then the heartbeats begin.
+        """Write the registration for the first time; routers send from now on.
 
         Raises:
             WorkerIdTaken, Unavailable: as `claim`.
         """
         try:
+            # First the heartbeat: if the id was lost during a standstill, another's registration must not be touched.
+            await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
             await self._take_over()
         except KeyLost as lost:
             raise self._taken(lost.instance) from lost
-        self._loop_task = asyncio.get_running_loop().create_task(self._run(), name="gangline heartbeat")
+        self._published = True
 
     async def withdraw(self) -> None:
         """Take both keys away, if they are ours. Idempotent. Storage that does not answer lets them expire."""
@@ -154,7 +160,9 @@ class Presence:
     # -- while it lives -------------------------------------------------------------------------------------------
 
     def rewrite(self) -> None:
-        """The registration has changed, or may be lost: write both keys now."""
+        """The registration has changed, or may be lost: write both keys now. No-op before `publish`."""
+        if not self._published:
+            return
         self._compare = True
         self._spawn(self._write_registration)
         self.beat()
@@ -208,14 +216,14 @@ class Presence:
         while not self.lost:
             await asyncio.sleep(self._settings.heartbeat_s)
             beats += 1
-            if beats % every == 0:
+            if self._published and beats % every == 0:
                 self.rewrite()
             else:
                 self.beat()
 
     def _spawn(self, write: Callable[[], Awaitable[None]]) -> None:
-        if self.lost:
-            return
+        if self.lost or self._loop_task is None:
+            return  # not published yet: the registration may still be a dead predecessor's, which is no loss of ours
         task = asyncio.get_running_loop().create_task(self._guarded(write), name="gangline registration")
         self._writes[task] = None
         task.add_done_callback(self._writes.pop)
@@ -238,8 +246,9 @@ class Presence:
         await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
         if self._alive.recreated > self._recreated:
             self._recreated = self._alive.recreated
-            self._compare = True
-            self._spawn(self._write_registration)
+            if self._published:
+                self._compare = True
+                self._spawn(self._write_registration)
         if self._compare:
             self._compare = False
             self._on_confirmed()

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
 from ..schemas.names import WorkerId
+from ..telemetry.logs import logger_for
 from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
 from .context import TaskContext
@@ -17,12 +18,15 @@ from .leases import Lease
 from .memory import TaskRecord
 from .tasks import BoundCall, CancelReason, Execution, Outcome
 
+MAX_STREAM_WINDOW = 100_000
+"""Larger windows are not believed."""
+
 
 class Caller(Protocol):
     """Who gets the answer of one run: a router by frames, or a requester in another language."""
 
-    def answer(self, run: Run, outcome: Outcome) -> None:
-        """Called exactly once for each run."""
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
         ...
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
@@ -46,13 +50,29 @@ class Seats(Protocol):
 class Run:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
-    __slots__ = ("_execution", "_runs", "_stop", "call", "caller", "context", "record", "span", "started_at")
+    __slots__ = (
+        "_error",
+        "_execution",
+        "_runs",
+        "_stop",
+        "_uncredited",
+        "call",
+        "caller",
+        "context",
+        "record",
+        "span",
+        "started_at",
+    )
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
         self._execution: Execution | None = None
         self._stop: CancelReason | None = None
         self.context: TaskContext | None = None
+        self._error: GanglineError | None = None
+        """What the caller was told."""
+        self._uncredited = 0
+        """Items that were sent and are not known to have been read."""
         self.record = record
         self.call = call
         self.caller = caller
@@ -83,23 +103,27 @@ class Run:
         return self._stop
 
     def credit(self, items: int) -> None:
-        """The reader of the stream has room for more."""
-        if self._execution is not None:
+        """The reader of the stream has taken so many. No more than were sent: the window cannot be talked larger."""
+        items = min(items, self._uncredited)
+        if self._execution is not None and items > 0:
+            self._uncredited -= items
             self._execution.credit(items)
 
     def item(self, sequence: int, value: Any) -> None:
         if not self.record.answered:
+            self._uncredited += 1
             self.caller.item(self, sequence, value)
 
     def answer(self, outcome: Outcome) -> None:
         """Tell the caller, once. The code may still run."""
         if not self.record.answered:
-            self.caller.answer(self, outcome)
+            self._error = self.caller.answer(self, outcome)
 
     def done(self, outcome: Outcome) -> None:
         """The code has stopped: the slots are free (or the lease's) again."""
         self.answer(outcome)
-        self._runs.finished(self, outcome)
+        # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
+        self._runs.finished(self, outcome, self._error or outcome.error)
 
     def __repr__(self) -> str:
         return f"<Run {self.call.task.full_name} {self.record!r}>"
@@ -115,6 +139,7 @@ class Runs:
         self._worker: WorkerId = books.worker
         self.seats: Seats | None = None
         """Looks after runs on seats of gangs."""
+        self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
         self.counts: Counter[str] = Counter(
             dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
         )
@@ -153,13 +178,14 @@ class Runs:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
         run.context = context
+        window = _window(meta, self._stream_window) if stream else None
         ready: asyncio.Future[None] | None = None
         if self.seats is not None and record.lease is not None and record.lease.gang is not None:
             ready = self.seats.attach(record.lease, context, _number((meta or {}).get("run")))
         if ready is None:
-            self._begin(run, context, stream, deadline_at)
+            self._begin(run, context, window, deadline_at)
         else:
-            ready.add_done_callback(lambda done: self._ready(done, run, context, stream, deadline_at))
+            ready.add_done_callback(lambda done: self._ready(done, run, context, window, deadline_at))
         return run
 
     def _ready(
@@ -167,7 +193,7 @@ class Runs:
         ready: asyncio.Future[None],
         run: Run,
         context: TaskContext,
-        stream: bool,
+        window: int | None,
         deadline_at: float | None,
     ) -> None:
         """The member that it waited for has begun, or has not."""
@@ -181,26 +207,29 @@ class Runs:
             run.done(Outcome(error=error))
             return
         try:
-            self._begin(run, context, stream, deadline_at)
+            self._begin(run, context, window, deadline_at)
         except GanglineError as refused:
             run.done(Outcome(error=refused))
 
-    def _begin(self, run: Run, context: TaskContext, stream: bool, deadline_at: float | None) -> None:
-        if run.span is NO_SPAN and deadline_at is None:
-            self._launch(run, context, stream)
-        else:
-            # Clients that the task's code uses inherit both.
+    def _begin(self, run: Run, context: TaskContext, window: int | None, deadline_at: float | None) -> None:
+        # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
+        if run.span is not NO_SPAN:
             with run.span.current(), deadline(deadline_at):
-                self._launch(run, context, stream)
+                self._launch(run, context, window)
+        elif deadline_at is not None:
+            with deadline(deadline_at):
+                self._launch(run, context, window)
+        else:
+            self._launch(run, context, window)
 
-    def _launch(self, run: Run, context: TaskContext, stream: bool) -> None:
+    def _launch(self, run: Run, context: TaskContext, window: int | None) -> None:
         execution = self._executors.launch(
             run.call,
             context,
             on_done=run.done,
-            on_item=run.item if stream else None,
+            on_item=None if window is None else run.item,
             on_abandoned=run.answer,
-            window=self._stream_window,
+            window=window or self._stream_window,
         )
         run.launched(execution)
 
@@ -220,18 +249,25 @@ class Runs:
                 record.handle.cancel(reason)
         return len(records)
 
-    def finished(self, run: Run, outcome: Outcome) -> None:
-        """Called by a run whose code has stopped."""
+    def finished(self, run: Run, outcome: Outcome, error: GanglineError | None) -> None:
+        """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
         books.record("end", id=_unique(record), method=method, cost=record.cost)
-        self.counts[_count_of(outcome.error)] += 1
-        code = "ok" if outcome.error is None else outcome.error.code
+        self.counts[_count_of(error)] += 1
+        code = "ok" if error is None else error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
-        run.span.end(outcome.error)
+        run.span.end(error)
         lease = record.lease
         if self.seats is not None and lease is not None and lease.gang is not None and run.context is not None:
             self.seats.ended(lease, run.context, outcome)
+        if isinstance(error, TaskCrashed):
+            self._log.warning(
+                "task %s crashed: %s",
+                _unique(record),
+                error.message,
+                extra={"action": "worker.task_crashed", "method": method, "task_id": _unique(record), **error.details},
+            )
         books.after()
 
 
@@ -263,6 +299,12 @@ def _context(
         labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else None,
         clock=books.loop.time,
     )
+
+
+def _window(meta: dict[str, Any] | None, default: int) -> int:
+    """Items that a stream may be ahead of its reader: what the reader says, for it gives credit by that."""
+    asked = (meta or {}).get("window")
+    return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
 
 
 def _unique(record: TaskRecord) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, KeyValue, Subscription
+from ..bus.port import Bus, Subscription
 from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
@@ -24,6 +25,8 @@ from .ledger import LedgerStatistics
 from .pool import Pool
 from .registration import POLL_S, WorkerEvent
 from .settings import WorkerSettings
+
+T = TypeVar("T")
 
 LAST_WORDS_S = 2.0
 """How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""
@@ -137,7 +140,7 @@ class Worker:
 
         Raises:
             WorkerIdTaken: another process with this id is alive.
-            Unavailable: no connection, or storage did not answer within `start_timeout_s`.
+            Unavailable: no connection, or no answer of storage, for `start_timeout_s`.
             InvalidSettings: a task that cannot be served.
             ClosedError: it was stopped before.
         """
@@ -154,7 +157,7 @@ class Worker:
 
     async def _start(self) -> None:
         bus = self._bus
-        kv = await self._open_bucket()
+        kv = await self._patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
         desk = self._desk = Desk(
             self.pool,
             self.id,
@@ -180,8 +183,8 @@ class Worker:
         # First listen, then be found: whoever reads the registration finds somebody at the subject.
         self._subscription = await bus.subscribe(self.names.worker_operations(self.id), desk.take)
         self._forget_connection = bus.on_connection(desk.on_connection)
-        await bus.flush()
-        await desk.presence.publish()
+        await self._patiently(bus.flush)
+        await self._patiently(desk.presence.publish)
         desk.discovery.refresh()
         await desk.discovery.start()
         self.state = WorkerState.SERVING
@@ -193,18 +196,20 @@ class Worker:
         if self._early_grace_s is not None:
             self.begin_drain(self._early_grace_s)
 
-    async def _open_bucket(self) -> KeyValue:
-        """Open the ledger; a cluster that holds an election just now is waited for."""
+    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
+        """Do a step of the start, again if need be: a server that restarts just now, or a cluster that holds an
+        election, is waited for."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self.settings.start_timeout_s
         while True:
             try:
-                return await self._bus.bucket(self.names.ledger_bucket, self.settings.bucket)
-            except ServerUnsupported:
+                return await step()
+            except (ServerUnsupported, WorkerIdTaken):
                 raise
-            except Unavailable:
+            except Unavailable as error:
                 if loop.time() > give_up_at:
                     raise
+                self._log.debug("start goes on later: %s", error, extra={"action": "worker.start_retry"})
             await asyncio.sleep(POLL_S)
 
     # -- leave ----------------------------------------------------------------------------------------------------
@@ -317,10 +322,14 @@ class Worker:
         finally:
             self.state = WorkerState.CLOSED
             self._closed.set()
-        self._log.info("left", extra={"action": "worker.left"})
+        if self._subscription is not None:
+            self._log.info("left", extra={"action": "worker.left"})
 
     async def _clear(self, desk: Desk) -> None:
         now = desk.books.now()
+        if self._subscription is not None and not self.core.draining:
+            # A start that failed when routers may have known of us already.
+            desk.books.record("drain", grace_s=0.0)
         self.core.drain(now, now)
         self.core.expire(now)
         desk.books.after()

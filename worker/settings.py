@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings
+from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import check_name
@@ -81,7 +82,7 @@ class WorkerSettings:
     unsent_bytes: int = 64 << 20
     """Most bytes of answers kept while there is no connection; the oldest go first."""
     stream_window: int = 64
-    """Items that a stream may be ahead of its reader; 1 to 100000."""
+    """Items that a stream may be ahead of a reader that does not say how many; 1 to 100000."""
 
     send_tracebacks: bool = True
     """Whether callers get the traceback of a task that raised. False where callers are not trusted with it."""
@@ -92,7 +93,7 @@ class WorkerSettings:
         for name, (low, high) in _BOUNDS.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-                raise InvalidSettings(f"{name} is {value!r}: give a number from {low:g} to {high:g}")
+                raise InvalidSettings(f"{name} is {value!r}: give a number from {plain(low)} to {plain(high)}")
         if self.heartbeat_ttl_s < 2 * self.heartbeat_s:
             raise InvalidSettings(
                 f"heartbeat_ttl_s is {self.heartbeat_ttl_s:g}: give at least twice heartbeat_s ({self.heartbeat_s:g}), "

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import errors as errors
     from .bus.ambient import Ambient as Ambient
     from .bus.port import BucketSettings as BucketSettings
     from .bus.settings import ConnectionSettings as ConnectionSettings
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .dispatcher.settings import RouterSettings as RouterSettings
     from .dispatcher.sync import SyncClient as SyncClient
     from .dispatcher.sync import connect_sync as connect_sync
-    from .schemas import errors as errors
     from .schemas.errors import GanglineError as GanglineError
     from .schemas.names import Names as Names
     from .worker.context import TaskContext as TaskContext
@@ -94,7 +94,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
-        return import_module(".schemas.errors", __name__)
+        return import_module(".errors", __name__)
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -97,7 +97,7 @@ def test_an_unknown_context_is_an_error_that_lists_the_known_ones(home, name):
 
 
 def test_without_any_context_the_error_says_so(home):
-    with pytest.raises(InvalidSettings, match="nats context select.*there are no contexts yet"):
+    with pytest.raises(InvalidSettings, match="nats context select.*none so far"):
         ConnectionSettings.from_context()
 
 

@@ -252,6 +252,17 @@ async def test_delays_keep_the_order_of_a_link_and_reordering_does_not(hub):
     assert got != sorted(got)
 
 
+async def test_what_the_server_says_itself_is_neither_doubled_nor_overtaken(hub):
+    hub.faults = _faults(duplicate=0.3, reorder=0.3, delay=0.3)
+    client = hub.connect("client")
+    seen = []
+    await client.subscribe("answers.*", lambda message: seen.append(int(message.subject.split(".")[1])))
+    for number in range(100):
+        client.publish("nobody", reply=f"answers.{number}")
+    await asyncio.sleep(10)
+    assert seen == list(range(100))
+
+
 async def test_the_same_seed_draws_the_same_fates(hub):
     runs = []
     for _ in range(2):

@@ -41,7 +41,7 @@ def test_a_task_that_raises_is_exit_code_1_in_one_line(commands, worker):
     done = commands.run("call", "words.fail", '["broken pipe dream"]')
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("gangline: ValueError: ") and "broken pipe dream" in done.stderr
+    assert done.stderr.startswith("gangline: words.fail raised ValueError: ") and "broken pipe dream" in done.stderr
     debug = commands.run("call", "words.fail", '["x"]', "--debug").stderr
     assert "words.py" in debug, "--debug shows the remote traceback"
 
@@ -70,7 +70,8 @@ def test_a_worker_that_dies_under_a_call_is_exit_code_4(commands, worker):
     commands.await_file("began")
     os.kill(worker.process.pid, signal.SIGKILL)
     assert call.wait() == 4
-    assert "gangline: " in call.output
+    assert call.output.startswith("gangline: words.w1 vanished with the task, which may have started")
+    assert call.output.count("\n") == 1
 
 
 def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
@@ -78,6 +79,6 @@ def test_ctrl_c_ends_a_call_with_130_and_stops_its_task(commands, worker):
     commands.await_file("began")
     call.signal(signal.SIGINT)
     assert call.wait() == 130
-    assert "Traceback" not in call.output
+    assert call.output == "gangline: interrupted\n"
     commands.await_file("cancelled")
     assert commands.json("stats", "words.w1")["tasks"]["cancelled"] == 1

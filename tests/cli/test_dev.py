@@ -6,6 +6,7 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 
 import pytest
 
@@ -103,7 +104,7 @@ def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
     (commands.folder / "words.py").rename(commands.folder / "later.txt")
     running = commands.start("dev", "words:pool", "--port", "0")
     running.await_output(r"there is no module 'words'")
-    running.await_output(r"waiting for a change")
+    running.await_output(r"the next change starts another")
     running.await_output(r"^watching")
     (commands.folder / "later.txt").rename(commands.folder / "words.py")
     running.await_output(r"worker\.started")
@@ -117,6 +118,26 @@ def test_dev_keeps_its_data_in_a_folder_when_asked(commands):
     running.signal(signal.SIGINT)
     assert running.wait() == 0
     assert (commands.folder / "kept" / "jetstream").is_dir()
+
+
+def test_a_server_that_ends_is_started_again_and_serves_as_before(commands, dev):
+    dev.await_output(r"worker\.started")
+    port = dev.url.rpartition(":")[2]
+    listening = subprocess.run(["pgrep", "-P", str(dev.process.pid), "nats-server"], capture_output=True, text=True)
+    os.kill(int(listening.stdout), signal.SIGKILL)
+    dev.await_output(rf"^server +has ended: starting it again on port {port}$")
+    dev.await_output(r"bus\.reconnected", times=2)
+    assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
+
+
+def test_a_worker_that_ends_by_itself_is_told_of_and_the_next_change_starts_another(commands, dev):
+    dev.await_output(r"worker\.started")
+    os.kill(commands.json("workers")[0]["pid"], signal.SIGKILL)
+    dev.await_output(r"^worker +has ended with code -9: the next change starts another$")
+    source = commands.folder / "words.py"
+    source.write_text(source.read_text() + "\n")
+    dev.await_output(r"worker\.started", times=2)
+    assert commands.run("call", "words.shout", '{"text": "a"}').stdout == "A\n"
 
 
 def test_dev_uses_a_server_that_is_named(commands, nats_url, namespace):

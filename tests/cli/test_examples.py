@@ -106,3 +106,19 @@ def test_the_default_server_and_namespace_are_left_out():
     call, request = example_lines(pool, Names(), None)[3]
     assert call == "gangline call shop.by_place '[1, \"text\"]'"
     assert request == "nats req gangline.call.shop.by_place '[1, \"text\"]'"
+
+
+def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
+    from gangline.cli.commands.worker import HINTS, _print_hints
+    from gangline.cli.options import Connection
+
+    many = Pool("many", slots=1)
+    for number in range(HINTS + 3):
+
+        @many.task(name=f"t{number}")
+        async def task() -> None: ...
+
+    _print_hints(many, Connection(server="nats://127.0.0.1:4222"))
+    out = capsys.readouterr().out
+    assert out.count("try ") == HINTS
+    assert out.splitlines()[-1].strip() == "... and 3 more tasks: 'gangline workers' names them"

@@ -43,6 +43,15 @@ def test_a_task_that_raised_is_told_with_the_type_it_raised():
     assert one_line(error) == "FileNotFoundError: no such file (--debug shows the task's traceback)"
 
 
+def test_the_type_is_not_told_twice():
+    error = errors.TaskFailed("a.b raised KeyError: 'x'", details={"type": "KeyError"})
+    assert one_line(error) == "a.b raised KeyError: 'x'"
+
+
+def test_an_interrupt_is_told_without_a_type():
+    assert one_line(KeyboardInterrupt()) == "interrupted"
+
+
 def test_an_error_of_ours_that_nobody_expected_is_told_with_its_type():
     assert one_line(KeyError("x")) == "KeyError: 'x'"
     assert one_line(ValueError()) == "ValueError: ValueError"

@@ -152,6 +152,13 @@ def test_a_journal_that_cannot_be_written_is_an_error_before_serving(commands):
     assert done.stderr == "gangline: journal /nowhere/j.jsonl cannot be written: No such file or directory\n"
 
 
+def test_a_second_worker_with_a_living_id_ends_with_one_line_that_says_what_to_do(commands):
+    serve(commands, "w1")
+    second = commands.run("worker", "words:pool", "--id", "w1")
+    assert (second.returncode, second.stderr.count("\n")) == (3, 1), second.stderr
+    assert "words.w1 is alive elsewhere" in second.stderr and "give this one another id" in second.stderr
+
+
 def test_logs_are_json_lines_with_actions_when_asked_for(commands):
     worker = commands.start("worker", "words:pool", "--log-format", "json")
     worker.await_output(r"worker\.started")

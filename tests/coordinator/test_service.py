@@ -10,7 +10,7 @@ from gangline.bus.port import NoResponders
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.codec import Format
 from gangline.schemas.errors import ClosedError
-from gangline.schemas.gang_errors import UnknownGang
+from gangline.schemas.gang_errors import GangNotFormed, UnknownGang
 from gangline.schemas.gangs import MemberRecord
 from gangline.schemas.records import LeaseRecord
 
@@ -448,6 +448,17 @@ async def test_a_lost_bucket_is_written_again_while_the_leader_leads(system, hub
     assert {"leader", "gangset.s", f"gang.{gang['id']}", system.names.member_key(worker.id, gang["id"])} <= keys
     assert "torn_down" not in [e["kind"] for e in system.events]
     await system.owner.release(gang)
+
+
+async def test_a_timer_that_rings_early_is_set_again(system, monkeypatch):
+    await system.worker(slots=1)
+    await leading(system)
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+    monkeypatch.setattr(loop, "call_at", lambda when, *rest, **kw: call_at(when - 0.0007, *rest, **kw))
+    await system.owner.acquire(pool="train", size=1, ttl_s=60)
+    with pytest.raises(GangNotFormed):
+        await system.owner.ask("acquire", {"pool": "train", "size": 1, "deadline_s": 0.5}, timeout_s=5)
 
 
 # -- standing sets ----------------------------------------------------------------------------------------------------

@@ -31,20 +31,40 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
-from .fakes import Rig, on_rig, silent
+from .fakes import Rig, on_rig, silent, turns
 
 # -- options ------------------------------------------------------------------------------------------------------
 
 
 @on_rig()
 async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
-    worker = await rig.worker(labels={"gpu": "yes"})
+    worker = await rig.worker(labels={"gpu": "yes"}, max_models=1)
     bound = rig.client.options(timeout_s=5, key="k").options(model="m", labels={"gpu": "yes"})
     await bound.call("images.echo")
     await rig.client.call("images.echo")
     first, second = worker.heard_of(Request.TASK)
     assert first[5] is not None and first[9] == {"attempt": 1, "key": "k", "model": "m"}
     assert second[5] is None and second[9] is None
+
+
+@on_rig()
+async def test_a_model_is_refused_where_no_worker_has_any(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    with pytest.raises(InvalidRequest, match="'images' has no models"):
+        await rig.client.options(model="m").call("images.echo")
+    assert worker.heard_of(Request.TASK) == []
+    await rig.worker("w2", max_models=1)
+    await turns()
+    await rig.client.options(model="m").call("images.echo")
+    rig.balanced()
+
+
+def test_a_client_that_was_never_connected_says_how() -> None:
+    connecting = connect("nats://127.0.0.1:1")
+    for name in ("call", "close", "workers"):
+        with pytest.raises(AttributeError, match=f"no '{name}' yet: .*async with gangline.connect"):
+            getattr(connecting, name)
+    assert not hasattr(connecting, "__wrapped__")
 
 
 @on_rig()
@@ -135,8 +155,11 @@ async def test_operating_mistakes_have_clear_errors(rig: Rig) -> None:
     await rig.worker("w1")  # speaks frames only
     with pytest.raises(InvalidName):
         await rig.client.drain("w1")
-    with pytest.raises(InvalidRequest):
-        await rig.client.resize("images.w1", -1)
+    for slots in (-1, 99_999_999_999):
+        with pytest.raises(InvalidRequest, match=rf"^slots: .*, given {slots}$"):
+            await rig.client.resize("images.w1", slots)
+    with pytest.raises(InvalidRequest, match=r"^grace_s: .*, given -1$"):
+        await rig.client.drain("images.w1", grace_s=-1)
     with pytest.raises(RequestTimeout):
         await rig.client.options(timeout_s=1).stats("images.w1")
     await rig.client.close()

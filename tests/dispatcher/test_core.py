@@ -125,3 +125,41 @@ def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
     fresh = Ticket(method="fresh")
     assert not core.admit(fresh, 0.0)
     assert core.admit(ticket(), 0.0)
+
+
+def slots_of(number: int) -> Ticket:
+    return Ticket(method=None, slots=number)
+
+
+def test_more_slots_than_any_worker_has_are_refused_at_once_and_when_a_larger_one_is_there_granted() -> None:
+    core = core_of(a=1, b=3)
+    fill(core, "b")
+    with pytest.raises(Saturated, match="99 slots were asked for and the largest worker of pool 'p' has 3"):
+        core.admit(slots_of(99), 0.0)
+    busy = slots_of(3)
+    assert not core.admit(busy, 0.0), "b may be free again"
+    core.withdraw(busy)
+    core.registered(Registration(pool="p", worker="c", epoch=1, instance="i", slots=99), 9, 1.0)
+    large = slots_of(99)
+    assert core.admit(large, 1.0) and large.worker is core.view.workers["c"]
+    core.check()
+
+
+def test_a_paused_worker_may_be_of_any_size() -> None:
+    core = core_of(a=1, b=0)
+    assert not core.admit(slots_of(99), 0.0)
+    core.loaded(core.view.workers["b"], Load(0, 0, 3), 1, 5.0)  # resized
+    [refused] = core.wake(5.0)
+    assert isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+
+
+def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
+    core = core_of(a=1, b=3)
+    fill(core, "b")
+    waiting = slots_of(3)
+    assert not core.admit(waiting, 0.0)
+    core.gone(core.view.workers["b"], 10.0)
+    assert core.wake(10.9) == []
+    [refused] = core.wake(11.0)
+    assert refused.ticket is waiting and isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+    core.check()

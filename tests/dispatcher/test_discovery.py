@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -199,3 +200,27 @@ async def test_a_worker_of_another_pool_is_not_seen(rig: Rig) -> None:
     await rig.client.call("images.echo")
     assert set(known(rig)) == {"w1"}
     assert await rig.client.options(pool="sounds").call("images.echo") == ["w9", "echo"]
+
+
+async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(caplog: Any) -> None:
+    rig = Rig()
+    await rig.start()
+    await rig.worker("w1")
+    await rig.client.call("images.echo")
+
+    def failed(level: int) -> int:
+        return sum(
+            record.__dict__.get("action") == "pool.pull_failed" and record.levelno == level for record in caplog.records
+        )
+
+    with caplog.at_level(logging.DEBUG, "gangline.dispatcher"):
+        rig.hub.disconnect(rig.bus)
+        await asyncio.sleep(21)
+        assert failed(logging.WARNING) == 0 and failed(logging.DEBUG) >= 3, "that was said already, once"
+        rig.hub.reconnect(rig.bus)
+        await asyncio.sleep(1)
+        rig.hub.storage_down()
+        await asyncio.sleep(21)
+        assert failed(logging.WARNING) >= 1
+        rig.hub.storage_back()
+    await rig.stop()

@@ -62,7 +62,7 @@ async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
 
 @on_rig()
 async def test_headers_travel(rig: Rig) -> None:
-    worker = await rig.worker()
+    worker = await rig.worker(max_models=1)
     async with gateway(rig):
         await ask(rig, "images.echo", b"", {headers.TIMEOUT: "3", headers.KEY: "k", headers.MODEL: "m"})
     [task] = worker.heard_of(Request.TASK)

@@ -36,10 +36,24 @@ def test_objects_are_named_arguments_arrays_positional_ones_nothing_is_none(
     assert (call.args, call.kwargs, call.options.timeout_s) == (args, kwargs, 30.0)
 
 
-@pytest.mark.parametrize("body", [b"3", b'"text"', b"true", b"1.5"])
+@pytest.mark.parametrize("body", [b"3", b'"text"', b'"\\"x\\\\"', b"true", b"1.5"])
 def test_a_bare_value_is_an_error_that_says_what_to_send(body: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="object of named arguments, or an array"):
+    with pytest.raises(InvalidRequest, match="object of named arguments, or an array") as caught:
         parse(body)
+    example = caught.value.message.partition("for example ")[2]
+    assert parse(example.encode()).args == [codec.from_json(body)], "can be sent as it stands"
+
+
+@given(st.text() | st.integers() | st.binary() | st.floats() | st.booleans())
+def test_the_example_for_a_bare_value_is_json(body: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(codec.pack(body) if not isinstance(body, int) or abs(body) < 1 << 63 else b"3", None, Format.MSGPACK)
+    assert len(parse(caught.value.message.partition("for example ")[2].encode()).args) == 1
+
+
+def test_a_bound_is_written_in_full() -> None:
+    with pytest.raises(InvalidRequest, match="at most 2592000, for example"):
+        parse(b"", {headers.TIMEOUT: "1e99"})
 
 
 def test_headers_are_options_in_any_case() -> None:

@@ -43,6 +43,15 @@ def test_a_setting_out_of_bounds_is_named_with_its_bounds(name: str, bad: Any) -
         RouterSettings(**{name: bad})
 
 
+def test_large_bounds_are_written_in_full() -> None:
+    with pytest.raises(InvalidSettings, match="max_pending is 0, it must be between 1 and 10000000$"):
+        GatewaySettings(max_pending=0)
+    with pytest.raises(InvalidSettings, match="default_timeout_s is 0, it must be between 0.001 and 2592000$"):
+        RouterSettings(default_timeout_s=0)
+    with pytest.raises(InvalidSettings, match="timeout_s is -3.0, it must be above 0 and at most 2592000$"):
+        CallOptions(timeout_s=-3.0)
+
+
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(InvalidSettings, match="backoff_max_s"):
         RouterSettings(backoff_first_s=1.0, backoff_max_s=0.5)

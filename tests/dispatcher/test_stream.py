@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors import ClosedError, DeadlineExceeded, StreamBroken, TaskFailed, WorkerLost
+from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidRequest, StreamBroken, TaskFailed, WorkerLost
 from gangline.schemas.frames import Answer, Frame, Request, TaskFlag
 
 from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
@@ -93,6 +93,7 @@ async def test_credit_is_given_as_items_are_read(rig: Rig) -> None:
     items = rig.client.stream("images.items")
     reading = asyncio.ensure_future(anext(items))
     [task] = await worker.hears(Request.TASK)
+    assert task[9] == {"window": 8}, "a worker that went by its own would wait for credit that never comes"
     worker.answer(*((Answer.ITEM, task[1], n, n) for n in range(8)))
     assert [await reading, *[await anext(items) for _ in range(7)]] == list(range(8))
     credits = await worker.hears(Request.CREDIT, 2)
@@ -190,10 +191,34 @@ async def test_the_deadline_covers_the_whole_stream(rig: Rig) -> None:
 
 
 @on_rig()
-async def test_a_task_that_does_not_stream_says_so(rig: Rig) -> None:
-    await rig.worker()
-    with pytest.raises(StreamBroken, match="use call"):
+async def test_a_task_that_does_not_stream_is_refused_before_anything_is_sent(rig: Rig) -> None:
+    worker = await rig.worker()
+    with pytest.raises(InvalidRequest, match="images.echo does not stream.*use call"):
         await collect(rig.client.stream("images.echo"))
+    async with rig.client.lease("images") as lease:
+        with pytest.raises(InvalidRequest, match="images.echo does not stream"):
+            await collect(lease.stream("echo"))
+    assert worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_task_that_turns_out_not_to_stream_is_refused_too(rig: Rig) -> None:
+    waiting = asyncio.ensure_future(collect(rig.client.stream("images.echo")))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    worker = await rig.worker()  # only now it is known what the pool has
+    with pytest.raises(InvalidRequest, match="does not stream"):
+        await waiting
+    assert worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_one_result_instead_of_items_is_a_broken_stream(rig: Rig) -> None:
+    await rig.worker()  # answers `items` with OK
+    with pytest.raises(StreamBroken, match="use call"):
+        await collect(rig.client.stream("images.items"))
     rig.balanced()
 
 

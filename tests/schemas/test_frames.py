@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gangline.schemas import codec, frames
 from gangline.schemas.errors import MalformedMessage
 from gangline.schemas.frames import Answer, Load, LoadFlag, Request
-from gangline.schemas.limits import MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from gangline.schemas.limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
 
 LOAD = Load(running=1, reserved=2, total=4)
 
@@ -305,3 +305,10 @@ def test_frames_of_any_shape_are_taken_or_refused_as_a_whole(operation, places):
     except MalformedMessage:
         return
     assert got.frames == [[operation, *places]]
+
+
+def test_one_message_asks_for_a_bounded_number_of_tasks():
+    most = list(range(MAX_CHECKED))
+    assert frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most)]))
+    with pytest.raises(MalformedMessage, match=f"{MAX_CHECKED + 1} task ids to CHECK: at most {MAX_CHECKED}"):
+        frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most), (Request.CHECK, 2, [1])]))

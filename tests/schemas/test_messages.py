@@ -33,7 +33,7 @@ def test_an_empty_reserve_is_one_slot_for_fifteen_seconds():
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({"slots": -1}, "slots: Input should be greater than or equal to 1"),
+        ({"slots": -1}, "slots: Input should be greater than or equal to 1, given -1"),
         ({"slots": 0}, "slots: "),
         ({"slots": MAX_SLOTS + 1}, "slots: "),
         ({"slots": "many"}, "slots: Input should be a valid integer"),
@@ -51,10 +51,10 @@ def test_an_empty_reserve_is_one_slot_for_fifteen_seconds():
         ({"rid": "a\n"}, "rid: "),
         ({"rid": "x" * 65}, "rid: "),
         ({"owner": "x" * 257}, "owner: "),
-        ({"slot": 2}, "slot: Extra inputs are not permitted"),
-        ([], "valid dictionary"),
-        ("x", "valid dictionary"),
-        (7, "valid dictionary"),
+        ({"slot": 2}, "no field 'slot'; fields: rid, slots, ttl_s, claim_s, single_use, ledger, owner"),
+        ([], "the body is of type list: send an object; fields: rid, slots, "),
+        ("x", "the body is of type str: send an object"),
+        (7, "the body is of type int: send an object"),
     ],
     ids=str,
 )
@@ -68,7 +68,7 @@ def test_a_wrong_reserve_names_the_field_and_why(body, says):
 def test_every_wrong_field_is_named_at_once():
     with pytest.raises(InvalidRequest) as caught:
         parse_request(ReserveRequest, {"slots": -1, "ttl_s": 0, "colour": "red"})
-    assert all(field in str(caught.value) for field in ("slots: ", "ttl_s: ", "colour: "))
+    assert all(field in str(caught.value) for field in ("slots: ", "ttl_s: ", "no field 'colour'"))
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_pool_may_be_paused_and_a_drain_may_be_immediate():
 
 @pytest.mark.parametrize("model", [cls for cls in REQUESTS if cls is not messages.Request], ids=lambda c: c.__name__)
 def test_a_misspelt_field_of_any_request_is_refused(model):
-    with pytest.raises(InvalidRequest, match="misspelt: Extra inputs"):
+    with pytest.raises(InvalidRequest, match="no field 'misspelt'; fields: "):
         parse_request(model, {"misspelt": 1})
 
 

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from gangline.testing import loop as loop_module
 from gangline.testing.loop import Deadlock, VirtualLoop, VirtualTimeout, current_node, node_context
 
 
@@ -70,6 +71,19 @@ def test_the_limit_ends_an_endless_wait():
 
     with pytest.raises(VirtualTimeout, match="forever"):
         loop.run_until_complete(forever())
+    loop.close()
+
+
+def test_an_endless_circle_without_time_is_ended(monkeypatch):
+    monkeypatch.setattr(loop_module, "MAX_CALLBACKS_AT_ONCE", 1000)
+    loop = VirtualLoop()
+
+    async def spin():
+        for _ in range(1_000_000):
+            await asyncio.sleep(0)
+
+    with pytest.raises(VirtualTimeout, match="time has not moved"):
+        loop.run_until_complete(spin())
     loop.close()
 
 

@@ -60,6 +60,10 @@ class CoreMachine(RuleBasedStateMachine):
         self.heard_at[name] = self.now
         return self.core.sender(name, self.now)
 
+    def keeps_the_wire(self, sender: str, new_id: int) -> bool:
+        """Ids of one sender grow: after it was forgotten, what it sends first is above all that it ever sent."""
+        return not self.who(sender).doubtful or all(new_id > used for name, used in self.gone if name == sender)
+
     # -- what the model knows -------------------------------------------------------------------------------------
 
     def held(self) -> int:
@@ -84,6 +88,8 @@ class CoreMachine(RuleBasedStateMachine):
         target=leases, sender=SENDERS, rid=IDS, slots=SLOTS, single_use=st.booleans(), ttl=st.sampled_from([1.0, 5.0])
     )
     def reserve(self, sender: str, rid: int, slots: int, single_use: bool, ttl: float):
+        if not self.keeps_the_wire(sender, rid):
+            return multiple()
         self.tokens += 1
         known = self.who(sender).reserves.get(rid)
         self.core.expire(self.now)
@@ -128,7 +134,7 @@ class CoreMachine(RuleBasedStateMachine):
         answer = self.core.renew(lease.token, ttl, self.now)
         assert isinstance(answer, Refusal) == (lease not in self.alive), "L5"
         if lease in self.alive and not isinstance(answer, Refusal):
-            assert answer <= lease.ttl_s
+            assert answer <= lease.ttl_s + 1e-9  # a time less another loses the last bits
             assert self.now + answer <= self.cut_at, "L11"
             self.alive[lease] = self.now + answer
 
@@ -141,6 +147,8 @@ class CoreMachine(RuleBasedStateMachine):
         in_s=st.sampled_from([None, 0.0, 0.7, 3.0]),
     )  # noqa: E501
     def task(self, sender: str, task_id: int, cost: int, lease: Lease | None, in_s: float | None):
+        if not self.keeps_the_wire(sender, task_id):
+            return multiple()
         who = self.who(sender)
         if self.core.repeated(who, task_id) is not None:
             self.core.refuse(lease.token if lease else None, self.now)

@@ -209,9 +209,9 @@ def test_seats_can_be_used_again_and_again_and_do_not_expire():
     desk = Desk()
     hold = desk.gang(slots=(2,))
     (token,) = hold.tokens
-    desk.now = 1000.0
-    desk.core.expire(desk.now)
     for _ in range(3):
+        desk.now += 1000.0
+        desk.core.expire(desk.now)
         first, second = desk.run(token), desk.run(token)
         assert desk.start(token) is Refusal.LEASE_BUSY
         desk.end(first)
@@ -433,11 +433,11 @@ def test_a_draining_worker_holds_nothing_new_and_honours_its_gangs_until_the_gra
     desk.formed(pending)
     desk.now = 29.0
     desk.end(desk.run(hold.tokens[0]))
-    desk.end(desk.run(pending.tokens[0]))
     assert not desk.core.at_rest
     desk.now = 30.0
     desk.core.expire(desk.now)
     assert {leaving.gang for leaving in desk.gangs.take_cut(desk.now)} == {"a", "b"}
+    assert desk.start(pending.tokens[0]) is Refusal.LEASE_EXPIRED
     assert len(desk.gangs.take_stopped()) == 2
     assert desk.load == (0, 0) and desk.core.at_rest
 
@@ -503,6 +503,15 @@ def test_a_resize_upwards_goes_to_the_keeps_first():
     desk.gangs.keep("g", 2, 5.0, desk.now)
     desk.core.resize(3)
     assert desk.load == (1, 2)
+
+
+def test_what_was_set_aside_makes_no_room_while_a_resize_downwards_is_not_worked_off():
+    desk = Desk(total=3)
+    desk.run(None, 2)
+    assert desk.gangs.keep("g", 1, 5.0, desk.now) == 1
+    desk.core.resize(2)
+    assert desk.hold() is Refusal.FULL
+    assert desk.load == (2, 1)
 
 
 # -- others ------------------------------------------------------------------------------------------------------------

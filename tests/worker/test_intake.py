@@ -101,6 +101,35 @@ async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at
 
 
 @on_rig()
+async def test_a_result_that_cannot_be_sent_counts_as_failed(rig: Rig):
+    assert (await rig.hand.ask(*task(1, "big", [rig.worker_bus.max_payload])))[2] == "invalid_result"
+    token = (await rig.hand.request("reserve"))[0]["token"]
+    body = {"token": token, "method": "big", "arguments": [rig.worker_bus.max_payload]}
+    assert (await rig.hand.request("dispatch", body))[0]["code"] == "invalid_result"
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["failed"]) == (2, 0, 2)
+
+
+@on_rig()
+async def test_a_task_that_ignores_its_deadline_does_not_count_as_succeeded(rig: Rig):
+    @rig.worker.pool.task
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+        return "done all the same"
+
+    rig.worker.pool.tasks["stubborn"].prepare()
+    assert (await rig.hand.ask(*task(1, "stubborn", deadline_ms=500)))[2] == "deadline_exceeded"
+    assert rig.worker.core.load.running == 1
+    await asyncio.sleep(2)
+    assert rig.worker.core.load.running == 0 and len(rig.hand.answers_to(1)) == 1
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["cancelled"]) == (1, 0, 1)
+
+
+@on_rig()
 async def test_a_cancelled_task_is_answered_as_such(rig: Rig):
     rig.hand.send(task(1, "wait"))
     await rig.hand.quiet()
@@ -353,6 +382,16 @@ async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
 
 
 @on_rig()
+async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
+    epoch = rig.worker.core.epoch
+    earlier = await rig.hand.ask(int(Request.CHECK), 9, [1], epoch=epoch - 1)
+    assert earlier[2] == [TaskState.FORGOTTEN]
+    rig.worker.core.new_epoch(epoch + 1, asyncio.get_running_loop().time())
+    same = await rig.hand.ask(int(Request.CHECK), 10, [2], epoch=epoch)
+    assert same[2] == [TaskState.UNKNOWN]
+
+
+@on_rig()
 async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
     token = await rig.hand.grant(1)
     rig.hand.send(task(2, "wait"))
@@ -500,3 +539,30 @@ async def test_random_bytes_never_break_the_worker(rig: Rig):
     await rig.hand.quiet()
     rig.worker.core.check()
     assert await rig.hand.ask(*task(9_999_999, "double", [1])) in ([OK, 9_999_999, 2], [REJECTED, 9_999_999, "full"])
+
+
+@on_rig()
+async def test_naming_one_answered_task_many_times_brings_its_answer_once(rig: Rig):
+    await rig.hand.ask(*task(1, "echo", ["x" * 1000]))
+    rig.hand.send((int(Request.CHECK), 2, [1] * 500), (int(Request.CHECK), 3, [1]), *[task(1) for _ in range(500)])
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(2) == [[Answer.CHECKED, 2, [TaskState.ANSWERED] * 500]]
+    assert rig.hand.answers_to(3) == [[Answer.CHECKED, 3, [TaskState.ANSWERED]]]
+    assert len(rig.hand.answers_to(1)) == 2, "its own answer, and once again"
+
+
+@on_rig(stream_window=2)
+async def test_a_stream_is_as_far_ahead_as_its_reader_says(rig: Rig):
+    rig.hand.send(task(1, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 5}))
+    rig.hand.send(task(2, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 10**9}))
+    await rig.hand.quiet(0.1)
+    assert [len(rig.hand.answers_to(number)) for number in (1, 2)] == [5, 2]
+
+
+@on_rig(stream_window=2)
+async def test_credit_for_more_than_was_sent_makes_no_room(rig: Rig):
+    rig.hand.send(task(1, "count", [1000], flags=int(TaskFlag.STREAM)))
+    await rig.hand.quiet(0.1)
+    rig.hand.send((int(Request.CREDIT), 1, 2**63))
+    await rig.hand.quiet(0.1)
+    assert len(rig.hand.answers_to(1)) == 4

@@ -107,3 +107,16 @@ def test_too_many_reserves_push_out_the_oldest_that_is_over():
         mind.note_reserve(sender, rid, Refusal.FULL, 0.0)
     assert list(sender.reserves) == ["b", "c"]
     mind.check()
+
+
+def test_more_silent_senders_than_answers_are_forgotten_as_soon_as_answers():
+    mind = memory(keep=3)
+    for number in range(4):
+        mind.sender(f"r{number}", 0.0)
+    mind.sweep(9.9)
+    assert len(mind.senders) == 4
+    mind.sweep(10.0)
+    assert not mind.senders
+    assert mind.sender("r0", 11.0).doubtful
+    mind.sweep(100.0)
+    assert len(mind.senders) == 1, "few are remembered for long"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.bus.port import Bus
 from gangline.schemas import frames
-from gangline.schemas.errors import ClosedError, Disconnected
+from gangline.schemas.errors import ClosedError, Disconnected, InvalidName
 from gangline.schemas.frames import ENVELOPE_BYTES, Answer, Load
 from gangline.telemetry.logs import logger_for
 from gangline.worker.outbox import Outbox
@@ -149,3 +149,45 @@ def test_joined_frames_are_the_same_bytes_as_an_encoded_envelope(count, epoch):
     joined = frames.join_answer(epoch, load, [frames.encode_frame(one)] * count)
     assert joined == frames.encode_answer(epoch, load, [one] * count)
     assert len(joined) - count * len(frames.encode_frame(one)) <= ENVELOPE_BYTES
+
+
+async def test_a_reply_subject_that_cannot_be_used_costs_the_others_nothing():
+    class Picky(Wire):
+        def publish(
+            self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+        ) -> None:
+            if "*" in subject and self.error is None:
+                raise InvalidName(f"{subject} has a wildcard")
+            super().publish(subject, data, reply=reply, headers=headers)
+
+    wire = Picky()
+    box = outbox(wire)
+    box.put("evil.*", ok(1))
+    box.put("a", ok(2))
+    await asyncio.sleep(0)
+    assert [subject for subject, _ in wire.sent] == ["a"]
+    assert box.dropped == 1 and box.empty
+    wire.error = Disconnected("down")
+    box.put("evil.*", ok(3))
+    box.put("a", ok(4))
+    box.flush()
+    wire.error = None
+    box.resume()
+    assert [subject for subject, _ in wire.sent] == ["a", "a"] and box.empty
+
+
+async def test_what_comes_after_a_loss_waits_for_what_was_kept():
+    wire = Wire()
+    box = outbox(wire)
+    wire.error = Disconnected("down")
+    box.put("a", ok(1))
+    box.flush()
+    wire.error = None  # back, and the news of it are still on their way
+    box.put("a", ok(2))
+    box.put("b", ok(3))
+    box.flush()
+    assert wire.sent == []
+    box.resume()
+    box.put("a", ok(4))
+    box.flush()
+    assert [frame[1] for frame in wire.frames()] == [1, 2, 3, 4] and box.empty

@@ -114,6 +114,22 @@ async def test_the_epoch_of_a_predecessor_is_learnt():
         assert second.values()["reg.images.w1"]["instance"] == "two"
 
 
+async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_published_yet():
+    hub = MemoryHub()
+    async with Bench(hub, "one", epoch=41) as first:
+        await first.serve()
+    async with Bench(hub, "two") as second:
+        await second.presence.claim()
+        second.presence.rewrite()  # a new epoch after a freeze, or a reconnect, in the middle of a start
+        await asyncio.sleep(1.0)
+        assert second.lost == []
+        await second.presence.publish()
+        second.presence.rewrite()
+        await asyncio.sleep(1.0)
+        assert second.lost == []
+        assert second.values()["reg.images.w1"]["instance"] == "two"
+
+
 async def test_a_living_id_is_refused_within_two_heartbeats():
     hub = MemoryHub()
     async with Bench(hub, "one") as first, Bench(hub, "two") as second:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from gangline.bus.port import NoResponders
 from gangline.schemas import codec
-from gangline.schemas.errors import ClosedError, WorkerIdTaken
+from gangline.schemas.errors import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.frames import Answer, Load, LoadFlag, Request, ReserveFlag
-from gangline.worker.service import WorkerState
+from gangline.worker.pool import Pool
+from gangline.worker.service import Worker, WorkerState
+from gangline.worker.settings import WorkerSettings
 
-from .rig import Rig, on_rig, reserve, task
+from .rig import Hand, Rig, on_rig, reserve, task
 
 OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
 
@@ -97,6 +100,45 @@ async def test_a_drain_during_a_start_begins_when_the_start_is_done():
     assert rig.worker.state is WorkerState.CLOSED
     assert rig.events() == ["drain", "leave"]
     assert rig.keys() == []
+    await rig.close()
+
+
+@pytest.mark.parametrize("away_s", [0.05, 4.0])
+@pytest.mark.parametrize("lost_at", [0.0, 0.5, 1.0])
+async def test_a_server_that_goes_away_during_a_start_is_waited_for(lost_at: float, away_s: float):
+    rig = Rig()
+    pool = Pool("images", slots=1)
+
+    @pool.lifespan
+    @contextlib.asynccontextmanager
+    async def lifespan():
+        await asyncio.sleep(1.0)
+        yield
+
+    bus = rig.hub.connect("late")
+    worker = Worker(pool, bus=bus, names=rig.names, settings=WorkerSettings(id="late"))
+    starting = asyncio.create_task(worker.start())
+    await asyncio.sleep(lost_at)
+    rig.hub.disconnect(bus)
+    await asyncio.sleep(max(1.0 - lost_at, 0.0) + away_s)
+    rig.hub.reconnect(bus)
+    await starting
+    assert worker.state is WorkerState.SERVING
+    await asyncio.sleep(1)
+    assert sorted(rig.keys()) == ["alive.images.late", "reg.images.late"]
+    hand = await Hand(rig.connect("hand"), worker).listen()
+    assert (await hand.ask(*task(1, "none")))[2] == "unknown_method", "it hears"
+    await worker.stop()
+    await rig.close()
+
+
+async def test_a_start_does_not_wait_for_ever_for_a_server():
+    rig = Rig(start_timeout_s=2.0)
+    rig.hub.disconnect(rig.worker._bus)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable):
+        await rig.worker.start()
+    assert 2.0 <= asyncio.get_running_loop().time() - began < 12.0
     await rig.close()
 
 

@@ -43,6 +43,13 @@ def test_a_value_out_of_bounds_is_named_with_what_was_given(field, value):
     assert repr(given) in str(caught.value)
 
 
+def test_large_bounds_are_written_in_full():
+    with pytest.raises(InvalidSettings, match="drain_grace_s is -3: give a number from 0 to 2592000$"):
+        WorkerSettings(drain_grace_s=-3)
+    with pytest.raises(InvalidSettings, match="from 1000 to 10000000$"):
+        WorkerSettings(answer_retention_count=0)
+
+
 def test_a_heartbeat_that_may_miss_none_is_refused():
     with pytest.raises(InvalidSettings, match="at least twice heartbeat_s"):
         WorkerSettings(heartbeat_s=2.0, heartbeat_ttl_s=3.0)

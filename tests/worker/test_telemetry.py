@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from gangline.schemas import codec
 from gangline.schemas.deadline import current_deadline
 from gangline.schemas.frames import Load, Request, ReserveFlag
-from gangline.telemetry.tracing import tracer
+from gangline.telemetry.tracing import Span, tracer
 
 from .rig import Rig, on_rig, task
 
@@ -98,3 +98,13 @@ async def test_the_metrics_balance_at_rest(rig: Rig):
     assert metrics.statistics() == {
         "started": 2, "finished": 2, "rejected": 1, "granted": 3, "expired": 1, "released": 2,
     }  # fmt: skip
+
+
+@on_rig()
+async def test_without_tracing_no_task_enters_a_span(rig: Rig, monkeypatch):
+    entered: list[Span] = []
+    current = Span.current
+    monkeypatch.setattr(Span, "current", lambda span: entered.append(span) or current(span))
+    assert await rig.hand.ask(*task(1, "double", [4], deadline_ms=5000)) == [1, 1, 8]
+    assert await rig.hand.ask(*task(2, "double", [4])) == [1, 2, 8]
+    assert entered == []

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ...schemas.bounds import plain
 from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
 from ...telemetry.logs import logger_for
 from ..context import TaskContext, end, stop
@@ -154,7 +155,7 @@ class Run:
         task = self.call.task
         self.cancel(
             DeadlineExceeded(
-                f"{self.where} was stopped after its timeout_s of {task.timeout_s:g} s",
+                f"{self.where} was stopped after its timeout_s of {plain(task.timeout_s or 0)} s",
                 may_have_started=True,
                 details={"timeout_s": task.timeout_s},
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from ..bus.embedded import EmbeddedServer
-from ..bus.port import KeyValue, KvEntry, KvOperation
+from ..bus.port import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation
 from .children import end, ended, spawn
 from .options import Connection, plain_environment
 from .serve import open_gateway
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT: Final = 4222
 READY_S: Final = 15.0
+ENDING_S: Final = 2.0
+"""A server whose connections broke, and that still runs after so long, was not ended."""
 PATIENCE_S: Final = 10.0
 """What an old worker gets to finish its tasks after a change."""
 
@@ -42,6 +44,7 @@ async def develop(
         options: further options of `gangline worker`.
     """
     async with AsyncExitStack() as stack:
+        server: EmbeddedServer | None = None
         environment = connection.environment()
         if not (connection.server or connection.context):
             server = await _start_server(stack, data, port)
@@ -54,22 +57,26 @@ async def develop(
         ledger = await open_ledger(bus, connection)
         await stack.enter_async_context(open_gateway(bus, connection))
         await stack.enter_async_context(open_coordinator(bus, connection))
-        seat = Seat(target, environment, ledger, connection, options)
+        seat = Seat(target, environment, ledger, connection, options, reload=reload)
         stack.push_async_callback(seat.leave)
-        following = asyncio.create_task(_follow(seat, reload), name="gangline dev reload")
-        stack.push_async_callback(_cancelled, following)
-        await _first(stop, following)
+        tasks = [asyncio.create_task(_follow(seat, reload), name="gangline dev reload")]
+        if server is not None:
+            tasks.append(asyncio.create_task(_revive(server, bus), name="gangline dev server"))
+        for task in tasks:
+            stack.push_async_callback(_cancelled, task)
+        await _first(stop, tasks)
         click.echo("stopping: what runs may finish; once more to stop at once", err=True)
 
 
-async def _first(stop: asyncio.Event, following: asyncio.Task[None]) -> None:
-    """Wait for `stop`; what goes wrong with `following` is raised."""
+async def _first(stop: asyncio.Event, tasks: list[asyncio.Task[None]]) -> None:
+    """Wait for `stop`; what goes wrong with a task is raised."""
     waiting = asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((waiting, following), return_when=asyncio.FIRST_COMPLETED)
-        if following.done():
-            following.result()
-            await waiting
+        running = {waiting, *tasks}
+        while not waiting.done():
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
     finally:
         waiting.cancel()
 
@@ -85,6 +92,22 @@ async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | No
         click.secho(f"port {DEFAULT_PORT} is taken, so a free one is used; --port chooses", fg="yellow", err=True)
         wanted = 0
     return await stack.enter_async_context(EmbeddedServer(data=data, port=wanted))
+
+
+async def _revive(server: EmbeddedServer, bus: Bus) -> None:
+    """Start the server again when it has ended: nobody else would."""
+    lost = asyncio.Event()
+    forget = bus.on_connection(lambda event: lost.set() if event is ConnectionEvent.DISCONNECTED else None)
+    try:
+        while True:
+            await lost.wait()
+            lost.clear()
+            if not await asyncio.to_thread(server.await_end, ENDING_S):
+                continue
+            click.secho(f"server    has ended: starting it again on port {server.port}", fg="yellow", err=True)
+            await server.astart()
+    finally:
+        forget()
 
 
 def _taken(port: int) -> bool:
@@ -107,15 +130,19 @@ class Seat:
         ledger: KeyValue,
         connection: Connection,
         options: list[str],
+        *,
+        reload: bool,
     ) -> None:
         self._target = target
+        self._next = "the next change starts another" if reload else "start gangline dev again for another"
         self._environment = environment
         self._ledger = ledger
         self._names = connection.names
         self._options = options
         self._numbers = itertools.count(1)
         self._taken_by: asyncio.subprocess.Process | None = None
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._left = False
 
     async def replace(self) -> bool:
         """Start a worker with the code as it is now. False: it does not come up, and the old one, if any, goes on."""
@@ -131,15 +158,25 @@ class Seat:
             raise
         if not serves:
             await end(process, PATIENCE_S)
-            rest = "the last good version goes on" if self._alive else "waiting for a change"
+            rest = "the last good version goes on" if self._alive else self._next
             click.secho(f"worker    {self._target} does not come up: {rest}", fg="red", err=True)
             return False
         old, self._taken_by = self._taken_by, process
         if old is not None:
-            task = asyncio.create_task(end(old, PATIENCE_S))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._keep(end(old, PATIENCE_S))
+        self._keep(self._tell_end(process))
         return True
+
+    def _keep(self, work: Coroutine[object, object, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_end(self, process: asyncio.subprocess.Process) -> None:
+        """Say so when a worker ends that nobody here told to."""
+        code = await process.wait()
+        if self._taken_by is process and not self._left:
+            click.secho(f"worker    has ended with code {code}: {self._next}", fg="red", err=True)
 
     @property
     def _alive(self) -> bool:
@@ -165,9 +202,10 @@ class Seat:
 
     async def leave(self) -> None:
         """End every worker, the last included."""
+        self._left = True
         if self._taken_by is not None:
             await end(self._taken_by, PATIENCE_S)
-        await asyncio.gather(*self._leaving)
+        await asyncio.gather(*self._tasks)
 
 
 async def _follow(seat: Seat, reload: bool) -> None:

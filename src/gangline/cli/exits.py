@@ -67,7 +67,9 @@ def next_step(error: BaseException) -> str:
 def one_line(error: BaseException) -> str:
     """The error as one line: what was wrong, and what to do next."""
     text = " ".join(str(error).split()) or type(error).__name__
-    if isinstance(error, TaskFailed) and error.remote_type and not text.startswith(error.remote_type):
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, TaskFailed) and error.remote_type and error.remote_type not in text:
         text = f"{error.remote_type}: {text}"
     elif not isinstance(error, GanglineError | click.ClickException | OSError):
         text = f"{type(error).__name__}: {text}"

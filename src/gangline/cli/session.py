@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -42,6 +43,7 @@ async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
     """
     from ..bus.jetstream import connect
 
+    _log_for_people(connection.debug)
     bus = await connect(connection.settings(), name=name)
     try:
         yield bus
@@ -59,9 +61,31 @@ async def open_client(connection: Connection, name: str) -> AsyncIterator[Client
     from ..bus.port import BucketSettings
     from ..dispatcher.client import connect
 
+    _log_for_people(connection.debug)
     how, bucket = connection.settings(), BucketSettings.from_environment()
     async with connect(how, namespace=connection.namespace, name=name, bucket=bucket) as client:
         yield client
+
+
+class _Echo(logging.Handler):
+    """Writes to what stderr is at that moment: a table that follows puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def _log_for_people(debug: bool) -> None:
+    """A command that ends by itself tells of the connection that it waits for, and all else in its last line, unless
+    `debug`. Commands that stay have set up their logs before."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = _Echo()
+    handler.setFormatter(logging.Formatter("gangline: %(message)s"))
+    root.addHandler(handler)
+    if not debug:
+        logging.getLogger("gangline").setLevel(logging.ERROR)
+        logging.getLogger("gangline.bus").setLevel(logging.WARNING)
 
 
 async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:

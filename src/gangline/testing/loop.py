@@ -17,16 +17,20 @@ import heapq
 import itertools
 import logging
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
 _NODE: contextvars.ContextVar[str | None] = contextvars.ContextVar("gangline_node", default=None)
+
+MAX_CALLBACKS_AT_ONCE = 5_000_000
+"""Callbacks at one instant of virtual time after which the loop takes it for an endless circle."""
 
 START_S = 1000.0
 """Where virtual time begins. Not zero, so that code which takes 0 for "never" fails here and not at a user's."""
@@ -37,7 +41,8 @@ class Deadlock(RuntimeError):
 
 
 class VirtualTimeout(RuntimeError):
-    """Virtual time reached the loop's limit. Something waits in a loop that will not end."""
+    """Virtual time reached the loop's limit, or stands still though callbacks run on and on. Something goes round in
+    circles."""
 
 
 def current_node() -> str | None:
@@ -86,9 +91,9 @@ class _Future(asyncio.Future[Any]):
 class _Frozen:
     """What piled up for a frozen node."""
 
-    ready: list[asyncio.Handle] = field(default_factory=list)
+    ready: list[asyncio.Handle] = field(default_factory=list[asyncio.Handle])
     """Callbacks that were ready or became ready; messages from the bus are among them."""
-    timers: list[asyncio.Handle] = field(default_factory=list)
+    timers: list[asyncio.Handle] = field(default_factory=list[asyncio.Handle])
     """Timers that came due meanwhile, in the order in which they did."""
 
 
@@ -121,6 +126,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._crashed: dict[str, list[asyncio.Task[Any]]] = {}
         self.ran = 0
         """Callbacks run so far; a measure of work that does not depend on the machine."""
+        self._ran_before = 0
+        """`ran` when time last moved."""
 
     def __repr__(self) -> str:
         return (
@@ -193,13 +200,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _bury(self) -> None:
         """Close the coroutines of crashed nodes, so that nobody complains when they are collected. What they have to
-        say about it is not heard: they have been dead for long."""
+        say about it, and what they cannot begin because of it, is not heard: they have been dead for long."""
         silent = logging.root.manager.disable
         logging.disable(logging.CRITICAL)
         try:
-            for tasks in self._crashed.values():
-                for task in tasks:
-                    _close(task)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # "never awaited"
+                for tasks in self._crashed.values():
+                    for task in tasks:
+                        _close(task)
         finally:
             logging.disable(silent)
 
@@ -242,6 +251,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     continue
             self.ran += 1
             handle._run()
+        if self.ran - self._ran_before > MAX_CALLBACKS_AT_ONCE:
+            raise VirtualTimeout(
+                f"{MAX_CALLBACKS_AT_ONCE} callbacks and time has not moved; waiting: {self._waiting()}"
+            )
 
     def _fire(self, timer: asyncio.TimerHandle) -> None:
         if timer._cancelled:
@@ -272,7 +285,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         when = self._timers[0][0]
         if when > self._end:
             raise VirtualTimeout(f"virtual time would pass {self._end - START_S:.0f} s; waiting: {self._waiting()}")
-        self._now = max(self._now, when)
+        if when > self._now:
+            self._now = when
+            self._ran_before = self.ran
 
     def _waiting(self) -> str:
         tasks = sorted((t for t in asyncio.all_tasks(self) if isinstance(t, _Task)), key=hash)
@@ -321,7 +336,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _node_of(handle: asyncio.Handle) -> str | None:
     context: Context | None = handle._context  # type: ignore[attr-defined]
-    return None if context is None else context.get(_NODE)
+    return None if context is None else cast("str | None", context.get(_NODE))
 
 
 def _describe(task: _Task[Any]) -> str:
@@ -332,7 +347,7 @@ def _describe(task: _Task[Any]) -> str:
 
 def _close(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coro = task.get_coro()
+    coro: Any = task.get_coro()  # None for a task that ended eagerly
     try:
         if coro is not None:
             coro.close()

@@ -21,7 +21,7 @@ def command(connection: Connection, pool: str | None, watch: bool, as_json: bool
     """Who holds which slots: every lease in the ledger, or those of POOL.
 
     With --watch on a terminal, a table that follows; else one line for each change. With --json --watch, one JSON
-    object a line: {"event": "granted" or "renewed", "lease": {...}} or {"event": "gone", "key": ...}.
+    object a line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
     """
     from ..session import run
 
@@ -37,7 +37,8 @@ def command(connection: Connection, pool: str | None, watch: bool, as_json: bool
 
         print_json([lease_json(lease) for lease in leases])
     elif not leases:
-        click.echo("no leases: no slot is held", err=True)
+        of_pool = "" if pool is None else f" of pool {pool!r}"
+        click.echo(f"no leases{of_pool}: no slot is held", err=True)
     else:
         from ..output import console
         from ..tables import leases_table

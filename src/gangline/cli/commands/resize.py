@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..arguments import worker_argument
+from ..arguments import SLOTS_CONTEXT, slots_argument, worker_argument
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
     from ...schemas.messages import ResizeReply
 
 
-@click.command(short_help="Change a worker's number of slots, live.")
+@click.command(short_help="Change a worker's number of slots, live.", context_settings=SLOTS_CONTEXT)
 @worker_argument
-@click.argument("slots", type=click.IntRange(min=0))
+@slots_argument
 @json_option
 @connection_options
 def command(connection: Connection, worker: str, slots: int, as_json: bool) -> None:

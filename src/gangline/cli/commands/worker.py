@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from ...worker.settings import WorkerSettings
 
 
+HINTS = 6
+"""Lines to paste are printed for so many tasks: a screen is not filled with them."""
+
+
 @click.command(short_help="Serve a pool's tasks with this process's slots.")
 @click.argument("target", metavar="MODULE:POOL")
 @click.option("--slots", type=int, metavar="N", help="Slots to begin with. [the pool's own]")
@@ -71,9 +75,12 @@ def _print_hints(pool: Pool, connection: Connection) -> None:
     from ..examples import example_lines
 
     (url,) = connection.settings().safe_urls[:1]
-    for call, request in example_lines(pool, connection.names, None if url == DEFAULT_URL else url):
+    lines = example_lines(pool, connection.names, None if url == DEFAULT_URL else url)
+    for call, request in lines[:HINTS]:
         click.secho(f"try       {call}", fg="green")
         click.secho(f"          {request}", fg="green", dim=True)
+    if len(lines) > HINTS:
+        click.secho(f"          ... and {len(lines) - HINTS} more tasks: 'gangline workers' names them", fg="green")
 
 
 def _settings(

@@ -30,7 +30,8 @@ def command(connection: Connection, pool: str | None, as_json: bool) -> None:
 
         print_json([row.to_json() for row in rows])
     elif not rows:
-        click.echo("no workers: start one with 'gangline worker MODULE:POOL'", err=True)
+        of_pool = "" if pool is None else f" of pool {pool!r}"
+        click.echo(f"no workers{of_pool}: start one with 'gangline worker MODULE:POOL'", err=True)
     else:
         from ..output import console
         from ..tables import workers_table

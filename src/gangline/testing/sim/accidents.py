@@ -74,8 +74,9 @@ class Accidents:
                 self._begin("storage outage", event.for_s, self._world.hub.storage_back)
             case Accident.RESIZE | Accident.DRAIN:
                 self._world.workers[event.target].operate(event)
-            case _ if process is not None:
-                self._befall(process, event)
+            case _:
+                if process is not None:
+                    self._befall(process, event)
 
     def _befall(self, process: Process, event: Event) -> None:
         hub, bus = self._world.hub, process.bus
@@ -101,6 +102,8 @@ class Accidents:
                     hub.reconnect(bus)
 
                 self._begin(f"partition of {event.target}", event.for_s, mend)
+            case _:
+                raise ValueError(f"{event.accident} does not befall a process")
 
     def _server_restart(self, event: Event) -> None:
         hub = self._world.hub

@@ -38,10 +38,14 @@ class Checker:
         self.clock = clock
         self.trace = trace
         self.violations: list[Violation] = []
+        self.closed = False
+        """The run is over: what dying processes still do does not count."""
         self._on_first = on_first
 
     def fail(self, law: str, text: str) -> None:
         """A law is broken. What follows from it is of no interest, so only the first few are kept."""
+        if self.closed:
+            return
         if len(self.violations) < 5:
             self.trace.note("LAW", f"{law} broken: {text}")
             tail = tuple(self.trace.tail()[-45:])

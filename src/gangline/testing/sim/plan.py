@@ -171,10 +171,14 @@ def draw_plan(seed: int) -> Plan:
         workers=workers,
         clients=clients,
         steps=steps,
-        events=_draw_events(rng, workers, clients, traffic_s, calm=calm),
+        events=_draw_events(rng, workers, clients, steps, traffic_s, calm=calm),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
     )
+
+
+_FLAVOURS = ((8, 5, 3, 1, 4, 2, 2), (8, 5, 3, 1, 4, 2, 2), (1, 1, 1, 1, 8, 2, 0), (2, 8, 4, 2, 1, 1, 1))
+"""How often each kind of step: mixed traffic, mostly leases, mostly selections."""
 
 
 def _draw_steps(
@@ -183,11 +187,13 @@ def _draw_steps(
     busy = rng.choice((15, 30, 60))
     impatient = rng.choice((0.0, 0.1, 0.4))
     sticky = rng.choice((0.0, 0.3))
+    weights = rng.choice(_FLAVOURS)
+    ttls = rng.choice(((1.0, 2.0, 4.0), (1.0,)))
     # Bursts meet in one turn of the loop, and share messages.
     bursts = [rng.uniform(0, traffic_s) for _ in range(max(1, busy // 8))]
-    steps = []
+    steps: list[Step] = []
     for number in range(busy):
-        kind = rng.choices(tuple(Kind), weights=(8, 5, 3, 1, 4, 2, 2))[0]
+        kind = rng.choices(tuple(Kind), weights=weights)[0]
         method = rng.choices(("work", "again", "heavy"), weights=(5, 3, 2))[0]
         timeout_s = rng.choice((0.3, 1.0, 3.0, 6.0))
         steps.append(
@@ -203,7 +209,7 @@ def _draw_steps(
                 timeout_s=timeout_s,
                 cancel_after_s=rng.uniform(0, 1.2) ** 2 if rng.random() < impatient else None,
                 slots=rng.choice((1, 1, 2, 2, 3)),
-                ttl_s=rng.choice((1.0, 2.0, 4.0)),
+                ttl_s=rng.choice(ttls),
                 uses=rng.randint(0, 5),
                 together=rng.random() < 0.5,
                 hold_s=rng.choice((0.0, 0.01, 0.5, 2.5)) * rng.uniform(0.5, 1.5),
@@ -214,28 +220,36 @@ def _draw_steps(
 
 
 def _draw_events(
-    rng: random.Random, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], traffic_s: float, *, calm: bool
+    rng: random.Random,
+    workers: tuple[WorkerPlan, ...],
+    clients: tuple[str, ...],
+    steps: tuple[Step, ...],
+    traffic_s: float,
+    *,
+    calm: bool,
 ) -> tuple[Event, ...]:
     kinds = [] if calm else [kind for kind in FAULTS if rng.random() < 0.3]
     kinds += [kind for kind in (Accident.DRAIN, Accident.RESIZE) if rng.random() < 0.4]
-    events = []
+    events: list[Event] = []
     for kind in kinds:
-        for _ in range(rng.randint(1, 3)):
-            events.append(_draw_event(rng, kind, workers, clients, traffic_s))
+        for _ in range(rng.randint(1, 4)):
+            # Half of what happens, happens while somebody is busy.
+            at_s = rng.choice(steps).at_s + rng.uniform(0, 1) if rng.random() < 0.5 else rng.uniform(0, traffic_s)
+            events.append(_draw_event(rng, kind, workers, clients, min(at_s, traffic_s)))
     return tuple(sorted(events, key=lambda event: event.at_s))
 
 
 def _draw_event(
-    rng: random.Random, kind: Accident, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], traffic_s: float
+    rng: random.Random, kind: Accident, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], at_s: float
 ) -> Event:
     worker = rng.choice(workers)
-    event = Event(at_s=rng.uniform(0, traffic_s), accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
+    event = Event(at_s=at_s, accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
     match kind:
         case Accident.CLIENT_CRASH | Accident.CLIENT_FREEZE:
             return replace(event, target=rng.choice(clients))
         case Accident.WORKER_FREEZE:
             # Below the guard's second, just above it, and well above every deadline.
-            return replace(event, for_s=rng.choice((0.4, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.2))
+            return replace(event, for_s=rng.choice((0.4, 0.8, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1))
         case Accident.PARTITION | Accident.DISCONNECT:
             return replace(event, target=rng.choice((worker.name, rng.choice(clients))))
         case Accident.SERVER_RESTART | Accident.STORAGE_OUTAGE:
@@ -247,7 +261,7 @@ def _draw_event(
 
 
 def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:
-    storms = []
+    storms: list[Storm] = []
     for _ in range(rng.choice((0, 0, 1, 1, 2))):
         from_s = rng.uniform(0, traffic_s)
         strength = rng.choice((0.01, 0.05, 0.2))

@@ -35,7 +35,10 @@ async def check_rest(world: World) -> None:
             fail("L12", f"{worker.node}: at rest the limiter counts {load.running} running, {load.reserved} reserved")
     _check_heartbeats(world)
     for client in world.clients.values():
-        client.check_rest()
+        if not client.running:
+            fail("hang", f"{client.node} does not run, though everything is healed")
+        if any(client.counts().values()):
+            fail("L12", f"{client.node}: at rest it counts {client.counts()}")
 
 
 def _check_heartbeats(world: World) -> None:

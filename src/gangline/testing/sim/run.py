@@ -27,7 +27,7 @@ class Report:
     virtual_s: float
     callbacks: int
     events: int
-    outcomes: dict[str, int] = field(default_factory=dict)
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
     """How many requests ended how."""
     plan: str = ""
 

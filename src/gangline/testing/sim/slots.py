@@ -81,16 +81,16 @@ class WorkerModel:
     slots: int = 0
     """Its total now; set by the first record."""
     epoch: int = 0
-    leases: dict[str, LeaseModel] = field(default_factory=dict)
-    tasks: dict[str, tuple[int, str | None]] = field(default_factory=dict)
+    leases: dict[str, LeaseModel] = field(default_factory=dict[str, LeaseModel])
+    tasks: dict[str, tuple[int, str | None]] = field(default_factory=dict[str, tuple[int, str | None]])
     """Started and not ended, by id: cost and token."""
-    asked: dict[str, Asked] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict[str, Asked])
     """TASK frames delivered, by id."""
     reserves: tuple[int, list[Terms]] = (0, [])
     """RESERVE frames delivered in the turn of that number."""
-    bodies: dict[int, tuple[int, str]] = field(default_factory=dict)
+    bodies: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     """Task code that runs right now: cost and request."""
-    body_starts_by_token: dict[str, int] = field(default_factory=dict)
+    body_starts_by_token: dict[str, int] = field(default_factory=dict[str, int])
     draining_since: float | None = None
     left: bool = False
     dead: bool = False
@@ -143,13 +143,19 @@ class WorkerModel:
                     self.draining_since = self.clock()
             case "leave":
                 self._leave()
+            case _:
+                pass  # a reject moves no slot
 
     def check_turn(self) -> None:
-        """L1 at the end of a turn. Within one, the journal may name a grant before the release that made room."""
+        """L1 and L5 at the end of a turn: within one, the journal may name a grant before the release that made room,
+        and the new epoch before the leases that it ends."""
         used = self.reserved + self.running
         if used > self.slots and used > self.used_before:
             self._fail("L1", f"{used} slots are reserved or running, of {self.slots} (after {self.last_event})")
         self.used_before = used
+        for lease in self.living:
+            if lease.epoch != self.epoch:
+                self._fail("L5", f"lease {lease.token} of epoch {lease.epoch} lives on in epoch {self.epoch}")
 
     def _grant(self, record: dict[str, Any]) -> None:
         token, now = record["token"], self.clock()
@@ -260,13 +266,20 @@ class WorkerModel:
         elif not lease.claimed:
             lease.due_at = lease.granted_at + terms.claim_s
 
-    def renewal_delivered(self, token: str, ttl_s: float) -> None:
-        """A RENEW frame has reached the process; whether it is taken or not, the lease lives no longer for it."""
+    def renewal_delivered(self, token: str, ttl_s: float) -> bool:
+        """A RENEW frame has reached the process. If it is taken, the lease lives so long. False: it came too late, or
+        for a token that was never granted or is over, and must not be taken."""
         lease = self.leases.get(token)
-        if lease is not None and lease.ended is None:
-            lease.ttl_s = max(lease.ttl_s, ttl_s)
-            lease.due_at = max(lease.due_at, self.clock() + ttl_s)
-            lease.claimed = True
+        if lease is None or lease.ended is not None or self.clock() > lease.due_at + 1e-6:
+            return False
+        lease.ttl_s = max(lease.ttl_s, ttl_s)
+        lease.due_at = max(lease.due_at, self.clock() + ttl_s)
+        lease.claimed = True
+        return True
+
+    def renewed(self, token: str) -> None:
+        """The worker has answered RENEWED to a renewal that must not be taken."""
+        self._fail("L5", f"renewed token {token}, which had expired or ended")
 
     def refused(self, task_id: str, reason: str) -> None:
         """The worker has answered REJECTED to a task."""

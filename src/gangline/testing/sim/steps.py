@@ -63,11 +63,12 @@ class StepRunner:
 
     async def _choose(self) -> None:
         step = self._step
-        request = self._begin(ACQUIRE_S + step.hold_s)
+        request = self._begin(ACQUIRE_S)
         client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
         try:
             async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
                 self._process.holds(selection)
+                self._world.outcomes.extend(request, step.hold_s)
                 if step.hold_s:
                     await asyncio.sleep(step.hold_s)
                 if step.kind is Kind.CHOOSE:
@@ -112,19 +113,13 @@ class StepRunner:
 
     async def _use(self, lease: Lease) -> None:
         step = self._step
-        uses = [self._use_once(lease) for _ in range(step.uses)]
         if step.together:
             async with asyncio.TaskGroup() as group:
-                for use in uses:
-                    group.create_task(use)
+                for _ in range(step.uses):
+                    group.create_task(self._use_once(lease))
         else:
-            for index, use in enumerate(uses):
-                try:
-                    await use
-                except asyncio.CancelledError:
-                    for left in uses[index + 1 :]:
-                        left.close()
-                    raise
+            for _ in range(step.uses):
+                await self._use_once(lease)
 
     async def _use_once(self, lease: Lease) -> None:
         request = self._begin()

@@ -35,10 +35,13 @@ class WireWatch:
         self._tasks: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
         """By reply subject and id: who was asked, and the task's name there."""
         self._reserves: dict[tuple[str, int], tuple[WorkerModel, Terms]] = {}
+        self._timely_renewals: set[tuple[str, int]] = set()
+        self._late_renewals: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
 
     def on_message(self, sender: str, message: Message) -> None:
         """Something has reached the server."""
-        self._trace.count(message.subject, message.data)
+        # A registration names the real process; all else is the run's own.
+        self._trace.count(message.subject, b"" if ".reg." in message.subject else message.data)
         if message.subject.startswith("_INBOX.") and self._models(sender) is not None:
             self._answers(sender, message)
 
@@ -53,19 +56,29 @@ class WireWatch:
             self._checker.fail("error", f"{receiver} got a malformed envelope: {error}")
             return
         for frame in envelope.frames:
-            if frame[0] == Request.TASK:
+            self._asked(model, envelope, frame, message.reply)
+            name = Request(frame[0]).name.lower()
+            self._trace.note(receiver, f"<- {envelope.sender} {name} {_brief(frame)} epoch {envelope.epoch % 100000}")
+
+    def _asked(self, model: WorkerModel, envelope: frames.RequestEnvelope, frame: frames.Frame, reply: str) -> None:
+        match frame[0]:
+            case Request.TASK:
                 task_id = f"{envelope.sender}.{frame[1]}"
                 model.task_delivered(task_id, envelope.epoch, frame[6])
-                self._tasks[message.reply, frame[1]] = (model, task_id)
-            elif frame[0] == Request.RESERVE:
+                self._tasks[reply, frame[1]] = (model, task_id)
+            case Request.RESERVE:
                 single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
                 model.reserve_delivered(terms, self._turn())
-                self._reserves[message.reply, frame[1]] = (model, terms)
-            elif frame[0] == Request.RENEW:
-                model.renewal_delivered(frame[2], frame[3] / 1000)
-            name = Request(frame[0]).name.lower()
-            self._trace.note(receiver, f"<- {envelope.sender} {name} {_brief(frame)} epoch {envelope.epoch % 100000}")
+                self._reserves[reply, frame[1]] = (model, terms)
+            case Request.RENEW:
+                key = (reply, frame[1])
+                if model.renewal_delivered(frame[2], frame[3] / 1000):
+                    self._timely_renewals.add(key)
+                elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
+                    self._late_renewals[key] = (model, frame[2])
+            case _:
+                pass
 
     def _answers(self, sender: str, message: Message) -> None:
         try:
@@ -79,6 +92,10 @@ class WireWatch:
                 known = self._tasks.get((message.subject, frame[1]))
                 if known is not None:
                     known[0].refused(known[1], frame[2])
+            elif frame[0] == Answer.RENEWED:
+                late = self._late_renewals.get((message.subject, frame[1]))
+                if late is not None:
+                    late[0].renewed(late[1])
             elif frame[0] == Answer.GRANTED:
                 asked = self._reserves.get((message.subject, frame[1]))
                 if asked is not None:

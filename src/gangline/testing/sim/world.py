@@ -13,7 +13,7 @@ from ...bus.ambient import Ambient
 from ...bus.memory import MemoryHub
 from ...bus.memory_faults import RandomFaults
 from ...dispatcher.leases import Lease
-from ...dispatcher.selection import Selection
+from ...dispatcher.selection import Selection, State
 from ...schemas.names import Names
 from ...schemas.records import Heartbeat
 from ...worker.context import TaskContext
@@ -102,6 +102,15 @@ class World:
         }
         return {name: found.get(f"alive.{each.plan.pool}.{name}") for name, each in self.workers.items()}
 
+    def holder_must_distrust(self, token: str, node: str) -> None:
+        """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not so when a drain cut it
+        short: the holder learns that from the answer to its next use.)"""
+        holder = self.holders.get(token)
+        if holder is None:
+            return
+        if _trusts(holder):
+            self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
+
     # -- what task code tells -------------------------------------------------------------------------------------
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:
@@ -176,6 +185,7 @@ class World:
         return (
             not self.outcomes.open
             and all(client.running and not client.busy for client in self.clients.values())
+            and not any(sum(client.counts().values()) for client in self.clients.values())
             and all(worker.settled for worker in self.workers.values())
             and not any(model.living or model.running or model.bodies for model in self.models.values() if model.alive)
             and not any(key.startswith("lease.") for key in self.ledger_keys())
@@ -195,6 +205,7 @@ class World:
 
     def _stop_everything(self) -> None:
         """The run is over: no process says another word."""
+        self.checker.closed = True
         for process in (*self.workers.values(), *self.clients.values()):
             process.kill()
 
@@ -204,6 +215,12 @@ class World:
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         facts = ", ".join(f"{key}={value!r}" for key, value in context.items() if key != "message")
         self.checker.fail("error", f"unhandled: {context['message']}: {facts}")
+
+
+def _trusts(holder: Lease | Selection) -> bool:
+    if isinstance(holder, Lease):
+        return holder.lost is None
+    return holder.state is State.OPEN and holder.hold.trouble() is None
 
 
 class _LogWatch(logging.Handler):

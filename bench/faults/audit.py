@@ -1,0 +1,103 @@
+"""A reader of every revision of the ledger, which holds it to law L7."""
+
+from __future__ import annotations
+
+from gangline.bus.port import KeyValue, KvEntry, KvOperation, Subscription
+from gangline.schemas.gangs import GangRecord, GangState, MemberRecord
+from gangline.schemas.names import WorkerId
+
+
+class Audit:
+    """Judges at each gang's record, in the order of revisions:
+
+    - one that says formed comes directly after the records of exactly its members, without a gap: one batch;
+    - one that says tearing_down is directly followed by the end of all of them;
+    - one that says queued or ended has no members.
+    """
+
+    def __init__(self) -> None:
+        self.broken: list[str] = []
+        self.formed: dict[str, set[int]] = {}
+        """Generations seen formed, by gang."""
+        self.members: dict[str, dict[str, tuple[int, MemberRecord]]] = {}
+        """Living member records, with their revisions, by gang and worker."""
+        self.states: dict[str, GangState] = {}
+        self.revisions = 0
+        """How many were read."""
+        self.missed = 0
+        """How many were not delivered, by the gaps between those that were: overwritten before their turn, which
+        happens while a watch comes back after a lost server."""
+        self._last = 0
+        self._ending: dict[str, int] = {}
+        """Gangs being torn down, with the revision by which all their members must have ended."""
+        self._subscription: Subscription | None = None
+
+    async def start(self, ledger: KeyValue) -> None:
+        self._subscription = await ledger.watch(">", self._see)
+
+    async def stop(self) -> None:
+        if self._subscription is not None:
+            await self._subscription.unsubscribe()
+
+    def left(self) -> list[str]:
+        """Gangs that have members now."""
+        return sorted(gang for gang, here in self.members.items() if here)
+
+    def _see(self, entry: KvEntry) -> None:
+        if entry.revision <= self._last:
+            self._again(entry)  # the watch came back, and tells anew
+            return
+        self.revisions += 1
+        whole = not self._last or entry.revision == self._last + 1
+        self.missed += 0 if whole else entry.revision - self._last - 1
+        self._last = entry.revision
+        if not whole:
+            self._ending.clear()
+        self._take(entry)
+        for gang, until in list(self._ending.items()):
+            if entry.revision >= until:
+                del self._ending[gang]
+                if self.members.get(gang):
+                    self._complain(entry, f"{gang} is torn down and has members on {sorted(self.members[gang])}")
+
+    def _again(self, entry: KvEntry) -> None:
+        if entry.operation is KvOperation.DELETE and entry.key.startswith("member."):
+            self._take(entry)
+
+    def _take(self, entry: KvEntry) -> None:
+        folder, _, rest = entry.key.partition(".")
+        if folder == "member":
+            pool, worker, gang = rest.split(".")
+            here = self.members.setdefault(gang, {})
+            if entry.operation is KvOperation.DELETE:
+                here.pop(str(WorkerId(pool, worker)), None)
+            else:
+                record = MemberRecord.model_validate_json(entry.value)
+                here[str(WorkerId(pool, worker))] = (entry.revision, record)
+        elif folder == "gang" and entry.operation is KvOperation.PUT:
+            self._judge(entry, GangRecord.model_validate_json(entry.value))
+
+    def _judge(self, entry: KvEntry, record: GangRecord) -> None:
+        here = self.members.get(record.id, {})
+        self.states[record.id] = record.state
+        if record.state in (GangState.FORMED, GangState.RETIRING):
+            self._judge_formed(entry, record, here)
+        elif record.state is GangState.TEARING_DOWN:
+            self._ending[record.id] = entry.revision + len(here)
+        elif here:
+            self._complain(entry, f"{record.id} is {record.state} and has members on {sorted(here)}")
+
+    def _judge_formed(self, entry: KvEntry, record: GangRecord, here: dict[str, tuple[int, MemberRecord]]) -> None:
+        wanted = {(f"{seat.pool}.{seat.worker}", seat.token) for seat in record.seats}
+        found = {(worker, seat.token) for worker, (_, member) in here.items() for seat in member.seats}
+        if wanted != found or {member.generation for _, member in here.values()} != {record.generation}:
+            self._complain(entry, f"{record.id} is formed with {sorted(found)} instead of {sorted(wanted)}")
+        known = self.formed.setdefault(record.id, set())
+        if record.generation not in known and record.state is GangState.FORMED:
+            batch = sorted(revision for revision, _ in here.values())
+            if batch != list(range(entry.revision - len(batch), entry.revision)) and not self.missed:
+                self._complain(entry, f"{record.id} was granted by more than one batch: {batch}")
+        known.add(record.generation)
+
+    def _complain(self, entry: KvEntry, text: str) -> None:
+        self.broken.append(f"L7 at revision {entry.revision}: {text}")

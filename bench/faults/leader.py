@@ -1,0 +1,78 @@
+"""A coordinator process to which something happens at an exact moment: `python -m bench.faults.leader --at batch ...`.
+
+It prints the time (CLOCK_MONOTONIC) when it leads as `leads <seconds>`, and just before its accident as
+`now <seconds>`. What it published before has reached the server by then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import time
+
+from bench.faults.seam import Moment, Seam, SeamBus
+from gangline.bus.jetstream import connect
+from gangline.bus.port import BucketSettings, Bus
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.children import tied_to_parent
+from gangline.cli.session import run
+from gangline.coordinator.service import Coordinator
+from gangline.coordinator.shell_settings import ShellSettings
+from gangline.schemas.names import Names
+from gangline.telemetry.logformat import configure_logging
+
+ACCIDENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
+
+
+class Accident:
+    """Happens once."""
+
+    def __init__(self, bus: Bus, moment: Moment, nth: int, number: signal.Signals) -> None:
+        self._bus = bus
+        self._at = (moment, nth)
+        self._number = number
+
+    async def __call__(self, moment: Moment, nth: int) -> None:
+        if (moment, nth) == self._at:
+            await self._bus.flush()
+            print(f"now {time.monotonic()!r}", flush=True)
+            os.kill(os.getpid(), self._number)
+
+
+async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals) -> None:
+    bus = await connect(ConnectionSettings.from_environment(), name="gangline coordinator")
+    seam = Seam(gang, Accident(bus, moment, nth, number))
+    coordinator = Coordinator(
+        bus=SeamBus(bus, seam),  # type: ignore[arg-type]
+        names=Names(os.environ["GANGLINE_NAMESPACE"]),
+        shell=ShellSettings(bucket=BucketSettings.from_environment()),
+    )
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, gone.set)
+    try:
+        with tied_to_parent(gone.set):
+            async with coordinator:
+                leads = loop.create_task(coordinator.wait_leading())
+                leads.add_done_callback(lambda _: print(f"leads {time.monotonic()!r}", flush=True))
+                await gone.wait()
+                leads.cancel()
+    finally:
+        await bus.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gang", required=True, help="the gang whose moments count")
+    parser.add_argument("--at", type=Moment, required=True, choices=list(Moment))
+    parser.add_argument("--nth", type=int, default=1)
+    parser.add_argument("--accident", choices=sorted(ACCIDENTS), default="kill")
+    given = parser.parse_args()
+    configure_logging(level="info", fmt="json")
+    run(serve(given.gang, given.at, given.nth, ACCIDENTS[given.accident]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""A member's process is killed, or frozen: how soon do the others hear of it, and does all come back?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from typing import Literal
+
+from bench.faults.figures import Report, Row
+from bench.faults.site import Process, Site, opened
+from gangline.schemas.errors import GanglineError
+
+SIZE = 4
+TARGET_S = {"killed": 1.0, "frozen": 4.0}
+
+
+async def member_lost(how: Literal["killed", "frozen"], repetitions: int, report: Report) -> list[Row]:
+    """A gang of 4 over 4 workers; one of them at random is killed (frozen), at any phase of the pings."""
+    told = Row(name=f"member {how}: teardown event", target=TARGET_S[how])
+    stopped = Row(name=f"member {how}: last other member stopped", target=TARGET_S[how] + 1.0)
+    back = Row(name=f"member {how}: every slot back")
+    async with opened(workers=SIZE) as site:
+        for number in range(repetitions):
+            times = await _once(site, f"{how}-{number}", how)
+            for row, seconds in zip((told, stopped, back), times, strict=True):
+                row.samples.append(seconds)
+            report(f"{told.name} {number + 1}: {times[0]:.3f} s, stopped {times[1]:.3f} s, slots {times[2]:.3f} s")
+        told.broken += site.audit.broken
+        told.broken += [f"L4: {gang} still has members in the ledger" for gang in site.audit.left()]
+        told.note = f"{site.audit.revisions} revisions, {site.audit.missed} not seen"
+    return [told, stopped, back]
+
+
+async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float]:
+    async with site.gang(gang_id, size=SIZE, deadline_s=30, restart="fail") as gang:
+        running = asyncio.ensure_future(gang.run("stay", str(site.folder)))
+        await site.until(
+            lambda: all(site.noted(gang_id, 1, rank, "started") for rank in range(SIZE)), "all members run"
+        )
+        await asyncio.sleep(random.random() * 0.6)
+        rank = random.randrange(SIZE)
+        victim = site.workers[gang.members[rank].worker.partition(".")[2]]
+        began = time.monotonic()
+        await _strike(site, victim, how)
+        torn_down, event = await site.event("torn_down", gang_id)
+        assert event.rank == rank and event.generation == 1, f"rank {rank} was struck, and the event is {event}"
+        with contextlib.suppress(GanglineError):
+            await running
+        others = [other for other in range(SIZE) if other != rank]
+        await site.until(lambda: all(site.noted(gang_id, 1, other, "stopped") for other in others), "the others stop")
+        stopped = max(site.noted(gang_id, 1, other, "stopped") or 0.0 for other in others)
+        await site.event("ended", gang_id)
+    if how == "frozen":
+        victim.signal(signal.SIGCONT)
+    rested = await site.at_rest(within_s=15)
+    if how == "killed":
+        await site.worker()
+        await site.served()
+    return torn_down - began, stopped - began, rested - began
+
+
+async def _strike(site: Site, victim: Process, how: str) -> None:
+    if how == "killed":
+        await site.kill(victim)
+    else:
+        victim.signal(signal.SIGSTOP)

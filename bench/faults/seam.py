@@ -1,0 +1,94 @@
+"""Faults at exact moments of a coordinator's work, put in where it speaks to NATS: nothing in it knows of them.
+
+A `SeamBus` passes everything on to a real bus, and tells a `Trigger` just before (and, of batches, just after) each
+message that matters to one gang.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from gangline.bus.port import BucketSettings, Bus, KeyValue, KvWrite, Message
+
+
+class Moment(StrEnum):
+    HOLD = "hold"
+    """Before the nth request to hold is sent."""
+    BATCH = "batch"
+    """Before the batch that grants the members."""
+    GRANTED = "granted"
+    """That batch was acknowledged, and the coordinator does not know it yet."""
+    FORM = "form"
+    """Before the nth request to form is sent."""
+    CLOSE = "close"
+    """Before the batch that ends the members."""
+    CLOSED = "closed"
+    """That batch was acknowledged."""
+    TEARDOWN = "teardown"
+    """Before the nth request to stop is sent."""
+
+
+Trigger = Callable[[Moment, int], Awaitable[None]]
+"""Told the moment, and the how many-eth of its kind it is, from 1."""
+
+_REQUESTS = {"hold": Moment.HOLD, "form": Moment.FORM, "teardown": Moment.TEARDOWN}
+_BATCHES = {"formed": (Moment.BATCH, Moment.GRANTED), "tearing_down": (Moment.CLOSE, Moment.CLOSED)}
+
+
+class Seam:
+    """Counts the moments of one gang."""
+
+    def __init__(self, gang: str, trigger: Trigger) -> None:
+        self.gang = gang
+        self._trigger = trigger
+        self._counts = dict.fromkeys(Moment, 0)
+
+    async def passes(self, moment: Moment) -> None:
+        self._counts[moment] += 1
+        await self._trigger(moment, self._counts[moment])
+
+
+class SeamBus:
+    """A bus.port.Bus."""
+
+    def __init__(self, bus: Bus, seam: Seam) -> None:
+        self._bus = bus
+        self._seam = seam
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        moment = _REQUESTS.get(subject.rpartition(".")[2])
+        if moment is not None and json.loads(data).get("gang") == self._seam.gang:
+            await self._seam.passes(moment)
+        return await self._bus.request(subject, data, timeout_s=timeout_s, headers=headers)
+
+    async def bucket(self, name: str, settings: BucketSettings) -> KeyValue:
+        return SeamKeyValue(await self._bus.bucket(name, settings), self._seam)  # type: ignore[return-value]
+
+
+class SeamKeyValue:
+    """A bus.port.KeyValue."""
+
+    def __init__(self, kv: KeyValue, seam: Seam) -> None:
+        self._kv = kv
+        self._seam = seam
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kv, name)
+
+    async def commit(self, writes: Sequence[KvWrite]) -> int:
+        mine = [write.value for write in writes if write.key == f"gang.{self._seam.gang}" and write.value]
+        moments = _BATCHES.get(json.loads(mine[0])["state"]) if mine else None
+        if moments is None:
+            return await self._kv.commit(writes)
+        await self._seam.passes(moments[0])
+        revision = await self._kv.commit(writes)
+        await self._seam.passes(moments[1])
+        return revision

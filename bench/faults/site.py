@@ -1,0 +1,275 @@
+"""A nats-server, worker and coordinator processes, an observer, and a client, for one scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.faults.audit import Audit
+from bench.faults.tasks import note
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream import connect as connect_bus
+from gangline.bus.port import BucketSettings, KeyValue, Message
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.children import TIED
+from gangline.cli.options import plain_environment
+from gangline.dispatcher.client import Client
+from gangline.dispatcher.gang import Ganging
+from gangline.dispatcher.order import CallOptions
+from gangline.dispatcher.settings import RouterSettings
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.gang_messages import GangEvent
+from gangline.schemas.names import Names
+
+ROOT = Path(__file__).resolve().parents[2]
+POOL = "bench.faults.tasks:pool"
+SERVED = "train"
+PATIENCE_S = 60.0
+
+
+class Process:
+    """One child, with its output."""
+
+    def __init__(self, name: str, child: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.child = child
+        self.log = log
+        self.lines: list[str] = []
+        """Of its standard output."""
+        self._reader = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        assert self.child.stdout is not None
+        while line := await self.child.stdout.readline():
+            self.lines.append(line.decode().strip())
+
+    def told(self, word: str) -> float | None:
+        """The time in its line `<word> <seconds>`, if it printed one."""
+        return next((float(line.split()[1]) for line in self.lines if line.startswith(f"{word} ")), None)
+
+    def actions(self) -> list[str]:
+        """What its JSON log says, by name."""
+        found = []
+        for line in self.log.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                found.append(json.loads(line)["action"])
+        return found
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.child.send_signal(number)
+
+    async def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        await self.child.wait()
+        await self._reader
+
+
+class Site:
+    """Made by `opened`. Every process that it started is gone when that ends."""
+
+    def __init__(self, url: str, namespace: str, folder: Path, bucket: BucketSettings) -> None:
+        self.url = url
+        self.names = Names(namespace)
+        self.folder = folder
+        self.bucket = bucket
+        self.audit = Audit()
+        self.running: dict[str, Process] = {}
+        self.workers: dict[str, Process] = {}
+        """Those of the running ones that serve."""
+        self.events: list[tuple[float, GangEvent]] = []
+        """With the time of their arrival."""
+        self.bus: JetStreamBus
+        self.ledger: KeyValue
+        self.client: Client
+        self._news = asyncio.Event()
+        self._numbers = itertools.count(1)
+
+    # -- processes ---------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str, module: str, *arguments: str) -> Process:
+        """`python -m <module> <arguments>`, connected to the server."""
+        log = self.folder / f"{name}.log"
+        environment = {
+            **plain_environment(),
+            "NATS_URL": self.url,
+            "GANGLINE_NAMESPACE": self.names.namespace,
+            "GANGLINE_STORAGE": self.bucket.storage.value,
+            "GANGLINE_REPLICAS": str(self.bucket.replicas),
+            TIED: "1",
+        }
+        with log.open("wb") as stream:
+            child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, *arguments,
+                env=environment, cwd=ROOT, start_new_session=True,
+                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stream,
+            )  # fmt: skip
+        self.running[name] = made = Process(name, child, log)
+        return made
+
+    async def worker(self, *arguments: str) -> Process:
+        """A worker on a node of its own, with a name that was never used."""
+        name = f"w{next(self._numbers)}"
+        given = ("worker", POOL, "--id", name, "--node", name, *arguments)
+        self.workers[name] = made = await self.start(name, "gangline.cli", *given)
+        return made
+
+    async def coordinator(self) -> Process:
+        return await self.start(
+            f"coordinator{next(self._numbers)}", "gangline.cli", "coordinator", "--log-format", "json"
+        )
+
+    async def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill") -> Process:
+        """A coordinator that has an accident at that moment of that gang."""
+        arguments = ("--gang", gang, "--at", moment, "--nth", str(nth), "--accident", accident)
+        return await self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
+
+    async def kill(self, process: Process) -> None:
+        del self.running[process.name]
+        self.workers.pop(process.name, None)
+        await process.kill()
+
+    async def close(self) -> None:
+        for process in self.running.values():
+            await process.kill()
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    async def until(self, holds: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
+        """Look again and again.
+
+        Raises:
+            TimeoutError: says what was waited for.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while not holds():  # noqa: ASYNC110 - other processes wake nobody
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise TimeoutError(f"not within {within_s:g} s: {what}\n{self.log_tails()}") from None
+
+    def log_tails(self) -> str:
+        tails = []
+        for process in self.running.values():
+            lines = process.log.read_text(errors="replace").splitlines()[-3:]
+            tails += [f"{process.name}: {line}" for line in lines]
+        return "\n".join(tails)
+
+    async def served(self, count: int | None = None) -> None:
+        """Until that many workers (all that were started) live."""
+        wanted = len(self.workers) if count is None else count
+        async with asyncio.timeout(PATIENCE_S):
+            while {w.registration.worker for w in await self.client.workers(SERVED)} < set(self.workers) or (
+                len(await self.client.workers(SERVED)) < wanted
+            ):
+                await asyncio.sleep(0.05)
+
+    async def led(self) -> float:
+        """Until somebody leads and answers; when that was."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                with contextlib.suppress(GanglineError):
+                    await self.bus.request(f"{self.names.namespace}.gang.list", b"", timeout_s=0.5)
+                    return time.monotonic()
+                await asyncio.sleep(0.01)
+
+    async def event(self, kind: str, gang: str, within_s: float = PATIENCE_S) -> tuple[float, GangEvent]:
+        """The first such event of that gang, and when it came."""
+        async with asyncio.timeout(within_s):
+            while True:
+                for found in self.events:
+                    if found[1].kind == kind and found[1].gang == gang:
+                        return found
+                self._news.clear()
+                await self._news.wait()
+
+    async def at_rest(self, expected: int = 0, within_s: float = PATIENCE_S) -> float:
+        """Until the workers together have so many slots in use, as they say themselves; when that was.
+
+        Raises:
+            TimeoutError: names what is still in use.
+        """
+        ongoing: Mapping[str, int] = {}
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    names = list(self.workers)
+                    replies = await asyncio.gather(*(self.client.stats(f"{SERVED}.{name}") for name in names))
+                    ongoing = {n: reply.load.ongoing for n, reply in zip(names, replies, strict=True)}
+                    if sum(ongoing.values()) == expected:
+                        return time.monotonic()
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            text = f"L4: {expected} slots should be in use, not {dict(ongoing)}"
+            raise TimeoutError(text) from None
+
+    def noted(self, gang: str, generation: int, rank: int, what: str) -> float | None:
+        """What bench.faults.tasks noted."""
+        path = note(self.folder, gang, generation, rank, what)
+        return float(path.read_text()) if path.exists() else None
+
+    # -- gangs -------------------------------------------------------------------------------------------------------
+
+    def gang(self, gang: str = "", *, max_restarts: int | None = 3, **fields: Any) -> Ganging:
+        """As Client.gang, of an id that is known beforehand."""
+        given = {"pool": SERVED, "strategy": "spread", "grace_s": 1.0, **fields}
+        if gang:
+            given["id"] = gang
+        return self.client.router.gangs.gang(given, max_restarts, CallOptions())
+
+    def _on_event(self, message: Message) -> None:
+        self.events.append((time.monotonic(), GangEvent.model_validate_json(message.data)))
+        self._news.set()
+
+
+@asynccontextmanager
+async def opened(
+    *, workers: int = 0, coordinators: int = 1, slots: int | None = None, url: str = "", replicas: int = 1
+) -> AsyncIterator[Site]:
+    """A site with processes that serve and lead.
+
+    Args:
+        url: servers of one's own; else an embedded one.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
+    async with contextlib.AsyncExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        if not url:
+            url = (await stack.enter_async_context(EmbeddedServer())).url
+        namespace = f"faults-{os.getpid()}-{secrets.token_hex(3)}"
+        site = Site(url, namespace, folder, BucketSettings(replicas=replicas))
+        settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
+        stack.push_async_callback(site.close)
+        site.bus = await connect_bus(settings, name="observer")
+        stack.push_async_callback(site.bus.close)
+        site.ledger = await site.bus.bucket(site.names.ledger_bucket, site.bucket)
+        await site.audit.start(site.ledger)
+        stack.push_async_callback(site.audit.stop)
+        await site.bus.subscribe(site.names.gang_events, site._on_event)
+        bus = await connect_bus(settings, name="owner")
+        site.client = Client(
+            bus, names=site.names, settings=RouterSettings(node="", zone=""), bucket=site.bucket, owns_bus=True
+        )
+        await stack.enter_async_context(site.client)
+        for _ in range(coordinators):
+            await site.coordinator()
+        given = () if slots is None else ("--slots", str(slots))
+        await asyncio.gather(*(site.worker(*given) for _ in range(workers)))
+        await site.served()
+        if coordinators:
+            await site.led()
+        yield site

@@ -1,0 +1,72 @@
+"""Servers that die, or say something else, in the middle of the handshake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gangline.bus.jetstream import connect
+
+pytestmark = pytest.mark.server
+
+INFO = b'INFO {"server_id": "fake", "version": "2.12.0", "proto": 1, "max_payload": 1048576, "headers": true}\r\n'
+
+
+class Fake:
+    """Speaks as much NATS as a connection needs. The connections with the given numbers do not come about."""
+
+    def __init__(self, spoilt: set[int], instead_of_pong: bytes) -> None:
+        self.connections = 0
+        self.url = ""
+        self._spoilt = spoilt
+        self._instead = instead_of_pong
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        spoilt = self.connections in self._spoilt
+        self._writers.append(writer)
+        writer.write(INFO)
+        while line := await reader.readline():
+            if line.startswith(b"PING"):
+                writer.write(self._instead if spoilt else b"PONG\r\n")
+                if spoilt:
+                    break
+        writer.close()
+
+    def hang_up(self) -> None:
+        for writer in self._writers:
+            writer.close()
+
+
+@asynccontextmanager
+async def fake(spoilt: set[int], instead_of_pong: bytes) -> AsyncIterator[Fake]:
+    made = Fake(spoilt, instead_of_pong)
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield made
+    made.hang_up()
+    server.close()
+
+
+@pytest.mark.parametrize("instead_of_pong", [b"", INFO], ids=["nothing", "info"])
+async def test_a_server_that_dies_in_the_handshake_of_a_reconnect_is_tried_again(settings_of, instead_of_pong):
+    async with fake({2, 3}, instead_of_pong) as server:
+        bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
+        server.hang_up()
+        async with asyncio.timeout(10):
+            while server.connections < 4 or not bus.connected:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await bus.flush()
+        await bus.close()
+
+
+@pytest.mark.parametrize("instead_of_pong", [b"", INFO], ids=["nothing", "info"])
+async def test_a_server_that_dies_in_the_first_handshake_is_tried_again(settings_of, instead_of_pong):
+    async with fake({1, 2}, instead_of_pong) as server:
+        bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
+        assert bus.connected and server.connections == 3
+        await bus.close()

@@ -1,0 +1,191 @@
+"""coordinator, gang, gangset, why: real processes on a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+SET = """
+name: llama
+gangs: 2
+gang: {pool: words, size: 2, slots: 1, strategy: spread}
+retire_s: 0.1
+"""
+
+
+@pytest.fixture
+def running(commands):
+    """A coordinator and two workers of four slots."""
+    coordinator = commands.start("coordinator")
+    workers = [commands.start("worker", "words:pool", "--id", name, "--node", name) for name in ("w1", "w2")]
+    coordinator.await_output(r"coordinator\.leads")
+    for worker in workers:
+        worker.await_output(r"worker\.started")
+    return coordinator, workers
+
+
+def until(holds, what):
+    end = time.monotonic() + 30
+    while not (found := holds()):
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+    return found
+
+
+def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
+    events = commands.start("gang", "events")
+    events.await_output("listens to")
+    gang = commands.json("gang", "acquire", "words", "4", "--strategy", "spread", "--ttl", "60", "--owner", "me")
+    assert (gang["state"], gang["size"], gang["owner"]) == ("formed", 4, "me")
+    assert {seat["worker"] for seat in gang["seats"]} == {"w1", "w2"}
+
+    (row,) = commands.json("gang", "ls")
+    assert (row["id"], row["owner_token"]) == (gang["id"], None)
+    table = commands.run("gang", "ls").stdout
+    assert gang["id"] in table and "formed" in table and "words.w1 words.w2" in table
+    shown = commands.run("gang", "show", gang["id"]).stdout
+    assert "generation 1" in shown and "rendezvous" in shown and gang["seats"][3]["token"] in shown
+    assert commands.json("why", gang["id"])["step"] == "formed"
+
+    refused = commands.run("gang", "release", gang["id"], "--owner-token", "mine")
+    assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
+    ended = commands.json("gang", "release", gang["id"], "--owner-token", gang["owner_token"])
+    assert ended["state"] == "ended"
+    assert commands.json("gang", "ls") == []
+    assert commands.run("gang", "ls").stderr.strip() == "no gangs"
+    events.await_output(rf"torn_down +{gang['id']} +generation 1 +released")
+    rows = commands.json("workers")
+    assert [row["load"]["reserved"] + row["load"]["running"] for row in rows] == [0, 0]
+
+
+def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(commands, running):
+    kept = commands.start("gang", "acquire", "words", "2", "--ttl", "1", "--keep")
+    gang = kept.await_output(r"gang g[\w-]+ is formed").split()[1]
+    kept.await_output("kept; ctrl-c")
+    time.sleep(2.5)
+    assert commands.json("gang", "show", gang)["state"] == "formed"
+    kept.signal(signal.SIGINT)
+    assert kept.wait() == 0
+    assert commands.json("gang", "show", gang)["reason"] == "released"
+
+
+def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
+    first = commands.json("gang", "acquire", "words", "6", "--ttl", "60")
+    waiting = commands.json("gang", "acquire", "words", "4", "--ttl", "60", "--no-wait")
+    assert waiting["state"] == "queued"
+    out = commands.run("why", waiting["id"]).stdout
+    assert f"gang {waiting['id']} is queued, number 1 in the queue" in out
+    assert re.search(rf"gang {first['id']} has \d slots?", out)
+    commands.run("gang", "release", first["id"], "--owner-token", first["owner_token"])
+    until(lambda: commands.json("gang", "show", waiting["id"])["state"] == "formed", "not formed")
+
+
+def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
+    (commands.folder / "set.yaml").write_text(SET)
+    done = commands.run("gangset", "apply", "set.yaml")
+    assert (done.returncode, done.stdout.strip()) == (0, "llama created: 2 gangs of 2")
+    assert commands.run("gangset", "apply", "set.yaml").stdout.strip() == "llama unchanged: 2 gangs of 2"
+
+    def formed():
+        (row,) = commands.json("gangset", "ls")
+        return sum(gang["state"] == "formed" for gang in row["living"])
+
+    until(lambda: formed() == 2, "two are not formed")
+    assert re.search(r"llama +2/2 +2 +2 x 1 words +spread", commands.run("gangset", "ls").stdout)
+    assert commands.json("gangset", "scale", "llama", "3") == {"name": "llama", "gangs": 3, "before": 2}
+    until(lambda: formed() == 3, "three are not formed")
+    assert len(commands.json("gang", "ls", "--set", "llama")) == 3
+    as_json = json.dumps({"name": "llama", "gangs": 1, "gang": {"pool": "words", "size": 2}, "retire_s": 0.1})
+    done = commands.run("gangset", "apply", "-", stdin=as_json)
+    assert done.stdout.strip() == "llama changed: 1 gang of 2"
+    until(lambda: len(commands.json("gangset", "ls")[0]["living"]) == 1, "did not shrink")
+    assert commands.run("gangset", "delete", "llama").stdout.strip() == "llama deleted"
+    until(lambda: commands.json("gang", "ls") == [], "gangs are left")
+    assert commands.json("gangset", "ls") == []
+    missing = commands.run("gangset", "scale", "llama", "1")
+    assert (missing.returncode, "there is no set 'llama'" in missing.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("name: [", "set.yaml is not YAML: "),
+        ("", "set.yaml declares nothing"),
+        ("- 1", "set.yaml is not a map"),
+        ("gangs: 1", "set.yaml has no name"),
+        ("name: a b\ngangs: 1\ngang: {pool: p}", "may only have letters"),
+        ("name: a\ngang: {pool: p}", "set a: gangs: Field required"),
+        ("name: a\ngangs: -1\ngang: {pool: p}", "gangs: Input should be greater than or equal to 0"),
+        ("name: a\ngangs: 1\ngang: {pool: p, size: 0}", "gang.size: Input should be greater than or equal to 1"),
+        ("name: a\ngangs: 1\ngang: {pool: p, sice: 2}", "gang.sice: Extra inputs are not permitted"),
+        ("name: a\ngangs: 1\ngang: {pool: p, strategy: near}", "gang.strategy: Input should be 'pack'"),
+        ("name: a\ngangs: 1\ngang: {pool: p}\nrout: all", "rout: Extra inputs are not permitted"),
+        ("name: a\ngangs: 1\ngang: {pool: p}\n---\nname: a\ngangs: 1\ngang: {pool: p}", "declares a twice"),
+        ("name: a\ngangs: 1\ngang: {pool: p}\n---\nname: b", "set.yaml, document 2, set b: gangs: Field required"),
+    ],
+)
+def test_a_malformed_file_is_told_what_is_wrong_and_declares_nothing(commands, invoke, tmp_path, text, complaint):
+    (tmp_path / "set.yaml").write_text(text)
+    done = invoke("gangset", "apply", str(tmp_path / "set.yaml"), env={"NATS_URL": "nats://127.0.0.1:1"})
+    assert done.exit_code == 2, done.output
+    assert complaint in done.output
+    assert done.output.count("\n") == 1
+
+
+def test_without_a_coordinator_it_says_what_to_start(commands):
+    for arguments in (("gang", "ls"), ("gang", "acquire", "words", "1"), ("why", "g1")):
+        done = commands.run(*arguments)
+        assert (done.returncode, "gangline coordinator" in done.stderr) == (3, True), done.stderr
+        assert done.stderr.count("\n") == 1
+    (commands.folder / "set.yaml").write_text(SET)
+    done = commands.run("gangset", "apply", "set.yaml")
+    assert done.returncode == 0 and "nobody leads" in done.stderr
+
+
+def test_bad_requests_are_one_line_and_a_code(commands, running):
+    cases = {
+        ("gang", "acquire", "words", "0"): (2, "size: Input should be greater"),
+        ("gang", "acquire", "words", "99"): (2, "can never be formed"),
+        ("gang", "acquire", "nopool", "1"): (2, "nopool"),
+        ("gang", "acquire", "words", "3", "--strategy", "strict_spread"): (2, "can never be formed"),
+        ("gang", "acquire", "words", "many"): (2, "not a valid integer"),
+        ("gang", "acquire", "words", "1", "--label", "x"): (2, "not KEY=VALUE"),
+        ("gang", "show", "nobody"): (1, "not known"),
+        ("gang", "release", "nobody", "--owner-token", "x"): (1, "not known"),
+        ("why", "nobody"): (1, "not known"),
+        ("gang", "show", "a b"): (2, "id"),
+        ("gang", "nosuch"): (2, "nosuch"),
+    }
+    for arguments, (code, text) in cases.items():
+        done = commands.run(*arguments)
+        assert (done.returncode, text in done.stderr, done.stderr.count("\n")) == (code, True, 1), (
+            arguments,
+            done.stderr,
+        )
+    held = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
+    late = commands.run("gang", "acquire", "words", "1", "--deadline", "0.3")
+    assert (late.returncode, "was not formed by its deadline" in late.stderr) == (3, True), late.stderr
+    commands.run("gang", "release", held["id"], "--owner-token", held["owner_token"])
+
+
+def test_a_standby_takes_over_when_the_leader_is_ended(commands, running):
+    leader, _ = running
+    standby = commands.start("coordinator")
+    standby.await_output(r"coordinator\.started")
+    gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
+    leader.signal(signal.SIGTERM)
+    assert leader.wait() == 0
+    standby.await_output(r"coordinator\.leads")
+    assert commands.json("gang", "show", gang["id"])["generation"] == 1
+
+
+def test_health_sees_a_coordinator(commands):
+    commands.start("coordinator", "--node", "here").await_output(r"coordinator\.leads")
+    done = commands.run("health", "--node", "here")
+    assert (done.returncode, done.stdout.strip()) == (0, "gangline-coordinator")

@@ -1,0 +1,50 @@
+"""Two routers on a pool that is too small for either."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from gangline.bus.memory import MemoryHub
+from gangline.dispatcher.client import Client
+from gangline.dispatcher.settings import RouterSettings
+from gangline.schemas.names import Names
+from gangline.worker.pool import Pool
+from gangline.worker.service import Worker
+
+
+@pytest.mark.parametrize("way", ["call", "choose"])
+async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str) -> None:
+    hub, names = MemoryHub(), Names("fair")
+    pool = Pool("images", slots=4)
+
+    @pool.task
+    async def nap() -> None:
+        await asyncio.sleep(0.05)
+
+    done: Counter[str] = Counter()
+
+    async def ask(name: str, client: Client) -> None:
+        for _ in range(10_000):
+            if way == "call":
+                await client.call("images.nap")
+            else:
+                async with client.choose_worker("images") as selection:
+                    await client.dispatch(selection, "nap")
+            done[name] += 1
+
+    worker_bus = hub.connect("worker")
+    clients = [Client(hub.connect(name), names=names, settings=RouterSettings(node="", zone="")) for name in "ab"]
+    async with Worker(pool, bus=worker_bus, names=names), clients[0] as first, clients[1] as second:
+        asking = [asyncio.ensure_future(ask("first", first)) for _ in range(8)]
+        await asyncio.sleep(1)
+        asking += [asyncio.ensure_future(ask("second", second)) for _ in range(8)]
+        done.clear()
+        await asyncio.sleep(20)
+        for one in asking:
+            one.cancel()
+        await asyncio.wait(asking)
+    assert done.total() > 0.85 * 4 * 20 / 0.05, "the slots are in use all the time"
+    assert 0.4 < done["first"] / done.total() < 0.6, done

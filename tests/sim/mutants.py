@@ -1,0 +1,370 @@
+"""Planted bugs: each replaces named methods of the worker or the router while a simulation runs.
+
+A mutant is a small, believable mistake. Its law is the one that a reader would name; the simulator must report it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher import hold as hold_module
+from gangline.dispatcher.hold import Hold, Reserver
+from gangline.dispatcher.lease_slots import LeaseSlots
+from gangline.dispatcher.selection import Selection
+from gangline.schemas.frames import Request
+from gangline.testing.sim.plan import Accident, Plan, draw_plan
+from gangline.worker.core import WorkerCore
+from gangline.worker.epochs import FreezeGuard
+from gangline.worker.leases import Change, Lease, LeaseTable, Refusal
+from gangline.worker.ledger import LedgerWriter
+from gangline.worker.limiter import SlotLimiter
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+Needs = Callable[[Plan], bool]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted bug."""
+
+    law: str
+    name: str
+    plant: Patch
+    needs: Needs
+    """Seeds whose plan cannot show it are passed over."""
+    seeds: int
+    """Among how many seeds it must be caught."""
+
+    def plans(self) -> Iterator[Plan]:
+        """Where to look for it."""
+        fitting = (plan for plan in map(draw_plan, itertools.count()) if self.needs(plan))
+        return itertools.islice(fitting, self.seeds)
+
+    @property
+    def id(self) -> str:
+        return f"{self.law}-{self.name}"
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(law: str, *, needs: Needs | None = None, seeds: int = 40) -> Callable[[Patch], Patch]:
+    """Declare the decorated function, which plants the bug that its name tells."""
+
+    def declare(plant: Patch) -> Patch:
+        name = plant.__name__.replace("_", "-")
+        MUTANTS.append(Mutant(law=law, name=name, plant=plant, needs=needs or _anything, seeds=seeds))
+        return plant
+
+    return declare
+
+
+def _anything(_plan: Plan) -> bool:
+    return True
+
+
+def _has(accident: Accident, least_s: float = 0.0, most_s: float = 60.0) -> Needs:
+    """Plans with that accident, of such a length."""
+    return lambda plan: any(e.accident is accident and least_s < e.for_s < most_s for e in plan.events)
+
+
+# -- L1: capacity -------------------------------------------------------------------------------------------------
+
+
+@mutant("L1")
+def reservations_do_not_count_against_tasks(patch: pytest.MonkeyPatch) -> None:
+    def run_nowait(self: SlotLimiter, borrower: object, slots: int = 1) -> bool:
+        if self.running + slots > self.total:
+            return False
+        self._running[borrower] = slots
+        self.running += slots
+        return True
+
+    patch.setattr(SlotLimiter, "run_nowait", run_nowait)
+    patch.setattr(SlotLimiter, "free", property(lambda self: max(0, self.total - self.running)))
+
+
+@mutant("L1")
+def one_slot_too_many_is_granted(patch: pytest.MonkeyPatch) -> None:
+    def reserve_nowait(self: SlotLimiter, borrower: object, slots: int = 1) -> bool:
+        if self.reserved + self.running + slots > self.total + 1:
+            return False
+        self._reserved[borrower] = slots
+        self.reserved += slots
+        return True
+
+    patch.setattr(SlotLimiter, "reserve_nowait", reserve_nowait)
+    patch.setattr(WorkerCore, "_no_room", lambda self, slots: Refusal.DRAINING if self.draining else None)
+
+
+@mutant("L1")
+def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> None:
+    admit = WorkerCore.admit
+
+    def cheap(self: WorkerCore, sender: Any, task_id: int, *, cost: int, **rest: Any) -> Any:
+        return admit(self, sender, task_id, cost=1, **rest)
+
+    patch.setattr(WorkerCore, "admit", cheap)
+
+
+# -- L2: balance --------------------------------------------------------------------------------------------------
+
+
+@mutant("L2")
+def a_failing_use_of_a_lease_keeps_its_slots(patch: pytest.MonkeyPatch) -> None:
+    def release(self: SlotLimiter, lease: object) -> int:
+        return 0 if isinstance(lease, Lease) and lease.single_use and not lease.claimed else original(self, lease)
+
+    original = SlotLimiter.release
+    patch.setattr(SlotLimiter, "release", release)
+
+
+@mutant("L2")
+def a_finished_task_gives_back_twice(patch: pytest.MonkeyPatch) -> None:
+    original = SlotLimiter.finish
+
+    def finish(self: SlotLimiter, task: object, lease: object | None = None) -> int:
+        slots = original(self, task, lease)
+        self.running = max(0, self.running - slots)
+        return slots
+
+    patch.setattr(SlotLimiter, "finish", finish)
+
+
+@mutant("L2")
+def slots_of_a_lease_that_ended_meanwhile_are_not_freed(patch: pytest.MonkeyPatch) -> None:
+    def give_back(self: LeaseTable, lease: Lease, task: object) -> None:
+        lease.busy -= self._limiter.finish(task, lease)
+
+    patch.setattr(LeaseTable, "give_back", give_back)
+
+
+# -- L3: single use -----------------------------------------------------------------------------------------------
+
+
+@mutant("L3")
+def a_single_use_token_stays_good_after_its_task(patch: pytest.MonkeyPatch) -> None:
+    def use(self: LeaseTable, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+        if slots > lease.slots - lease.busy:
+            return Refusal.LEASE_BUSY
+        self._limiter.start(lease, task, slots)
+        lease.busy += slots
+        self.extend(lease, due_at)
+        return None
+
+    patch.setattr(LeaseTable, "use", use)
+    patch.setattr(Selection, "mark_used", lambda self: None)
+
+
+@mutant("L3")
+def a_selection_can_be_dispatched_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Selection, "mark_used", lambda self: None)
+
+
+@mutant("L3")
+def a_lease_runs_more_than_its_slots(patch: pytest.MonkeyPatch) -> None:
+    def use(self: LeaseTable, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
+        if slots > lease.slots - lease.busy:
+            # "There is room on the worker, so why not."
+            return None if self._limiter.run_nowait(task, slots) else Refusal.LEASE_BUSY
+        return original(self, lease, task, slots, due_at, now)
+
+    original = LeaseTable.use
+    patch.setattr(LeaseTable, "use", use)
+    # The client counts for itself; one that does not is what the worker's count is there for.
+    patch.setattr(LeaseSlots, "take_nowait", lambda self, ticket: True)
+    patch.setattr(LeaseSlots, "give", lambda self, ticket: None)
+
+
+# -- L4: no leak --------------------------------------------------------------------------------------------------
+
+
+@mutant("L4")
+def unclaimed_grants_wait_for_a_minute(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerCore.reserve
+
+    def reserve(self: WorkerCore, *args: Any, claim_s: float, **rest: Any) -> Any:
+        return original(self, *args, claim_s=60.0, **rest)
+
+    patch.setattr(WorkerCore, "reserve", reserve)
+
+
+@mutant("L4")
+def nothing_expires_by_itself(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LeaseTable, "expire", lambda self, now: 0)
+    patch.setattr(LeaseTable, "next_at", lambda self: None)
+
+
+@mutant("L4")
+def a_used_lease_never_expires(patch: pytest.MonkeyPatch) -> None:
+    original = LeaseTable.extend
+
+    def extend(self: LeaseTable, lease: Lease, due_at: float) -> None:
+        original(self, lease, due_at + 30.0)
+
+    patch.setattr(LeaseTable, "extend", extend)
+
+
+# -- L5: expired is dead ------------------------------------------------------------------------------------------
+
+
+@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300)
+def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) -> None:
+    def find(self: LeaseTable, token: str, now: float) -> Lease | Refusal:
+        lease = self.living.get(token)
+        return Refusal.UNKNOWN_TOKEN if lease is None else lease
+
+    patch.setattr(LeaseTable, "find", find)
+
+
+@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 1.0))
+def a_freeze_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(FreezeGuard, "frozen", lambda self, now: False)
+    patch.setattr(FreezeGuard, "tick", lambda self, now: False)
+
+
+@mutant("L5")
+def a_holder_measures_from_the_answer_and_trusts_too_long(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(hold_module, "margin_s", lambda ttl_s: -0.5)
+
+
+@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 1.0))
+def the_leases_of_an_older_epoch_stay_good(patch: pytest.MonkeyPatch) -> None:
+    original = LeaseTable.end
+
+    def end(self: LeaseTable, lease: Lease, change: Change, now: float) -> None:
+        if change is not Change.DROP:
+            original(self, lease, change, now)
+
+    patch.setattr(LeaseTable, "end", end)
+
+
+# -- L6: the ledger -----------------------------------------------------------------------------------------------
+
+
+@mutant("L6")
+def the_ledger_is_written_when_there_is_time(patch: pytest.MonkeyPatch) -> None:
+    from gangline.worker import ledger
+
+    patch.setattr(ledger, "FLUSH_S", 0.2)
+
+
+@mutant("L6")
+def released_leases_are_left_to_expire_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerWriter._write_for
+
+    def write_for(self: LedgerWriter, token: str) -> Any:
+        write = original(self, token)
+        return None if write is not None and write.value is None else write
+
+    patch.setattr(LedgerWriter, "_write_for", write_for)
+
+
+# -- L11: drain ---------------------------------------------------------------------------------------------------
+
+
+@mutant("L11", needs=_has(Accident.DRAIN), seeds=200)
+def a_draining_worker_goes_on_granting(patch: pytest.MonkeyPatch) -> None:
+    def no_room(self: WorkerCore, slots: int) -> Refusal | None:
+        return Refusal.FULL if slots > self._limiter.free else None
+
+    patch.setattr(WorkerCore, "_no_room", no_room)
+
+
+@mutant("L11", needs=_has(Accident.DRAIN))
+def a_draining_worker_refuses_what_it_granted(patch: pytest.MonkeyPatch) -> None:
+    original = WorkerCore._admit_on_lease
+
+    def admit(self: WorkerCore, *args: Any, **rest: Any) -> Any:
+        return Refusal.DRAINING if self.draining else original(self, *args, **rest)
+
+    patch.setattr(WorkerCore, "_admit_on_lease", admit)
+
+
+@mutant("L11", needs=_has(Accident.DRAIN))
+def a_drain_leaves_while_tasks_run(patch: pytest.MonkeyPatch) -> None:
+    from gangline.worker.service import Worker
+
+    async def drain(self: Worker, desk: Any) -> None:
+        await self._leave()
+
+    async def clear(self: Worker, desk: Any) -> None:
+        desk.journal.write("leave")
+
+    patch.setattr(Worker, "_drain", drain)
+    patch.setattr(Worker, "_clear", clear)
+
+
+# -- L12: accounting ----------------------------------------------------------------------------------------------
+
+
+@mutant("L12")
+def ended_leases_stay_in_the_ledger_for_ever(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerWriter._write_for
+
+    def write_for(self: LedgerWriter, token: str) -> Any:
+        from gangline.bus.port import KvWrite
+
+        write = original(self, token)
+        if write is None or write.value is None:
+            return None
+        return KvWrite(key=write.key, value=write.value)
+
+    patch.setattr(LedgerWriter, "_write_for", write_for)
+
+
+@mutant("L12")
+def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
+    def release(self: Hold) -> None:
+        if not self._ended:
+            self._ended = True
+            self._stop()
+            self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+
+    patch.setattr(Hold, "release", release)
+
+
+@mutant("L12")
+def the_heartbeat_tells_a_load_of_long_ago(patch: pytest.MonkeyPatch) -> None:
+    from gangline.worker.describe import Description
+
+    busy: dict[object, Any] = {}
+    original = Description.heartbeat
+
+    def heartbeat(self: Description) -> Any:
+        beat = original(self)
+        if beat.running + beat.reserved:
+            busy[self] = beat
+        return busy.get(self, beat)
+
+    patch.setattr(Description, "heartbeat", heartbeat)
+
+
+# -- outcomes -----------------------------------------------------------------------------------------------------
+
+
+@mutant("outcome")
+def a_duplicate_runs_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "repeated", lambda self, sender, task_id: None)
+
+
+@mutant("outcome", needs=_has(Accident.WORKER_CRASH), seeds=80)
+def whatever_was_lost_is_sent_again(patch: pytest.MonkeyPatch) -> None:
+    from gangline.dispatcher.retry import Fate
+
+    patch.setattr(Fate, "allows_retry", lambda self, idempotent: True)
+
+
+@mutant("hang")
+def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) -> None:
+    original = Reserver.reserve
+
+    async def reserve(self: Reserver, *args: Any, deadline: float | None, **rest: Any) -> Any:
+        return await original(self, *args, deadline=None if deadline is None else deadline + 1.0, **rest)
+
+    patch.setattr(Reserver, "reserve", reserve)

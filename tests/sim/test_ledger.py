@@ -1,0 +1,90 @@
+"""Law L6: what the ledger shows, and when."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.testing.sim.checker import Checker
+from gangline.testing.sim.ledger import QUIET_S, LedgerWatch
+from gangline.testing.sim.slots import LeaseModel, WorkerModel
+from gangline.testing.sim.trace import Trace
+
+KEY = "lease.alpha.w0.t"
+
+
+class Scene:
+    """A worker with one lease, and a bucket."""
+
+    def __init__(self) -> None:
+        clock = asyncio.get_running_loop().time
+        self.keys: set[str] = set()
+        self.checker = Checker(clock, Trace(clock), lambda: None)
+        self.watch = LedgerWatch(self.checker, clock, lambda: self.keys)
+        self.worker = WorkerModel(
+            node="w0.1", worker="w0", checker=self.checker, clock=clock, load=lambda: None, drain_grace_s=3.0
+        )
+        self.lease = LeaseModel(token="t", slots=1, single_use=True, epoch=1, ttl_s=5.0, due_at=clock() + 2.0)
+        self.worker.leases["t"] = self.lease
+
+    @property
+    def laws(self) -> list[str]:
+        return [violation.law for violation in self.checker.violations]
+
+
+@pytest.fixture
+async def scene() -> Scene:
+    return Scene()
+
+
+async def test_a_grant_that_shows_in_time_is_well(scene):
+    scene.watch.granted(scene.worker, scene.lease)
+    scene.keys.add(KEY)
+    await asyncio.sleep(1)
+    assert scene.laws == []
+
+
+async def test_a_grant_that_does_not_show_breaks_l6(scene):
+    scene.watch.granted(scene.worker, scene.lease)
+    await asyncio.sleep(1)
+    assert scene.laws == ["L6"]
+
+
+async def test_a_grant_that_ended_meanwhile_need_not_show(scene):
+    scene.watch.granted(scene.worker, scene.lease)
+    scene.lease.ended = "release"
+    await asyncio.sleep(1)
+    assert scene.laws == []
+
+
+async def test_a_key_that_stays_after_the_end_breaks_l6(scene):
+    scene.keys.add(KEY)
+    scene.watch.ended(scene.worker, scene.lease)
+    await asyncio.sleep(1)
+    assert scene.laws == ["L6"]
+
+
+async def test_milliseconds_count_only_when_all_is_quiet(scene):
+    scene.watch.disturb()
+    scene.watch.granted(scene.worker, scene.lease)
+    await asyncio.sleep(1)
+    scene.watch.settle()
+    scene.watch.granted(scene.worker, scene.lease)
+    await asyncio.sleep(1)
+    assert scene.laws == []
+    await asyncio.sleep(QUIET_S)
+    scene.watch.granted(scene.worker, scene.lease)
+    await asyncio.sleep(1)
+    assert scene.laws == ["L6"]
+
+
+async def test_keys_of_a_dead_worker_go_within_their_time_to_live(scene):
+    scene.watch.disturb()
+    scene.keys.add(KEY)
+    scene.worker.dead = True
+    scene.watch.worker_died(scene.worker)
+    await asyncio.sleep(6.9)
+    assert scene.laws == []
+    await asyncio.sleep(0.2)
+    assert scene.laws == ["L6"]

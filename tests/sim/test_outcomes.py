@@ -1,0 +1,125 @@
+"""Requests end once, in time, and are told the truth."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.testing.sim.checker import Checker
+from gangline.testing.sim.outcomes import Outcomes
+from gangline.testing.sim.trace import Trace
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def checker(clock) -> Checker:
+    return Checker(clock, Trace(clock), lambda: None)
+
+
+@pytest.fixture
+def outcomes(checker, clock) -> Outcomes:
+    return Outcomes(checker, clock)
+
+
+def begin(outcomes, *, idempotent=False):
+    return outcomes.begin("r1", "c0.1", idempotent=idempotent, timeout_s=3.0)
+
+
+def laws(checker):
+    return [violation.law for violation in checker.violations]
+
+
+def test_a_request_that_runs_and_answers_breaks_nothing(outcomes, checker):
+    request = begin(outcomes)
+    outcomes.body_started("r1", "w0.1")
+    outcomes.body_returned("r1")
+    outcomes.succeeded(request, "done", "done")
+    assert laws(checker) == []
+    assert outcomes.counts() == {"ok": 1}
+
+
+def test_a_result_that_no_task_returned_is_reported(outcomes, checker):
+    outcomes.succeeded(begin(outcomes), "done", "done")
+    assert laws(checker) == ["outcome"]
+
+
+def test_a_wrong_result_is_reported(outcomes, checker):
+    request = begin(outcomes)
+    outcomes.body_started("r1", "w0.1")
+    outcomes.body_returned("r1")
+    outcomes.succeeded(request, "other", "done")
+    assert laws(checker) == ["outcome"]
+
+
+def test_a_second_start_is_reported_unless_the_task_is_idempotent(outcomes, checker):
+    begin(outcomes)
+    outcomes.body_started("r1", "w0.1")
+    outcomes.body_started("r1", "w1.1")
+    assert laws(checker) == ["outcome"]
+
+
+def test_an_idempotent_task_may_start_again(outcomes, checker):
+    begin(outcomes, idempotent=True)
+    outcomes.body_started("r1", "w0.1")
+    outcomes.body_started("r1", "w1.1")
+    assert laws(checker) == []
+
+
+@pytest.mark.parametrize("started_first", [True, False])
+def test_never_started_must_be_true_now_and_later(outcomes, checker, started_first):
+    request = begin(outcomes)
+    if started_first:
+        outcomes.body_started("r1", "w0.1")
+    outcomes.failed(request, "saturated", may_have_started=False)
+    if not started_first:
+        outcomes.body_started("r1", "w0.1")
+    assert laws(checker) == ["outcome"]
+
+
+def test_two_outcomes_are_one_too_many(outcomes, checker):
+    request = begin(outcomes)
+    outcomes.cancelled(request)
+    outcomes.failed(request, "saturated", may_have_started=True)
+    assert laws(checker) == ["outcome"]
+
+
+def test_a_request_past_its_deadline_hangs(outcomes, checker, clock):
+    begin(outcomes)
+    clock.now = 3.4
+    outcomes.look()
+    assert laws(checker) == []
+    clock.now = 3.6
+    outcomes.look()
+    assert laws(checker) == ["hang"]
+
+
+def test_a_frozen_client_has_time_after_its_thaw(outcomes, checker, clock):
+    begin(outcomes)
+    outcomes.client_froze("c0.1")
+    clock.now = 20.0
+    outcomes.look()
+    outcomes.client_thawed("c0.1")
+    outcomes.look()
+    assert laws(checker) == []
+    clock.now = 20.6
+    outcomes.look()
+    assert laws(checker) == ["hang"]
+
+
+def test_requests_of_a_dead_client_ask_for_nothing(outcomes, checker, clock):
+    begin(outcomes)
+    outcomes.client_died("c0.1")
+    clock.now = 100.0
+    outcomes.look()
+    assert laws(checker) == []
+    assert outcomes.open == 0

@@ -1,0 +1,85 @@
+"""Seeds without planted bugs: no law is broken, and each replays exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gangline.testing.sim.__main__ import main
+from gangline.testing.sim.plan import Kind, draw_plan
+from gangline.testing.sim.run import run, total_outcomes
+
+SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
+FIRST = int(os.environ.get("SIM_FROM", "0"))
+BATCH = 25
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
+def test_no_law_is_broken(first):
+    reports = [run(seed) for seed in range(first, min(first + BATCH, FIRST + SEEDS))]
+    broken = [str(report) for report in reports if not report.ok]
+    assert not broken, "\n\n".join(broken)
+    # A simulation in which nothing happens breaks no law either.
+    total = total_outcomes(reports)
+    assert total["ok"] > 100
+    assert total["cancelled"] and total["deadline_exceeded"] and total["leased"] and total["selection_used"]
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15])
+def test_a_seed_replays_exactly(seed):
+    assert run(seed).digest == run(seed).digest
+
+
+def test_a_seed_replays_in_another_process_with_other_hashes():
+    script = "from gangline.testing.sim.run import run\nfor seed in (7, 20, 23, 26): print(run(seed).digest)"
+    digests = set()
+    for hash_seed in ("0", "1", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(set(digests.pop().split())) == 4
+
+
+def test_plans_are_the_same_every_time_and_differ_by_seed():
+    assert draw_plan(5) == draw_plan(5)
+    assert len({draw_plan(seed).summary() for seed in range(50)}) > 40
+
+
+def test_plans_hold_every_kind_of_step_and_some_are_calm():
+    plans = [draw_plan(seed) for seed in range(100)]
+    assert {step.kind for plan in plans for step in plan.steps} == set(Kind)
+    assert 5 < sum(plan.calm for plan in plans) < 50
+
+
+def test_the_command_says_what_it_ran(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "2", "--from", "5", "--processes", "1"])
+    assert main() == 0
+    assert "2 seeds" in capsys.readouterr().out
+
+
+def test_the_command_shows_every_event_on_request(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "1", "--from", "5", "--trace"])
+    assert main() == 0
+    assert "journal start" in capsys.readouterr().out
+
+
+def test_the_command_fails_when_a_law_is_broken(capsys, monkeypatch, caplog):
+    from gangline.worker.limiter import SlotLimiter
+
+    caplog.set_level("CRITICAL")
+    monkeypatch.setattr(SlotLimiter, "release", lambda self, lease: 0)
+    monkeypatch.setattr(sys, "argv", ["sim", "--seeds", "3", "--processes", "1", "--stop"])
+    assert main() == 1
+    said = capsys.readouterr().out
+    assert "laws broken in 1 seeds: 0" in said
+    assert "journal grant" in said

@@ -19,6 +19,7 @@ from .election import Election, ElectionEffect, Role
 from .leader_key import LeaderKey, LeaderLost, leader_of
 from .moment import Clock
 
+_GRAIN_S: Final = 0.001
 _RETRY_S: Final = 0.2
 """Before storage that failed is read again."""
 
@@ -136,8 +137,12 @@ class Candidacy:
     def _wake_at(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(at, lambda: self.tell(on.ElectionTick(**self._clock.moment())))
+        # Loops that count in milliseconds ring up to one too early, and are asked again: not at once.
+        delay_s = max(at - self._clock.now, _GRAIN_S)
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self.tell(on.ElectionTick(**self._clock.moment()))
 
     async def _claim(self, claim: on.Claim) -> None:
         try:

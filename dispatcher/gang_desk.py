@@ -24,8 +24,11 @@ _LAST_WORD_S: Final = 1.0
 """How long after the deadline the coordinator may still say what stood in the way."""
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
-_RELEASE_S: Final = 5.0
-"""How long a release without an answer is repeated. After that the gang's time to live does it."""
+_RELEASE_AGAIN_S: Final = 1.0
+"""A release without an answer for so long is sent again: its leader may have died with it. Doubles with each try."""
+_RELEASE_S: Final = 10.0
+"""How long a release is repeated, beside the grace time if somebody leads: longer than it takes to elect a leader.
+After that the gang's time to live does it."""
 
 
 class GangDesk:
@@ -100,10 +103,17 @@ class GangDesk:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + _RELEASE_S
         pause_s = _RETRY_FIRST_S
+        patience_s = _RELEASE_AGAIN_S
         while True:
             try:
-                await self.ask(GangOperation.RELEASE, request, grace_s + _RELEASE_S)
+                await self.ask(GangOperation.RELEASE, request, patience_s)
                 return
+            except RequestTimeout as error:
+                patience_s = min(ASK_AGAIN_S, 2 * patience_s)
+                if loop.time() > give_up_at + grace_s:
+                    self._not_released(request, error)
+                    return
+                continue
             except (GangEnded, UnknownGang, ClosedError):
                 return
             except (Unavailable, MalformedMessage) as error:

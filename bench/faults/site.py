@@ -169,14 +169,14 @@ class Site:
             tails += [f"{process.name}: {line}" for line in lines]
         return "\n".join(tails)
 
-    async def served(self, count: int | None = None) -> None:
-        """Until that many workers (all that were started) live."""
-        wanted = len(self.workers) if count is None else count
+    async def served(self) -> None:
+        """Until all workers that were started live."""
         async with asyncio.timeout(PATIENCE_S):
-            while {w.registration.worker for w in await self.client.workers(SERVED)} < set(self.workers) or (
-                len(await self.client.workers(SERVED)) < wanted
-            ):
+            while not set(self.workers) <= await self._living():  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+    async def _living(self) -> set[str]:
+        return {info.registration.worker for info in await self.client.workers(SERVED)}
 
     async def led(self) -> float:
         """Until somebody leads and answers; when that was."""

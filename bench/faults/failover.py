@@ -1,0 +1,119 @@
+"""The leading coordinator is killed at each step of a grant and of a teardown, while another gang runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.faults.figures import Report, Row
+from bench.faults.seam import Moment
+from bench.faults.site import Process, Site, opened
+from gangline.schemas.gangs import GangState
+
+WORKERS: Final = 4
+SIZE: Final = 4
+BYSTANDERS: Final = 2
+TARGET_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """A moment at which the leader dies."""
+
+    name: str
+    moment: Moment
+    nth: int = 1
+
+    @property
+    def ending(self) -> bool:
+        """It happens while the gang is torn down."""
+        return self.moment in (Moment.CLOSE, Moment.CLOSED, Moment.TEARDOWN)
+
+
+DEATHS: Final = (
+    Death(name="before the holds", moment=Moment.HOLD),
+    Death(name="between the holds", moment=Moment.HOLD, nth=3),
+    Death(name="before the batch", moment=Moment.BATCH),
+    Death(name="after the batch, before the broadcast", moment=Moment.GRANTED),
+    Death(name="when half of the members are told", moment=Moment.FORM, nth=3),
+    Death(name="before the batch that ends it", moment=Moment.CLOSE),
+    Death(name="after the batch that ends it", moment=Moment.CLOSED),
+    Death(name="when half of the members are stopped", moment=Moment.TEARDOWN, nth=3),
+)
+
+
+async def leader_killed(repetitions: int, report: Report, deaths: tuple[Death, ...] = DEATHS) -> list[Row]:
+    """Kill leader after leader, each at its own moment of its own gang; the next one is already waiting.
+
+    A gang of two runs through all of it, its members meeting fifty times a second.
+    """
+    over = {death: Row(name=f"leader killed {death.name}: next one serves", target=TARGET_S) for death in deaths}
+    back = {death: Row(name=f"leader killed {death.name}: gang and slots right") for death in deaths}
+    undisturbed = Row(name="a gang that runs through all of it: longest pause")
+    plan = [(death, number) for number in range(repetitions) for death in deaths]
+    async with opened(workers=WORKERS, coordinators=0) as site:
+        leader = await _armed(site, *plan[0])
+        await site.led()
+        until = site.folder / "enough"
+        async with site.gang("bystander", size=BYSTANDERS, ttl_s=30, deadline_s=30) as bystander:
+            pulse = asyncio.ensure_future(bystander.run("pulse", str(until)))
+            for place, (death, number) in enumerate(plan):
+                following = plan[place + 1] if place + 1 < len(plan) else None
+                standby = await (site.coordinator() if following is None else _armed(site, *following))
+                await site.until(lambda: "coordinator.started" in standby.actions(), "a standby")  # noqa: B023
+                served, right = await _once(site, leader, death, f"victim-{death.moment}-{death.nth}-{number}")
+                over[death].samples.append(served)
+                back[death].samples.append(right)
+                report(f"{death.name} {number + 1}: served after {served:.3f} s, all right after {right:.3f} s")
+                leader = standby
+            until.touch()
+            beats = await pulse
+            assert bystander.generation == 1 and bystander.restarts == 0, "L8: the bystander was disturbed"
+            undisturbed.samples += [worst for _, worst in beats]
+            undisturbed.note = f"{beats[0][0]:.0f} meetings, generation 1"
+        await site.at_rest()
+        undisturbed.broken += _judge(site)
+        undisturbed.note += f"; {site.audit.revisions} revisions, {site.audit.missed} not seen"
+    return [*over.values(), *back.values(), undisturbed]
+
+
+async def _armed(site: Site, death: Death, number: int) -> Process:
+    return await site.armed(f"victim-{death.moment}-{death.nth}-{number}", death.moment, death.nth)
+
+
+async def _once(site: Site, leader: Process, death: Death, gang_id: str) -> tuple[float, float]:
+    """How long until the next one served, and until the gang was as its owner wants it, with its slots."""
+    owning = asyncio.ensure_future(_own(site, gang_id))
+    try:
+        await site.until(lambda: leader.told("now") is not None, f"the accident {death.name}")
+        killed = leader.told("now") or 0.0
+        await site.kill(leader)
+        served = await site.led()
+        right = await owning
+    finally:
+        owning.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await owning
+    return served - killed, right - killed
+
+
+async def _own(site: Site, gang_id: str) -> float:
+    """Acquire it, run on it, release it; as any owner would, who knows of no accident. When all was right.
+
+    For a death in the teardown that is when every slot was back, else when the members had answered.
+    """
+    async with site.gang(gang_id, size=SIZE, deadline_s=30) as gang:
+        results: list[Any] = await gang.options(timeout_s=20, retries=1).run("where")
+        assert [rank for rank, _, _ in results] == list(range(SIZE)), f"{gang_id} answered {results}"
+        formed = time.monotonic()
+    rested = await site.at_rest(BYSTANDERS, within_s=15)
+    await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, f"{gang_id} ended", 15)
+    return rested if "teardown" in gang_id or "close" in gang_id else formed
+
+
+def _judge(site: Site) -> list[str]:
+    partial = [f"L4: {gang} still has members in the ledger" for gang in site.audit.left()]
+    return [*site.audit.broken, *partial]

@@ -54,7 +54,7 @@ class GangFacts:
 
 @dataclass(slots=True, kw_only=True)
 class GangLink:
-    """How a context reaches the worker's side of its gang. Threads come through `loop`."""
+    """How a context reaches its gang. `talk` and `latest` are called on `loop`; `fail` in any thread."""
 
     loop: asyncio.AbstractEventLoop
     talk: Callable[[GangFacts], GangTalk]
@@ -136,7 +136,7 @@ class GangContext:
         return await self._together(lambda talk: talk.all_gather(value))
 
     def barrier_blocking(self) -> None:
-        """`barrier` for code that runs in a thread, as plain `def` tasks do."""
+        """`barrier` for code that runs in a thread or a child process, as plain `def` tasks do."""
         self._blocking(lambda talk: talk.barrier())
 
     def broadcast_blocking(self, value: Any = None, root: int = 0) -> Any:
@@ -154,8 +154,7 @@ class GangContext:
 
         A task that merely raises fails its own call, which is its owner's business, and not the member.
         """
-        link = self._need()
-        link.loop.call_soon_threadsafe(link.fail, reason)
+        self._need().fail(reason)
 
     @property
     def latest(self) -> GangContext:
@@ -175,10 +174,7 @@ class GangContext:
 
     def _need(self) -> GangLink:
         if self._link is None:
-            raise LookupError(
-                "gang calls reach the gang from tasks on the event loop and in threads, not from child processes: "
-                "there use `rendezvous`, or gather in a task beside"
-            )
+            raise LookupError("this context was not made by a running worker, so it reaches no gang")
         return self._link
 
     async def _together(self, call: Callable[[GangTalk], Coroutine[Any, Any, R]]) -> R:
@@ -198,6 +194,8 @@ class GangContext:
             raise RuntimeError("this would block an event loop: use the call without _blocking, and await it")
         if self._task is None:
             raise LookupError("this context is not that of a running task")
+        if not link.loop.is_running():  # a child process runs plain functions between turns of its loop
+            return link.loop.run_until_complete(self._there(call))
         return wait_in_thread(self._task, asyncio.run_coroutine_threadsafe(self._there(call), link.loop))
 
     async def _there(self, call: Callable[[GangTalk], Coroutine[Any, Any, R]]) -> R:

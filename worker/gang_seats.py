@@ -123,6 +123,9 @@ class GangSeats:
             return None if current is None else facts_of(current, here.rank, 0 if gang is None else gang.run)
 
         def fail(reason: str) -> None:
+            self._loop.call_soon_threadsafe(failed, reason)
+
+        def failed(reason: str) -> None:
             current = now()
             if current is not None:
                 self._fail(current, here.rank, MemberCause.FAILED, reason)

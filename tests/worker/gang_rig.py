@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 from gangline.bus.port import BucketSettings, KeyValue, KvWrite, Message
@@ -17,10 +18,11 @@ from .rig import Hand, Rig
 class Leader:
     """Asks a worker for one gang `g` after the other, and listens to reports."""
 
-    def __init__(self, rig: Rig, worker: Worker | None = None) -> None:
+    def __init__(self, rig: Any, worker: Worker | None = None) -> None:
+        """`rig`: a Rig, or what has its `connect`, `names` and `worker`."""
         self.rig = rig
         self.worker = worker or rig.worker
-        self.hand: Hand = rig.hand
+        self.hand: Hand
         self.reports: list[dict[str, Any]] = []
         self.reported = asyncio.Event()
         self.deaf = False
@@ -28,7 +30,8 @@ class Leader:
         self.kv: KeyValue
 
     async def listen(self) -> Leader:
-        self.bus = self.rig.connect("leader")
+        bus = self.rig.connect("leader")
+        self.bus = await bus if inspect.isawaitable(bus) else bus
         self.kv = await self.bus.bucket(self.rig.names.ledger_bucket, BucketSettings())
         self.hand = await Hand(self.bus, self.worker, "leader").listen()
         await self.bus.subscribe(self.rig.names.gang(GangOperation.REPORT), self._on_report)

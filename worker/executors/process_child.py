@@ -32,7 +32,8 @@ from ..pool import TASKS_ATTRIBUTE, Pool
 from ..scope import Scope
 from ..tasks import Outcome
 from .blocking import Ending, Stream, run_here
-from .process_link import Close, Credit, Open, Start, ToWorker, messages_for_child, pack_for_worker
+from .process_gang import ChildGang
+from .process_link import Close, Credit, GangAnswer, Open, Start, ToWorker, messages_for_child, pack_for_worker
 from .room import Room
 
 _PR_SET_PDEATHSIG = 1
@@ -72,6 +73,7 @@ class _Child:
         self._sending = threading.Lock()
         self._orders: queue.SimpleQueue[Open | Start | Close] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
+        self._gang = ChildGang(self._loop, self._ask_gang)
         self._room: Room | None = None
         """Of the stream that runs. Set before the worker can know of it, so no credit comes without it."""
 
@@ -106,6 +108,7 @@ class _Child:
         deadline = None if order.remaining_s is None else clock() + order.remaining_s
         context = TaskContext(**order.context, deadline=deadline, clock=clock)
         attach(context, scope)
+        self._gang.attach(context)
         task = pool.find(order.method)
         self._room = Room(order.window)
         stream = Stream(self._item, self._room) if order.streams else None
@@ -129,6 +132,8 @@ class _Child:
             if isinstance(message, Credit):
                 if self._room is not None:
                     self._room.add(message.items)
+            elif isinstance(message, GangAnswer):
+                self._gang.answered(message)
             else:
                 if isinstance(message, Start):
                     self._room = None  # credit that came late belonged to the stream before
@@ -137,6 +142,9 @@ class _Child:
 
     def _item(self, sequence: int, value: Any) -> None:
         self._send(ToWorker.ITEM, sequence, value)
+
+    def _ask_gang(self, number: int, what: str, value: Any, root: int) -> None:
+        self._send(ToWorker.GANG, number, what, value, root)
 
     def _done(self, outcome: Outcome) -> None:
         error = outcome.error

@@ -31,6 +31,10 @@ class Listener(Protocol):
         """It finished; the child is free."""
         ...
 
+    def child_gang(self, number: int, what: str, value: Any, root: int) -> None:
+        """It calls its gang; answer with GangAnswer."""
+        ...
+
     def child_died(self, crash: TaskCrashed) -> None:
         """The process has ended while it ran (killed by us or not)."""
         ...
@@ -184,6 +188,9 @@ class Child(asyncio.Protocol):
                 logger = logging.getLogger(places[0]["name"])
                 if logger.isEnabledFor(places[0]["levelno"]):
                     logger.handle(logging.makeLogRecord(places[0]))
+            case ToWorker.GANG:
+                if self._listener is not None:
+                    self._listener.child_gang(*places)
             case ToWorker.ITEM:
                 if self._listener is not None:
                     self._listener.child_item(places[0], places[1])

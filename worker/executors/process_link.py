@@ -11,7 +11,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 from ...schemas import codec
@@ -35,6 +35,17 @@ class ToWorker(IntEnum):
     """`[4, [ids]]`: what is loaded now."""
     BROKEN = 5
     """`[5, text]`: it cannot serve; it exits next."""
+    GANG = 6
+    """`[6, number, GangCall, value, root]`: a call of the task that runs, to its gang; answered by GangAnswer."""
+
+
+class GangCall(StrEnum):
+    """What a task may ask of its gang."""
+
+    BARRIER = "barrier"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+    FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +69,7 @@ class Start:
     kwargs: dict[str, Any] | None
     json: bool
     context: dict[str, Any]
-    """TaskContext's fields, but for the clock and the deadline."""
+    """TaskContext's fields, but for the clock and the deadline; `gang` is a GangContext or None."""
     remaining_s: float | None
     """Until the deadline, for `current_task().remaining_s()`; the worker kills the child when it has passed."""
     streams: bool
@@ -77,7 +88,17 @@ class Close:
     """Leave the lifespans and exit."""
 
 
-ToChild = Open | Start | Credit | Close
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangAnswer:
+    """How a call of the task to its gang ended."""
+
+    number: int
+    value: Any = None
+    error: tuple[str, str, dict[str, Any] | None, bool] | None = None
+    """As GanglineError travels: code, message, details, may_have_started."""
+
+
+ToChild = Open | Start | Credit | Close | GangAnswer
 
 
 def pack_for_child(message: ToChild) -> bytes:

@@ -17,6 +17,7 @@ from ...telemetry.logs import logger_for
 from ..context import TaskContext, gang_of
 from ..pool import Pool
 from ..tasks import DeclaredTask, ExecutorKind, Outcome
+from .process_gang import answer_child
 from .process_handle import Child
 from .process_link import Close, Credit, Open, Start
 from .run import ExecutorSettings, Run
@@ -161,12 +162,13 @@ class Processes:
 class ProcessRun(Run):
     """One execution in a child."""
 
-    __slots__ = ("_child", "_outcome", "_processes", "_window")
+    __slots__ = ("_child", "_gang_calls", "_outcome", "_processes", "_window")
 
     def start(self, window: int, processes: Processes) -> None:  # type: ignore[override]
         self._processes = processes
         self._window = window
         self._child: Child | None = None
+        self._gang_calls: set[asyncio.Task[None]] = set()
         self._outcome: Outcome | None = None
         """How it ended, when it did so while its child was being killed."""
         self.loop.call_soon(self._begin)
@@ -211,6 +213,21 @@ class ProcessRun(Run):
     def child_item(self, sequence: int, value: Any) -> None:
         if self.reason is None and self._on_item is not None:
             self._on_item(sequence, value)
+
+    def child_gang(self, number: int, what: str, value: Any, root: int) -> None:
+        call = self.loop.create_task(self._call_gang(number, what, value, root), name="gangline gang call of a child")
+        self._gang_calls.add(call)
+        call.add_done_callback(self._gang_calls.discard)
+
+    async def _call_gang(self, number: int, what: str, value: Any, root: int) -> None:
+        answer = await answer_child(gang_of(self.context), number, what, value, root)
+        if self._child is not None and not self.done:
+            self._child.send(answer)
+
+    def finish(self, outcome: Outcome) -> None:
+        for call in self._gang_calls:
+            call.cancel()
+        super().finish(outcome)
 
     def child_done(self, outcome: Outcome) -> None:
         child = self._child

@@ -21,7 +21,7 @@ def command(files: int | None, debug: bool) -> None:
     """
     from ...telemetry.logformat import configure_logging
     from ..demo.screen import Screen
-    from ..demo.show import perform
+    from ..demo.play import perform
     from ..session import run
 
     # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.

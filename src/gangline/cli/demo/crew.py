@@ -83,10 +83,19 @@ class Crew:
         self._folder = folder
         self.members: dict[str, Member] = {}
 
-    async def worker(self, name: str) -> Member:
-        """Start a worker of that id, which keeps a journal."""
+    async def worker(self, name: str, pool: str = POOL, *, node: str = "") -> Member:
+        """Start a worker of that id, which keeps a journal.
+
+        Args:
+            pool: what it serves, as MODULE:POOL.
+            node: the machine that it says to be on. Empty: this one.
+        """
         journal = self._folder / f"{name}.jsonl"
-        return await self._start(name, "worker", POOL, "--id", name, "--journal", str(journal), journal=journal)
+        more = ("--node", node) if node else ()
+        return await self._start(name, "worker", pool, "--id", name, "--journal", str(journal), *more, journal=journal)
+
+    async def coordinator(self, name: str) -> Member:
+        return await self._start(name, "coordinator")
 
     async def gateway(self, name: str) -> Member:
         return await self._start(name, "gateway")

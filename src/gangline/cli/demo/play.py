@@ -1,0 +1,93 @@
+"""The whole demo: both parts on one server, then the verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .checks import AtRest
+from .corpus import Expected, expectations, library_files
+from .gang_report import gang_figures, gang_verdicts
+from .gang_show import GangShow
+from .gauges import Gauges
+from .pool import squeeze_bytes
+from .report import Verdict, figures, final_line, print_latencies, print_work, verdicts
+from .rest import at_rest
+from .screen import Screen
+from .show import GATEWAY_SHARE, Show
+from .stage import Stage, open_stage
+
+
+async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
+    """Run the whole demo; True if every check held.
+
+    Args:
+        limit: use only so many files, spread over the library. None: all.
+    """
+    began = time.monotonic()
+    files = _spread(library_files(), limit)
+    gauges = Gauges()
+    async with open_stage(screen, namespace) as stage:
+        size = sum(file.stat().st_size for file in files)
+        screen.say(
+            f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB,"
+        )
+        screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
+        screen.say("then count their words with gangs of workers.")
+        paths = [str(file) for file in files]
+        show, expected, rest = await _calls(stage, gauges, files, paths)
+        gangs, gang_rest = await _gangs(stage, gauges, paths)
+        screen.title("7. Was it all true?")
+        results = [*verdicts(show, expected, rest), *gang_verdicts(gangs, gang_rest)]
+        return _judge(screen, show, gangs, results, began)
+
+
+async def _calls(
+    stage: Stage, gauges: Gauges, files: list[Path], paths: Sequence[str]
+) -> tuple[Show, dict[str, Expected], AtRest]:
+    """The first part: single calls, dispatches and leases."""
+    async with stage.crew() as crew:
+        show = Show(stage, crew, gauges)
+        await show.cast()
+        stage.screen.note(
+            f"To watch from another terminal:  gangline workers -s {stage.url} --namespace {stage.names.namespace}"
+        )
+        stage.screen.note(f"                                 nats -s {stage.url} kv watch {stage.names.ledger_bucket}")
+        local = asyncio.create_task(asyncio.to_thread(expectations, files, squeeze_bytes))
+        await show.act_calls(paths)
+        await show.act_dispatches(paths)
+        await show.act_leases(paths)
+        await show.act_gateway(paths[::GATEWAY_SHARE])
+        expected = await local
+        return show, expected, await show.at_rest()
+
+
+async def _gangs(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[GangShow, AtRest]:
+    """The second part: gangs."""
+    async with stage.crew() as crew:
+        show = GangShow(stage, crew)
+        await show.cast(paths)
+        await show.act_restart(paths)
+        await show.act_turns(paths)
+        return show, await at_rest(stage.client, stage.ledger, stage.names, show.pool, gauges.read)
+
+
+def _judge(screen: Screen, show: Show, gangs: GangShow, results: Sequence[Verdict], began: float) -> bool:
+    for verdict in results:
+        (screen.bad if verdict.findings else screen.good)(verdict.text)
+    print_work(screen, show.drive.done, show.crew)
+    print_latencies(screen, show.drive)
+    ok = not any(verdict.findings for verdict in results)
+    told = f"{figures(show)}; {gang_figures(gangs)}; 0 lost, 0 over capacity"
+    screen.last(final_line(told, results, time.monotonic() - began), ok=ok)
+    return ok
+
+
+def _spread(files: list[Path], limit: int | None) -> list[Path]:
+    """At most `limit` files, evenly over the list."""
+    if limit is None or limit >= len(files):
+        return files
+    return list(itertools.islice(files, 0, None, max(1, len(files) // limit)))[:limit]

@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP) ## real work through leased slots on a real nats-server, with a kill and a drain in between
+demo: $(STAMP) ## real work through leased slots and gangs on a real nats-server, with kills and a drain in between
 	@$(BIN)/gangline demo $(ARGS)
 
 test: $(STAMP) ## the whole test suite; NATS=container: on a server from a container; ARGS="-k lease": some of it

@@ -36,9 +36,13 @@ def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path):
     assert done.stderr == ""
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(
-        r"demo: ok  390 tasks, \d+ MB, 4 workers, 1 killed, 1 drained, 0 lost, 0 over capacity, .+ s", last
+        r"demo: ok  390 tasks, \d+ MB, 4 workers, 1 killed, 1 drained; "
+        r"3 gangs, 4 generations, 1 member killed; 0 lost, 0 over capacity, .+ s",
+        last,
     )
-    assert done.stdout.count("  ok    ") == 9
+    assert done.stdout.count("  ok    ") == 16
+    assert "later generation 1 is torn down" in done.stdout
+    assert "$ gangline why " in done.stdout and "is queued, number 1 in the queue" in done.stdout
     assert "FAIL" not in done.stdout
     assert list(tmp_path.iterdir()) == [], "temporary folders are removed"
 

@@ -18,9 +18,13 @@ from gangline.bus import port
 from gangline.bus.port import BucketSettings
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
+from gangline.coordinator import states
+from gangline.coordinator.election import ElectionSettings
+from gangline.coordinator.settings import CoordinatorSettings
+from gangline.coordinator.shell_settings import ShellSettings
 from gangline.dispatcher.gateway_settings import GatewaySettings
 from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas import errors
+from gangline.schemas import errors, gang_errors
 from gangline.schemas.errors import GanglineError
 from gangline.worker.settings import WorkerSettings
 
@@ -37,10 +41,10 @@ def cell(text: str) -> str:
 
 
 def _meanings() -> dict[str, str]:
-    """Class name -> what the tree in the module's docstring says of it."""
-    lines = (inspect.getdoc(errors) or "").splitlines()
+    """Class name -> what the trees in the modules' docstrings say of it."""
+    lines = [line for module in (errors, gang_errors) for line in (inspect.getdoc(module) or "").splitlines()]
     found = (re.match(r"[ │├└─]*([A-Z]\w+)(?: {2,}(.*))?$", line) for line in lines)
-    return {match[1]: match[2] or "" for match in found if match}
+    return {match[1]: match[2] for match in found if match and match[2]}
 
 
 def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type[GanglineError]]]:
@@ -53,7 +57,7 @@ def errors_page() -> str:
     meanings = _meanings()
     rows = []
     for depth, cls in _walk(GanglineError):
-        if cls.__module__ not in (errors.__name__, port.__name__):
+        if cls.__module__ not in (errors.__name__, gang_errors.__name__, port.__name__):
             continue
         meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
         name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"
@@ -89,10 +93,11 @@ def _field_texts(cls: type) -> dict[str, str]:
     assert isinstance(node, ast.ClassDef)
     texts: dict[str, str] = {}
     for before, after in zip(node.body, node.body[1:], strict=False):
-        if isinstance(before, ast.AnnAssign) and isinstance(before.target, ast.Name) and isinstance(after, ast.Expr):
+        target = before.targets[0] if isinstance(before, ast.Assign) else getattr(before, "target", None)
+        if isinstance(target, ast.Name) and isinstance(after, ast.Expr):
             value = after.value
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                texts[before.target.id] = value.value
+                texts[target.id] = value.value
     return texts
 
 
@@ -131,6 +136,9 @@ def settings_page() -> str:
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
             *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+            *_settings_section(CoordinatorSettings, "Coordinator, decisions about gangs: `CoordinatorSettings`"),
+            *_settings_section(ElectionSettings, "Coordinator, who leads: `ElectionSettings`"),
+            *_settings_section(ShellSettings, "Coordinator, its process: `ShellSettings`"),
         ]
     )
 
@@ -150,6 +158,14 @@ def _option_row(context: click.Context, option: click.Option) -> str:
 def _command_section(name: str, shared: set[str]) -> list[str]:
     command = gangline.get_command(click.Context(gangline), name)
     assert command is not None
+    lines = _section(command, name, "##", shared, COMMANDS[name])
+    if isinstance(command, click.Group):
+        for child, subcommand in command.commands.items():
+            lines += _section(subcommand, f"{name} {child}", "###", shared, "")
+    return lines
+
+
+def _section(command: click.Command, name: str, heading: str, shared: set[str], about: str) -> list[str]:
     context = click.Context(command, info_name=f"gangline {name}")
     usage = command.get_usage(context).removeprefix("Usage: ")
     options = [
@@ -158,13 +174,13 @@ def _command_section(name: str, shared: set[str]) -> list[str]:
         if isinstance(option, click.Option) and option.name not in shared and not option.hidden
     ]
     lines = [
-        f"## {name}",
+        f"{heading} {name}",
         "",
         "```",
         " ".join(usage.split()),
         "```",
         "",
-        inspect.cleandoc(command.help or COMMANDS[name]),
+        inspect.cleandoc(command.help or about),
         "",
     ]
     if options:
@@ -219,7 +235,38 @@ def cli_page() -> str:
     )
 
 
-PAGES: dict[str, Callable[[], str]] = {"errors.md": errors_page, "settings.md": settings_page, "cli.md": cli_page}
+# -- gangs ------------------------------------------------------------------------------------------------------------
+
+
+def gang_states_page() -> str:
+    texts = _field_texts(states.Step)
+    rows = [f"| `{step.value}` | {cell(texts.get(step.name, ''))} |" for step in states.Step]
+    return "\n".join(
+        [
+            NOTE,
+            "# States of a gang",
+            "",
+            "The coordinator's own words for where a gang is, as `step` in answers and in `gangline gang ls`. Drawn",
+            "from the table of transitions, which is the only way that a step changes.",
+            "",
+            "```mermaid",
+            states.diagram().rstrip(),
+            "```",
+            "",
+            "| step | meaning |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "settings.md": settings_page,
+    "cli.md": cli_page,
+    "gang-states.md": gang_states_page,
+}
 
 
 def main() -> None:

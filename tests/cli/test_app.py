@@ -31,7 +31,9 @@ def loaded_by(*arguments: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS), ["gang", "acquire", "--help"]]
+)
 def test_help_is_quick_because_it_imports_nothing_heavy(arguments):
     assert loaded_by(*arguments) == "CODE 0 LOADED"
 
@@ -44,7 +46,8 @@ def test_every_command_of_the_table_is_there_with_a_help_text_and_debug():
     for name in COMMANDS:
         command = gangline.get_command(click.Context(gangline), name)
         assert command is not None and command.help, name
-        assert any(option.name == "debug" for option in command.params), name
+        for leaf in command.commands.values() if isinstance(command, click.Group) else [command]:
+            assert leaf.help and any(option.name == "debug" for option in leaf.params), (name, leaf.name)
 
 
 def test_help_lists_the_commands_in_the_order_of_a_newcomers_day(invoke):

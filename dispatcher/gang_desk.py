@@ -18,14 +18,14 @@ from .operators import raise_if_error
 
 _log = logger_for("dispatcher")
 
+ASK_AGAIN_FIRST_S: Final = 1.0
 ASK_AGAIN_S: Final = 5.0
-"""An acquire without an answer for so long is sent again: a new leader knows nothing of who waited with the old one."""
+"""A request without an answer for so long is sent again: a new leader knows nothing of who waited with the old one. The
+first time after a second, then after twice as long each time, up to this."""
 _LAST_WORD_S: Final = 1.0
 """How long after the deadline the coordinator may still say what stood in the way."""
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
-_RELEASE_AGAIN_S: Final = 1.0
-"""A release without an answer for so long is sent again: its leader may have died with it. Doubles with each try."""
 _RELEASE_S: Final = 10.0
 """How long a release is repeated, beside the grace time if somebody leads: longer than it takes to elect a leader.
 After that the gang's time to live does it."""
@@ -75,17 +75,19 @@ class GangDesk:
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         pause_s = _RETRY_FIRST_S
+        again_s = ASK_AGAIN_FIRST_S
         while True:
             asked_at = loop.time()
             left_s = None if deadline is None else deadline - asked_at
             if left_s is not None and left_s <= 0:
                 raise _not_formed(request)
-            timeout_s = ASK_AGAIN_S if left_s is None else min(ASK_AGAIN_S, left_s + _LAST_WORD_S)
+            timeout_s = again_s if left_s is None else min(again_s, left_s + _LAST_WORD_S)
             try:
                 asked = request.model_copy(update={"deadline_s": left_s})
                 return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
             except RequestTimeout:
                 alone_since = None
+                again_s = min(ASK_AGAIN_S, 2 * again_s)
                 continue
             except (NoCoordinator, Disconnected) as error:
                 now = loop.time()
@@ -103,13 +105,13 @@ class GangDesk:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + _RELEASE_S
         pause_s = _RETRY_FIRST_S
-        patience_s = _RELEASE_AGAIN_S
+        again_s = ASK_AGAIN_FIRST_S
         while True:
             try:
-                await self.ask(GangOperation.RELEASE, request, patience_s)
+                await self.ask(GangOperation.RELEASE, request, again_s)
                 return
             except RequestTimeout as error:
-                patience_s = min(ASK_AGAIN_S, 2 * patience_s)
+                again_s = min(ASK_AGAIN_S, 2 * again_s)
                 if loop.time() > give_up_at + grace_s:
                     self._not_released(request, error)
                     return

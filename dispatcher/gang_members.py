@@ -26,6 +26,7 @@ from .lease_slots import LeaseSlots
 from .order import Order, result_of
 from .pool import RoutedPool
 from .retry import Backoff, Fate
+from .settings import LOST_AFTER_S
 from .stream import Streamer, StreamFlight, stream_fate
 from .view import Worker
 
@@ -182,10 +183,16 @@ class MemberLine:
         seat = self.seat
         pool = await self._pool(seat.pool, order.deadline)
         worker = pool.core.view.workers.get(seat.worker)
-        if worker is None and pool.discovery is not None:
-            with contextlib.suppress(Unavailable):  # it may have registered a moment ago
+        backoff = Backoff(0.025, 0.5)
+        give_up_at = self._loop.time() + LOST_AFTER_S
+        while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
+            # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
+            # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
+            with contextlib.suppress(Unavailable):
                 await pool.discovery.pull()
             worker = pool.core.view.workers.get(seat.worker)
+            if worker is None:
+                await self._pause(backoff.next_s(0.0), order)
         self._check()
         if worker is None:
             raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)

@@ -14,10 +14,13 @@ import argparse
 import sys
 from collections.abc import Awaitable, Callable
 
+from bench.faults.cluster import stream_leader_killed
+from bench.faults.contention import eight_under_flood, two_on_three
 from bench.faults.deposed import two_leaders
 from bench.faults.failover import leader_killed
 from bench.faults.figures import Report, Row, table
 from bench.faults.members import member_lost
+from bench.faults.standing import all_replaced, member_killed
 from gangline.cli.session import run
 
 Scenario = Callable[[int, Report], Awaitable[list[Row]]]
@@ -27,6 +30,11 @@ SCENARIOS: dict[str, Scenario] = {
     "frozen": lambda repetitions, report: member_lost("frozen", repetitions, report),
     "failover": leader_killed,
     "deposed": two_leaders,
+    "cluster": lambda repetitions, report: stream_leader_killed(max(1, repetitions // 10), report),
+    "deadlock": lambda repetitions, report: two_on_three(max(1, repetitions // 20), report),
+    "flood": eight_under_flood,
+    "standing": member_killed,
+    "rolling": all_replaced,
 }
 
 

@@ -35,7 +35,7 @@ async def member_lost(how: Literal["killed", "frozen"], repetitions: int, report
 
 
 async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float]:
-    async with site.gang(gang_id, size=SIZE, deadline_s=30, restart="fail") as gang:
+    async with site.gang(gang_id, size=SIZE, strategy="strict_spread", deadline_s=30, restart="fail") as gang:
         running = asyncio.ensure_future(gang.run("stay", str(site.folder)))
         await site.until(
             lambda: all(site.noted(gang_id, 1, rank, "started") for rank in range(SIZE)), "all members run"

@@ -400,3 +400,42 @@ async def test_trust_comes_back_with_the_connection(rig: GangRig) -> None:
         await asyncio.sleep(1)
         assert gang.lost is None
         assert [result[0] for result in await gang.run("who")] == [0, 1]
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRig) -> None:
+    """As after a worker's freeze: the coordinator has its answers before we have its next heartbeat."""
+    async with rig.client.gang(pool="train", size=4) as gang:
+        pool = await rig.client.router.pool("train", None)
+        assert pool.discovery is not None
+        pull, pulls = pool.discovery.pull, 0
+
+        async def too_early() -> None:
+            nonlocal pulls
+            pulls += 1
+            if pulls > 4:
+                await pull()
+
+        pool.discovery.pull = too_early  # type: ignore[method-assign]
+        pool.core.gone(pool.core.view.workers["w2"], asyncio.get_running_loop().time())
+        assert "w2" not in pool.core.view.workers
+        assert [result[0] for result in await gang.run("who")] == [0, 1, 2, 3]
+        assert gang.generation == 1
+
+
+@on_gang_rig("w1")
+async def test_an_answer_that_was_lost_with_its_leader_is_made_up_for_by_the_event(rig: GangRig) -> None:
+    lost = 0
+
+    def lose_answers(sender: str, receiver: str, subject: str) -> bool:
+        nonlocal lost
+        lose = sender == "coordinator" and receiver == "client" and subject.startswith(rig.bus.inbox) and lost == 0
+        lost += lose
+        return lose
+
+    rig.hub.faults = _Losing(lose_answers)
+    began_at = asyncio.get_running_loop().time()
+    async with rig.client.gang(pool="train", size=2) as gang:
+        assert lost == 1
+        assert asyncio.get_running_loop().time() - began_at < 0.5
+        assert gang.generation == 1 and gang.lost is None

@@ -1,0 +1,103 @@
+"""Three nats-servers; the leader of the ledger's stream is killed while gangs are granted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+
+from bench.faults.figures import Report, Row
+from bench.faults.site import SERVED, Site, opened
+from gangline.bus.embedded_cluster import EmbeddedCluster
+from gangline.bus.port import NoResponders, RequestTimeout, StorageUnavailable
+from gangline.dispatcher.operators import raise_if_error
+from gangline.schemas import codec
+from gangline.schemas.errors import Disconnected, GanglineError
+from gangline.schemas.gangs import GangRecord, GangState
+
+WORKERS: Final = 4
+SIZE: Final = 4
+GANGS: Final = 100
+KILL_AFTER: Final = 20
+AT_ONCE: Final = 8
+_AGAIN = (NoResponders, RequestTimeout, Disconnected, StorageUnavailable)
+
+
+async def stream_leader_killed(repetitions: int, report: Report) -> list[Row]:
+    """In each repetition 100 gangs of 4 are acquired, a few at a time, and released; the stream's leader dies after
+    the first 20. None may be partial, and what was reported as granted must stand in the ledger."""
+    pause = Row(name="stream leader killed: longest wait for a gang", target=30.0)
+    for number in range(repetitions):
+        async with (
+            EmbeddedCluster(3) as servers,
+            opened(workers=WORKERS, coordinators=2, url=",".join(servers.urls), replicas=3, slots=4) as site,
+        ):
+            waits, broken = await _hundred(site, servers)
+            pause.samples.append(max(waits))
+            pause.broken += [*broken, *site.audit.broken]
+            lost = f"{site.audit.revisions} revisions, {site.audit.missed} not seen"
+            pause.note = f"{len(waits)} gangs reported as granted; {lost}"
+            report(f"{pause.name} {number + 1}: {max(waits):.3f} s {pause.note}")
+    return [pause]
+
+
+async def _hundred(site: Site, servers: EmbeddedCluster) -> tuple[list[float], list[str]]:
+    granted: list[float] = []
+    broken: list[str] = []
+    room = asyncio.Semaphore(AT_ONCE)
+
+    async def one(number: int) -> None:
+        async with room:
+            seconds, wrong = await _grant(site, f"g{number}")
+            granted.append(seconds)
+            broken.extend(wrong)
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(GANGS):
+            group.create_task(one(number))
+        await site.until(lambda: len(granted) >= KILL_AFTER, "the first gangs")
+        info = await site.bus.api.call(f"STREAM.INFO.KV_{site.names.ledger_bucket}", what="find the leader")
+        servers.server(info["cluster"]["leader"]).kill()
+    try:
+        await site.at_rest(within_s=30)
+    except TimeoutError as error:
+        broken.append(str(error))
+    await site.until(lambda: not site.audit.left(), "no member is left in the ledger", 30)
+    return granted, broken
+
+
+async def _grant(site: Site, gang_id: str) -> tuple[float, list[str]]:
+    """Acquire, look into the ledger, release, with plain requests that are repeated until they are answered."""
+    owned = {"id": gang_id, "owner_token": f"t-{gang_id}"}
+    began = time.monotonic()
+    wanted = {"pool": SERVED, "size": SIZE, "strategy": "spread", "ttl_s": 120, "grace_s": 1, **owned}
+    gang = await _ask(site, "acquire", wanted)
+    seconds = time.monotonic() - began
+    stands = await _record(site, gang_id)
+    wrong = []
+    if stands is None or stands.state is not GangState.FORMED or stands.generation < gang["generation"]:
+        wrong.append(f"{gang_id} was reported as granted, and the ledger says {stands}")
+    await _ask(site, "release", owned)
+    return seconds, wrong
+
+
+async def _ask(site: Site, operation: str, body: dict[str, Any]) -> Any:
+    while True:
+        try:
+            subject = f"{site.names.namespace}.gang.{operation}"
+            answer = await site.bus.request(subject, codec.to_json(body), timeout_s=5)
+            raise_if_error(answer)
+            return codec.from_json(answer.data)
+        except GanglineError as error:
+            if not isinstance(error, _AGAIN) and error.code != "no_coordinator":
+                raise
+            await asyncio.sleep(0.1)
+
+
+async def _record(site: Site, gang_id: str) -> GangRecord | None:
+    while True:
+        with contextlib.suppress(*_AGAIN):
+            entry = await site.ledger.get(site.names.gang_key(gang_id))
+            return None if entry is None else GangRecord.model_validate_json(entry.value)
+        await asyncio.sleep(0.1)

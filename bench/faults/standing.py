@@ -1,0 +1,143 @@
+"""Standing gangs under load: a member dies, and all gangs are replaced one by one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from bench.faults.figures import Report, Row
+from bench.faults.site import Process, Site, opened
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.gangs import GangRecord, GangState
+
+SET: Final = "llm"
+GANGS: Final = 3
+CALLERS: Final = 6
+NAP_S: Final = 0.01
+
+
+@dataclass(slots=True, kw_only=True)
+class Load:
+    """What callers of the set saw."""
+
+    times: list[tuple[float, float]] = field(default_factory=list)
+    """When each call that succeeded ended, and how long it took."""
+    errors: list[tuple[float, GanglineError]] = field(default_factory=list)
+
+    def between(self, since: float, until: float) -> list[float]:
+        return [seconds for at, seconds in self.times if since <= at < until]
+
+
+async def member_killed(repetitions: int, report: Report) -> list[Row]:
+    """Three gangs of 2 serve calls; a worker of one of them is killed. Only calls that ran on that gang may fail."""
+    before = Row(name="standing gangs: call before a member dies", target=1.0)
+    after = Row(name="standing gangs: call in the 5 s after", target=2.0)
+    again = Row(name="standing gangs: all gangs stand again", target=10.0)
+    failed = 0
+    async with opened(workers=8) as site:
+        async with _under_load(site) as load:
+            for number in range(repetitions):
+                await asyncio.sleep(1.0)
+                victim, gang = await _member(site)
+                killed = time.monotonic()
+                await site.kill(victim)
+                await site.worker()
+                await asyncio.sleep(0.2)
+                await _all_stand(site)
+                again.samples.append(time.monotonic() - killed)
+                await asyncio.sleep(max(0.0, killed + 5 - time.monotonic()))
+                before.samples += load.between(killed - 1, killed)
+                after.samples += load.between(killed, killed + 5)
+                wrong = [error for at, error in load.errors if at >= killed]
+                failed += len(wrong)
+                foreign = [str(error) for error in wrong if gang not in str(error) and victim.name not in str(error)]
+                after.broken += [f"a caller of another gang than {gang} saw: {text}" for text in foreign[:3]]
+                if len(wrong) > CALLERS:
+                    after.broken.append(f"{len(wrong)} calls failed, more than could run on one gang")
+                report(f"{again.name} {number + 1}: {again.samples[-1]:.3f} s, {len(wrong)} calls of its own failed")
+        after.broken += site.audit.broken
+        after.note = f"{len(load.times)} calls; {failed} failed, all of the gang that died" if not after.broken else ""
+    return [before, after, again]
+
+
+async def all_replaced(repetitions: int, report: Report) -> list[Row]:
+    """The declaration changes, so that every gang is replaced by a new one; no call may fail."""
+    row = Row(name="standing gangs: all replaced under load", target=60.0)
+    calls = Row(name="standing gangs: call meanwhile", target=2.0)
+    async with opened(workers=8) as site:
+        async with _under_load(site) as load:
+            for number in range(repetitions):
+                old = {record.id for record in await _gangs(site)}
+                began = time.monotonic()
+                await _declare(site, number + 1)
+                async with asyncio.timeout(60):
+                    while {record.id for record in await _gangs(site)} & old:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                await _all_stand(site)
+                row.samples.append(time.monotonic() - began)
+                calls.samples += load.between(began, time.monotonic())
+                report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s, {len(load.errors)} errors")
+        calls.broken += [*site.audit.broken, *(f"a call failed: {error!r}" for _, error in load.errors[:3])]
+        calls.note = f"{len(load.times)} calls, {len(load.errors)} failed"
+    return [row, calls]
+
+
+@contextlib.asynccontextmanager
+async def _under_load(site: Site) -> AsyncIterator[Load]:
+    """The set is declared and stands; callers call it without a pause."""
+    await _declare(site, 0)
+    await _all_stand(site)
+    load, done = Load(), asyncio.Event()
+
+    async def caller() -> None:
+        client = site.client.options(timeout_s=20, idempotent=False)
+        while not done.is_set():
+            began = time.monotonic()
+            try:
+                await client.call(f"{SET}.nap", NAP_S)
+                load.times.append((time.monotonic(), time.monotonic() - began))
+            except GanglineError as error:
+                load.errors.append((time.monotonic(), error))
+
+    callers = [asyncio.ensure_future(caller()) for _ in range(CALLERS)]
+    try:
+        yield load
+    finally:
+        done.set()
+        await asyncio.gather(*callers)
+
+
+async def _declare(site: Site, priority: int) -> None:
+    text = (
+        f'{{"gangs": {GANGS}, "retire_s": 0.5, "gang": {{"pool": "train", "size": 2, "strategy": "spread",'
+        f' "grace_s": 2.0, "priority": {priority}}}}}'
+    )
+    await site.ledger.put(site.names.gangset_key(SET), text.encode())
+
+
+async def _gangs(site: Site) -> list[GangRecord]:
+    records = [
+        GangRecord.model_validate_json(entry.value) for entry in await site.ledger.entries(site.names.gang_key())
+    ]
+    return [record for record in records if record.gangset == SET and record.state is not GangState.ENDED]
+
+
+async def _all_stand(site: Site) -> None:
+    async with asyncio.timeout(60):
+        while [record.state for record in await _gangs(site)] != [GangState.FORMED] * GANGS:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def _member(site: Site) -> tuple[Process, str]:
+    """The worker of some member of some gang, which no other gang shares."""
+    records = await _gangs(site)
+    for record in records:
+        others = {seat.worker for other in records if other.id != record.id for seat in other.seats}
+        for seat in record.seats:
+            if seat.worker not in others:
+                return site.workers[seat.worker], record.id
+    raise AssertionError("every worker has members of several gangs")

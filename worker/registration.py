@@ -86,6 +86,7 @@ class Presence:
         self._recreated = 0
         self._compare = False
         """Call `on_confirmed` after the next heartbeat that storage takes."""
+        self._stopped = False
         self.lost = False
 
     # -- start and end --------------------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ class Presence:
 
     async def stop(self) -> None:
         """Write nothing more; the keys expire. Idempotent."""
+        self._stopped = True
         tasks = [*self._writes] if self._loop_task is None else [*self._writes, self._loop_task]
         for task in tasks:
             task.cancel()
@@ -176,8 +178,11 @@ class Presence:
         """Write the registration anew: from now on nothing can be committed that is conditioned on it as it was before.
 
         Raises:
-            Unavailable, ClosedError: it is not certain that it was written.
+            Unavailable: it is not certain that it was written.
+            ClosedError: the registration was withdrawn, or is being withdrawn.
         """
+        if self._stopped:
+            raise ClosedError(f"worker {self._worker} writes its registration no more")
         try:
             await self._write_registration()
         except KeyLost as lost:

@@ -345,6 +345,7 @@ class Worker:
         desk.outbox.flush()
         if not await desk.ledger.settle(LAST_WORDS_S):
             self._log.warning("the ledger is left to expire", extra={"action": "ledger.left"})
+        await desk.gangs.ledger.stop()  # it writes the registration too
         try:
             async with asyncio.timeout(LAST_WORDS_S):
                 await desk.presence.withdraw()

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .schemas.names import Names as Names
     from .worker.context import TaskContext as TaskContext
     from .worker.context import current_task as current_task
+    from .worker.gang_context import GangContext as GangContext
+    from .worker.gang_context import GangMember as GangMember
     from .worker.pool import Pool as Pool
     from .worker.service import Worker as Worker
     from .worker.settings import WorkerSettings as WorkerSettings
@@ -41,6 +43,8 @@ _PUBLIC = {
     "BucketSettings": "bus.port",
     "Client": "dispatcher.client",
     "ConnectionSettings": "bus.settings",
+    "GangContext": "worker.gang_context",
+    "GangMember": "worker.gang_context",
     "GanglineError": "schemas.errors",
     "Gateway": "dispatcher.gateway",
     "GatewaySettings": "dispatcher.gateway",
@@ -68,6 +72,8 @@ __all__ = [
     "BucketSettings",
     "Client",
     "ConnectionSettings",
+    "GangContext",
+    "GangMember",
     "GanglineError",
     "Gateway",
     "GatewaySettings",

@@ -113,7 +113,8 @@ class OwnerCore:
 
     def refused(self, error: GanglineError, now: float) -> list[Effect]:
         """The coordinator answered a renewal with an error."""
-        if self.over is None and isinstance(error, _FINAL):
+        # Before its first members came, only the answer to the acquire itself is final.
+        if self.over is None and self._newest > 0 and isinstance(error, _FINAL):
             return self._end(error)
         return self.unanswered(now)
 

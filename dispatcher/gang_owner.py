@@ -70,18 +70,34 @@ class GangOwner:
         try:
             self._subscription = await self._bus.subscribe(self._names.gang_event(self.id), self._on_event)
             self._unlisten = self._bus.on_connection(self._on_connection)
-            reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
-            now = self._loop.time()
-            if now - asked_at > self.core.ttl_s / 6:
-                # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
-                reply, asked_at = await self._trust(reply, patience_s)
-            self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
+            await self._first(deadline, patience_s)
             if self.core.over is not None:
                 raise self.core.over
         except BaseException:
             self._desk.release_unheard(self._owned)
             await self.stop(ClosedError(f"gang {self.id} was not acquired"))
             raise
+
+    async def _first(self, deadline: float | None, patience_s: float) -> None:
+        """Until the answer comes, or the event that tells of it: the answer may be lost with the leader."""
+        asking = self._loop.create_task(self._asked(deadline, patience_s), name=f"gangline-acquire-{self.id}")
+        hearing = self._loop.create_task(self.formed(), name=f"gangline-formed-{self.id}")
+        try:
+            await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            answered = asking.done()
+            asking.cancel()
+            hearing.cancel()
+            await asyncio.gather(asking, hearing, return_exceptions=True)
+        if answered and self.formation is None:
+            asking.result()
+
+    async def _asked(self, deadline: float | None, patience_s: float) -> None:
+        reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
+        if self._loop.time() - asked_at > self.core.ttl_s / 6:
+            # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
+            reply, asked_at = await self._trust(reply, patience_s)
+        self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
 
     async def _trust(self, reply: GangReply, patience_s: float) -> tuple[GangReply, float]:
         limit = self._loop.time() + min(patience_s, self.core.ttl_s)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.memory_faults import StorageFate
 from gangline.schemas.errors import (
     ClosedError,
     DeadlineExceeded,
@@ -423,19 +424,29 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
         assert gang.generation == 1
 
 
+class LoseTheFirstAnswer:
+    """Of the coordinator to the client."""
+
+    def __init__(self, inbox: str) -> None:
+        self.inbox = inbox
+        self.lost = 0
+
+    def message(self, sender: str, receiver: str, subject: str, now: float) -> tuple[float, ...]:
+        if sender == "coordinator" and subject.startswith(self.inbox) and not self.lost:
+            self.lost = 1
+            return ()
+        return (0.0,)
+
+    def storage(self, client: str, now: float) -> StorageFate:
+        return StorageFate(0.0, 0.0)
+
+
 @on_gang_rig("w1")
 async def test_an_answer_that_was_lost_with_its_leader_is_made_up_for_by_the_event(rig: GangRig) -> None:
-    lost = 0
-
-    def lose_answers(sender: str, receiver: str, subject: str) -> bool:
-        nonlocal lost
-        lose = sender == "coordinator" and receiver == "client" and subject.startswith(rig.bus.inbox) and lost == 0
-        lost += lose
-        return lose
-
-    rig.hub.faults = _Losing(lose_answers)
+    faults = LoseTheFirstAnswer(rig.bus.inbox)
+    rig.hub.faults = faults
     began_at = asyncio.get_running_loop().time()
     async with rig.client.gang(pool="train", size=2) as gang:
-        assert lost == 1
+        assert faults.lost == 1
         assert asyncio.get_running_loop().time() - began_at < 0.5
         assert gang.generation == 1 and gang.lost is None

@@ -31,7 +31,9 @@ async def stream_leader_killed(repetitions: int, report: Report) -> list[Row]:
     for number in range(repetitions):
         async with (
             EmbeddedCluster(3) as servers,
-            opened(workers=WORKERS, coordinators=2, url=",".join(servers.urls), replicas=3, slots=4) as site,
+            opened(
+                workers=WORKERS, coordinators=2, url=",".join(servers.urls), replicas=3, arguments=("--slots", "4")
+            ) as site,
         ):
             waits, broken = await _hundred(site, servers)
             pause.samples.append(max(waits))

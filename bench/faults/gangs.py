@@ -19,6 +19,7 @@ from bench.faults.contention import eight_under_flood, two_on_three
 from bench.faults.deposed import two_leaders
 from bench.faults.failover import leader_killed
 from bench.faults.figures import Report, Row, table
+from bench.faults.forming import time_to_form
 from bench.faults.members import member_lost
 from bench.faults.standing import all_replaced, member_killed
 from gangline.cli.session import run
@@ -35,6 +36,7 @@ SCENARIOS: dict[str, Scenario] = {
     "flood": eight_under_flood,
     "standing": member_killed,
     "rolling": all_replaced,
+    "forming": time_to_form,
 }
 
 

@@ -238,11 +238,12 @@ class Site:
 
 @asynccontextmanager
 async def opened(
-    *, workers: int = 0, coordinators: int = 1, slots: int | None = None, url: str = "", replicas: int = 1
+    *, workers: int = 0, coordinators: int = 1, arguments: tuple[str, ...] = (), url: str = "", replicas: int = 1
 ) -> AsyncIterator[Site]:
     """A site with processes that serve and lead.
 
     Args:
+        arguments: of every worker.
         url: servers of one's own; else an embedded one.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
@@ -267,8 +268,7 @@ async def opened(
         await stack.enter_async_context(site.client)
         for _ in range(coordinators):
             await site.coordinator()
-        given = () if slots is None else ("--slots", str(slots))
-        await asyncio.gather(*(site.worker(*given) for _ in range(workers)))
+        await asyncio.gather(*(site.worker(*arguments) for _ in range(workers)))
         await site.served()
         if coordinators:
             await site.led()

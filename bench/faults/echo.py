@@ -1,0 +1,33 @@
+"""Answers requests with what they say, from a process of its own: what one plain round trip costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from gangline.bus.jetstream import connect
+from gangline.bus.port import Message
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.children import tied_to_parent
+from gangline.cli.session import run
+
+SUBJECT = "echo"
+
+
+async def serve() -> None:
+    bus = await connect(ConnectionSettings.from_environment(), name="echo")
+
+    def answer(message: Message) -> None:
+        bus.publish(message.reply, message.data)
+
+    gone = asyncio.Event()
+    await bus.subscribe(f"{os.environ['GANGLINE_NAMESPACE']}.{SUBJECT}", answer)
+    try:
+        with tied_to_parent(gone.set):
+            await gone.wait()
+    finally:
+        await bus.close()
+
+
+if __name__ == "__main__":
+    run(serve())

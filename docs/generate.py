@@ -1,4 +1,4 @@
-"""Write the pages of docs/reference that repeat what the code says: errors, settings and commands.
+"""Write what the pages repeat of the code: errors, settings, commands, the states of a gang.
 
 `python docs/generate.py` writes them; a test compares them with what it would write.
 """
@@ -269,9 +269,22 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+EXPLAINED = REFERENCE.parent / "explanation" / "gangs.md"
+BEGIN, END = "<!-- diagram: written by docs/generate.py -->\n", "<!-- end of diagram -->\n"
+
+
+def with_diagram(page: str) -> str:
+    """The page with the diagram of states between its two marks, whatever was there before."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin and end, "the marks are missing"
+    return f"{before}{begin}\n```mermaid\n{states.diagram()}```\n\n{end}{after}"
+
+
 def main() -> None:
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
+    EXPLAINED.write_text(with_diagram(EXPLAINED.read_text()))
 
 
 if __name__ == "__main__":

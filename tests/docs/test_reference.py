@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from gangline.cli.app import COMMANDS
+from gangline.coordinator import states
 from gangline.schemas import frames, headers, limits, records
 from gangline.schemas.errors import GanglineError, Unavailable
 from gangline.schemas.messages import (
@@ -40,6 +41,13 @@ def _generator() -> ModuleType:
 generate = _generator()
 
 
+def test_the_drawing_of_a_gangs_states_is_up_to_date():
+    page = generate.EXPLAINED.read_text()
+    assert page == generate.with_diagram(page), "run: make docs"
+    assert states.diagram() in page
+    assert [step for step in states.Step if f"| `{step.value}` |" not in generate.gang_states_page()] == []
+
+
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_a_generated_page_is_up_to_date(name):
     assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run: make docs"
@@ -47,7 +55,7 @@ def test_a_generated_page_is_up_to_date(name):
 
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
-    public = ("gangline.schemas.errors", "gangline.bus.port")
+    public = ("gangline.schemas.errors", "gangline.schemas.gang_errors", "gangline.bus.port")
     classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__ in public]
     assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []
     bases = {"GanglineError", "InvalidRequest", "Unavailable"}

@@ -160,7 +160,7 @@ class GangShare(Reply):
     generation: int = 0
     state: Literal["kept", "held", "formed", "over", "stopping"]
     """Slots set aside, or held for a commit; its members stand; their epoch ended; they were told to stop."""
-    ranks: list[int] = Field(default_factory=list)
+    ranks: tuple[int, ...] = ()
     slots: int
     """Reserved or running on its behalf."""
 
@@ -179,7 +179,7 @@ class StatsReply(Reply):
     leases: list[LeaseInfo]
     tasks: dict[str, int]
     """Counts since start: started, succeeded, failed, cancelled, crashed, rejected."""
-    gangs: list[GangShare] = Field(default_factory=list)
+    gangs: tuple[GangShare, ...] = ()
     ledger: dict[str, int]
     """Ledger writer: pending (not yet written), written, deleted, retried."""
 
@@ -204,7 +204,7 @@ def parse_request(model: type[R], value: Any) -> R:
         raise InvalidRequest("; ".join(problems)) from error
 
 
-def _complaint(model: type[Request], item: Any) -> str:
+def _complaint(model: type[BaseModel], item: Any) -> str:
     where = ".".join(str(part) for part in item["loc"])
     match item["type"]:
         case "extra_forbidden":
@@ -215,5 +215,5 @@ def _complaint(model: type[Request], item: Any) -> str:
             return f"{where}: {item['msg']}, given {repr(item['input'])[:_GIVEN_CHARS]}"
 
 
-def _fields(model: type[Request]) -> str:
+def _fields(model: type[BaseModel]) -> str:
     return f"fields: {', '.join(model.model_fields) or 'none'}"

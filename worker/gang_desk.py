@@ -121,6 +121,9 @@ class GangDesk:
         )
         runs.seats = self.seats
         books.on_gangs = self._settle
+        self._serve(operations)
+
+    def _serve(self, operations: Operations) -> None:
         operations.serve(Operation.HOLD, self._on_hold)
         operations.serve(Operation.UNHOLD, self._on_unhold)
         operations.serve(Operation.KEEP, self._on_keep)

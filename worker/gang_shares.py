@@ -10,7 +10,7 @@ from .gang_core import GangCore
 from .gang_parts import Hold, Leaving, Member, SeatHere
 
 
-def shares(gangs: GangCore) -> list[GangShare]:
+def shares(gangs: GangCore) -> tuple[GangShare, ...]:
     """What a worker has of gangs, for operators."""
     kept = [GangShare(gang=gang, state="kept", slots=keep.has) for gang, keep in gangs.keeps.by_gang.items()]
     held = [_share(hold, "held", hold.seats, 0) for hold in gangs.holds.values()]
@@ -19,7 +19,7 @@ def shares(gangs: GangCore) -> list[GangShare]:
         for member in gangs.members.values()
     ]
     stopping = [_share(leaving, "stopping", leaving.seats, gangs.reserved_by(leaving)) for leaving in gangs.leaving]
-    return [*kept, *held, *formed, *stopping]
+    return (*kept, *held, *formed, *stopping)
 
 
 def _share(
@@ -30,5 +30,5 @@ def _share(
 ) -> GangShare:
     seats = list(seats)
     slots = sum(seat.lease.slots if seat.lease.ended is None else seat.lease.busy for seat in seats)
-    ranks = sorted({seat.rank for seat in seats})
+    ranks = tuple(sorted({seat.rank for seat in seats}))
     return GangShare(gang=of.gang, generation=of.generation, state=state, ranks=ranks, slots=slots + more)

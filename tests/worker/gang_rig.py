@@ -26,6 +26,8 @@ class Leader:
         self.reports: list[dict[str, Any]] = []
         self.reported = asyncio.Event()
         self.deaf = False
+        self.turns_away = 0
+        """So many reports are answered with an error that may pass."""
         self.attempts = 0
         self.kv: KeyValue
 
@@ -42,7 +44,9 @@ class Leader:
             return
         self.reports.append(codec.from_json(message.data))
         self.reported.set()
-        self.bus.publish(message.reply, b"{}")
+        away = {"Nats-Service-Error": "not now", "Nats-Service-Error-Code": "503"} if self.turns_away else None
+        self.turns_away = max(0, self.turns_away - 1)
+        self.bus.publish(message.reply, b"{}", headers=away)
 
     async def report(self, within_s: float = 10.0) -> dict[str, Any]:
         """The next report."""

@@ -535,10 +535,10 @@ def test_operators_see_what_is_held_for_whom():
     desk.teardown("d")
     found = [(share.gang, share.state, share.generation, share.ranks, share.slots) for share in shares(desk.gangs)]
     assert found == [
-        ("c", "kept", 0, [], 2),
-        ("b", "held", 3, [0], 1),
-        ("a", "formed", 1, [0, 1], 3),
-        ("d", "stopping", 1, [0], 1),
+        ("c", "kept", 0, (), 2),
+        ("b", "held", 3, (0,), 1),
+        ("a", "formed", 1, (0, 1), 3),
+        ("d", "stopping", 1, (0,), 1),
     ]
 
 

@@ -402,6 +402,16 @@ async def test_a_worker_that_stops_at_once_says_so(rig: Rig):
     assert load_of(rig) == (0, 0)
 
 
+@on_rig()
+async def test_a_report_that_a_leaving_leader_turns_away_is_sent_again(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        (seat,) = await own.leader.gang()
+        own.leader.turns_away = 2
+        own.hand.send(task(1, "give_up", token=seat.token))
+        await asyncio.sleep(5.0)
+        assert [report["rank"] for report in own.leader.reports] == [0, 0, 0], "twice in vain, and once taken"
+
+
 # -- hooks -------------------------------------------------------------------------------------------------------------
 
 
@@ -418,6 +428,8 @@ def hooked_pool(log: list[str], gate: asyncio.Event, *, fails: bool = False) -> 
     @pool.gang_stop
     async def stop(gang: Any) -> None:
         log.append(f"stop {gang.rank}")
+        await asyncio.sleep(0.5)
+        log.append(f"stopped {gang.rank}")
 
     @pool.task
     async def work() -> str:
@@ -425,6 +437,7 @@ def hooked_pool(log: list[str], gate: asyncio.Event, *, fails: bool = False) -> 
         try:
             await asyncio.sleep(1.0)
         finally:
+            await asyncio.sleep(0.2)
             log.append("worked")
         return "done"
 
@@ -445,7 +458,7 @@ async def test_tasks_wait_for_the_start_of_their_member(rig: Rig):
         own.hand.send(task(2, "work", token=seat.token))
         await own.hand.quiet(0.1)
         assert (await own.leader.teardown())["stopped"]
-        assert log == ["start 0 of 1", "work", "worked", "work", "worked", "stop 0"]
+        assert log == ["start 0 of 1", "work", "worked", "work", "worked", "stop 0", "stopped 0"]
         assert own.worker.core.load[:2] == (0, 0)
 
 
@@ -463,7 +476,7 @@ async def test_a_start_that_fails_is_reported_and_its_tasks_fail_without_having_
         assert answer[2] == "gang_failed" and answer[5] is False
         assert (await own.hand.ask(*task(2, "work", token=seat.token)))[2] == "gang_failed"
         assert (await own.leader.teardown())["stopped"]
-        assert log == ["start 0 of 1", "stop 0"]
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"]
         assert own.worker.core.load[:2] == (0, 0)
 
 
@@ -477,7 +490,7 @@ async def test_a_teardown_during_the_start_ends_it(rig: Rig):
         assert (await own.leader.teardown())["stopped"]
         answer = await own.hand.answer(1)
         assert answer[2] == "task_cancelled"
-        assert log == ["start 0 of 1", "stop 0"] and own.leader.reports == []
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.reports == []
         assert own.worker.core.load[:2] == (0, 0)
 
 
@@ -490,7 +503,7 @@ async def test_a_worker_that_leaves_runs_the_stop_hooks(rig: Rig):
         await own.leader.gang()
         await own.hand.quiet(0.1)
         await own.worker.stop()
-        assert log == ["start 0 of 1", "stop 0"]
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"], "waited for"
 
 
 # -- operators ---------------------------------------------------------------------------------------------------------

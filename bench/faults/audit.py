@@ -8,7 +8,6 @@ from gangline.bus.port import KeyValue, KvEntry, KvOperation, Subscription
 from gangline.schemas.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.names import WorkerId
 
-
 SLACK: Final = 100
 """Revisions of others that may lie within one batch."""
 
@@ -27,8 +26,8 @@ class Audit:
         self.broken: list[str] = []
         self.formed: dict[str, set[int]] = {}
         """Generations seen formed, by gang."""
-        self.members: dict[str, dict[str, tuple[int, MemberRecord]]] = {}
-        """Living member records, with their revisions, by gang and worker."""
+        self.members: dict[str, dict[str, MemberRecord]] = {}
+        """Living member records, by gang and worker."""
         self.states: dict[str, GangState] = {}
         self.revisions = 0
         """How many were read."""
@@ -80,8 +79,7 @@ class Audit:
             if entry.operation is KvOperation.DELETE:
                 here.pop(str(WorkerId(pool, worker)), None)
             else:
-                record = MemberRecord.model_validate_json(entry.value)
-                here[str(WorkerId(pool, worker))] = (entry.revision, record)
+                here[str(WorkerId(pool, worker))] = MemberRecord.model_validate_json(entry.value)
         elif folder == "gang" and entry.operation is KvOperation.PUT:
             self._judge(entry, GangRecord.model_validate_json(entry.value))
 
@@ -95,10 +93,10 @@ class Audit:
         elif here:
             self._complain(entry, f"{record.id} is {record.state} and has members on {sorted(here)}")
 
-    def _judge_formed(self, entry: KvEntry, record: GangRecord, here: dict[str, tuple[int, MemberRecord]]) -> None:
+    def _judge_formed(self, entry: KvEntry, record: GangRecord, here: dict[str, MemberRecord]) -> None:
         wanted = {(f"{seat.pool}.{seat.worker}", seat.token) for seat in record.seats}
-        found = {(worker, seat.token) for worker, (_, member) in here.items() for seat in member.seats}
-        if wanted != found or {member.generation for _, member in here.values()} != {record.generation}:
+        found = {(worker, seat.token) for worker, member in here.items() for seat in member.seats}
+        if wanted != found or {member.generation for member in here.values()} != {record.generation}:
             self._complain(entry, f"{record.id} is formed with {sorted(found)} instead of {sorted(wanted)}")
         self.formed.setdefault(record.id, set()).add(record.generation)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .bus.settings import ConnectionSettings as ConnectionSettings
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
+    from .dispatcher.gang import Gang as Gang
     from .dispatcher.gateway import Gateway as Gateway
     from .dispatcher.gateway import GatewaySettings as GatewaySettings
     from .dispatcher.leases import Lease as Lease
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .dispatcher.sync import SyncClient as SyncClient
     from .dispatcher.sync import connect_sync as connect_sync
     from .schemas.errors import GanglineError as GanglineError
+    from .schemas.gangs import Bundle as Bundle
     from .schemas.names import Names as Names
     from .worker.context import TaskContext as TaskContext
     from .worker.context import current_task as current_task
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
 _PUBLIC = {
     "Ambient": "bus.ambient",
     "BucketSettings": "bus.port",
+    "Bundle": "schemas.gangs",
     "Client": "dispatcher.client",
     "ConnectionSettings": "bus.settings",
+    "Gang": "dispatcher.gang",
     "GangContext": "worker.gang_context",
     "GangMember": "worker.gang_context",
     "GanglineError": "schemas.errors",
@@ -70,8 +74,10 @@ _PUBLIC = {
 __all__ = [
     "Ambient",
     "BucketSettings",
+    "Bundle",
     "Client",
     "ConnectionSettings",
+    "Gang",
     "GangContext",
     "GangMember",
     "GanglineError",

@@ -9,6 +9,7 @@ from types import TracebackType
 
 from ..bus.ambient import Ambient
 from ..bus.memory import MemoryHub
+from ..coordinator.service import Coordinator
 from ..dispatcher.client import Client
 from ..dispatcher.settings import RouterSettings
 from ..schemas.errors import ClosedError, InvalidSettings
@@ -32,6 +33,7 @@ class Cluster:
         pools: tuple[Pool, ...],
         *,
         workers: int,
+        coordinator: bool,
         namespace: str,
         worker_settings: WorkerSettings | None,
         router_settings: RouterSettings | None,
@@ -44,6 +46,7 @@ class Cluster:
         self.workers: dict[str, Worker] = {}
         self._pools = pools
         self._count = workers
+        self._coordinator = coordinator
         self._worker_settings = worker_settings or WorkerSettings()
         self._router_settings = router_settings
         self._ambient = ambient
@@ -76,6 +79,8 @@ class Cluster:
             raise ClosedError("this cluster was used before: make a new one")
         self._entered = True
         try:
+            if self._coordinator:
+                await self._start_coordinator()
             for pool in self._pools:
                 for _ in range(self._count):
                     await self.add_worker(pool)
@@ -92,11 +97,19 @@ class Cluster:
     ) -> None:
         await self._stack.aclose()
 
+    async def _start_coordinator(self) -> None:
+        bus = self.hub.connect("coordinator")
+        self._stack.push_async_callback(bus.close)
+        coordinator = Coordinator(bus=bus, names=self.names, ambient=self._ambient)
+        await self._stack.enter_async_context(coordinator)
+        await coordinator.wait_leading()
+
 
 def cluster(
     pool: Pool,
     *pools: Pool,
     workers: int = 1,
+    coordinator: bool = False,
     namespace: str = "gangline",
     worker_settings: WorkerSettings | None = None,
     router_settings: RouterSettings | None = None,
@@ -120,6 +133,7 @@ def cluster(
     Args:
         pool, pools: what is served.
         workers: how many workers of each pool; they are named `w1`, `w2`, ...
+        coordinator: whether there is one, for gangs and standing sets.
         namespace: of subjects and keys; only matters to what looks at the bus directly.
         worker_settings: of each worker. Its `id` must be left open with more than one worker.
         router_settings: of the client.
@@ -134,6 +148,7 @@ def cluster(
     return Cluster(
         (pool, *pools),
         workers=workers,
+        coordinator=coordinator,
         namespace=namespace,
         worker_settings=worker_settings,
         router_settings=router_settings,

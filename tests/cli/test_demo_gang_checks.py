@@ -166,11 +166,25 @@ def test_a_member_of_another_generation_or_token_is_found(generation, token):
 def test_members_that_were_not_granted_in_one_batch_are_found():
     history = History()
     history.member("a", "w1")
-    history.put("reg.p.w1", registration("w1", 2))
+    history.gang("b", GangState.QUEUED)
     history.member("a", "w2")
     history.gang("a", GangState.FORMED)
     (finding,) = gang_checks.atomic(history.entries)
-    assert finding == "revision 4: gang a is granted in part, and reg.p.w1 was written"
+    assert finding == "revision 4: gang a is granted in part, and gang.b was written"
+
+
+def test_what_others_write_may_lie_between_the_messages_of_a_batch():
+    history = History()
+    history.member("a", "w1")
+    history.put("reg.p.w1", registration("w1", 2))
+    history.member("a", "w2")
+    history.put("leader", None)
+    history.gang("a", GangState.FORMED)
+    history.gang("a", GangState.TEARING_DOWN)
+    history.put("member.p.w1.a", None)
+    history.put("reg.p.w1", registration("w1", 2))
+    history.put("member.p.w2.a", None)
+    assert gang_checks.atomic(history.entries) == []
 
 
 def test_members_that_are_never_followed_by_their_gang_are_found():
@@ -183,8 +197,10 @@ def test_a_member_that_goes_while_its_gang_stands_is_found():
     history = History()
     history.form()
     history.put("member.p.w1.a", None)
-    history.put("reg.p.w1", registration("w1", 2))
-    assert any("granted in part" in text for text in gang_checks.atomic(history.entries))
+    assert gang_checks.atomic(history.entries) == ["gang a is granted in part, at the end"]
+    history.gang("b", GangState.QUEUED)
+    (finding,) = gang_checks.atomic(history.entries)
+    assert finding == "revision 7: gang a is granted in part, and gang.b was written"
 
 
 def test_a_teardown_that_leaves_a_member_is_found():
@@ -194,7 +210,7 @@ def test_a_teardown_that_leaves_a_member_is_found():
     history.put("member.p.w1.a", None)
     left = ["gang a is tearing_down, and has members on p.w2"]
     assert gang_checks.atomic(history.entries) == left
-    history.put("reg.p.w1", registration("w1", 2))
+    history.gang("b", GangState.QUEUED)
     history.put("member.p.w2.a", None)
     assert gang_checks.atomic(history.entries)[:1] == left
 

@@ -88,13 +88,17 @@ class Ledger:
 
 
 def atomic(revisions: Iterable[KvEntry]) -> list[str]:
-    """L7: members are granted by one batch and ended by one batch, so nothing else lies between their revisions."""
+    """L7: members are granted by one batch and ended by one batch, so nothing else of any gang lies between their
+    revisions. (The server may put what others write, heartbeats for example, between those of a batch.)"""
     found: list[str] = []
     ledger = Ledger()
     batch = ""
     """The gang whose members are being granted, or ended, at this revision."""
     ending = ""
     for entry in revisions:
+        if not entry.key.startswith(("member.", "gang.")):
+            ledger.take(entry)
+            continue
         if ending and not (entry.operation is KvOperation.DELETE and entry.key.endswith(f".{ending}")):
             found += _left(ledger, ending)
             ending = ""

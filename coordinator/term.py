@@ -258,9 +258,12 @@ class Term:
     def _handle(self, event: on.AnyEvent) -> None:
         loop = asyncio.get_running_loop()
         for effect in self.core.handle(event):
-            # Requests are tasks, which begin in a later turn: everything goes through the loop, so that effects are
-            # started in their order.
-            loop.call_soon(self._carry_out, effect)
+            # What asks is a task, and a task begins in the next turn. What is sent without waiting goes there as well,
+            # so that all are started in their order: the owner hears after the workers were told.
+            if isinstance(effect, (do.ReleaseHold, do.Broadcast, do.Answer)):
+                loop.call_soon(self._carry_out, effect)
+            else:
+                self._carry_out(effect)
 
     def worker_seen(self, facts: WorkerFacts) -> None:
         """As census.Audience."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory import MemoryHub
+from gangline.bus.port import KvEntry
 from gangline.schemas.names import Names
 
-from .rig import System
+from .rig import System, check_atomic
 
 _OPENED = pytest.StashKey[System]()
 
@@ -43,7 +45,17 @@ def hub() -> MemoryHub:
 
 @pytest.fixture
 async def system(request: pytest.FixtureRequest, hub: MemoryHub) -> AsyncIterator[System]:
-    """On the in-memory server. What the ledger shows is held to L7 all the while."""
+    """On the in-memory server. What the ledger shows is held to L7 after every change."""
     made = request.node.stash[_OPENED] = System(hub.connect, Names())
+    loop = asyncio.get_running_loop()
+
+    def check() -> None:
+        made.watcher.broken += check_atomic(hub.peek(made.names.ledger_bucket))
+
+    def changed(_bucket: str, entry: KvEntry) -> None:
+        if entry.key.startswith(("gang.", "member.")) and "ghost" not in entry.key:
+            loop.call_soon(check)  # a batch is written in one turn
+
+    hub.tap(on_change=changed)
     await made.open()
     yield made

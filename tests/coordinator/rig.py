@@ -290,6 +290,28 @@ class LedgerWatcher:
             self.broken.append(f"{record.id} is {record.state} and has members on {sorted(here)}")
 
 
+def check_atomic(entries: list[KvEntry]) -> list[str]:
+    """What breaks L7 in one snapshot of the ledger: a gang with some of its members, or members without a gang."""
+    granted: dict[str, set[tuple[str, str]]] = {}
+    records: dict[str, GangRecord] = {}
+    for entry in entries:
+        folder, _, rest = entry.key.partition(".")
+        if folder == "member":
+            pool, worker, gang = rest.split(".")
+            seats = MemberRecord.model_validate_json(entry.value).seats
+            granted.setdefault(gang, set()).update((f"{pool}.{worker}", seat.token) for seat in seats)
+        elif folder == "gang":
+            records[rest] = GangRecord.model_validate_json(entry.value)
+    broken = []
+    for gang in granted.keys() | records.keys():
+        record = records.get(gang)
+        stands = record is not None and record.state in (GangState.FORMED, GangState.RETIRING)
+        wanted = {(f"{s.pool}.{s.worker}", s.token) for s in record.seats} if record is not None and stands else set()
+        if granted.get(gang, set()) != wanted:
+            broken.append(f"{gang} ({record and record.state}): {granted.get(gang)} instead of {wanted}")
+    return broken
+
+
 class System:
     """A bus factory, and what was started on it."""
 

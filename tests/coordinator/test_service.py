@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.port import NoResponders
+from gangline.bus.port import NoResponders, RequestTimeout
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.codec import Format
 from gangline.schemas.errors import ClosedError
@@ -49,16 +49,15 @@ async def test_a_gang_is_granted_told_of_and_released(system):
     assert [event["kind"] for event in system.events] == ["queued", "formed", "torn_down", "ended"]
 
 
-async def test_effects_reach_workers_before_the_owner_hears(system):
-    worker = await system.worker()
+async def test_workers_are_told_before_the_owner_hears(system, hub):
+    await system.worker()
     await leading(system)
-    order = []
-    take = worker.take
-    worker.take = lambda message: (order.append(message.subject.rpartition(".")[2]), take(message))
-    await worker._subscription.unsubscribe()
-    worker._subscription = await worker.bus.subscribe(system.names.worker_operations(worker.id), worker.take)
+    passed = []
+    hub.tap(on_message=lambda name, message: passed.append((name, message.subject)))
     await system.owner.acquire(pool="train", size=1)
-    assert "form" in order
+    sent = [subject for name, subject in passed if name == "coordinator"]
+    assert sent[-3] == "gangline.worker.train.w1.form"
+    assert sent[-2].startswith("gangline.event.gang.") and sent[-1].startswith("_INBOX.")
 
 
 async def test_answers_come_in_the_format_of_the_request(system):
@@ -370,6 +369,24 @@ async def test_a_leader_that_cannot_renew_yields_before_its_key_expires(system, 
     hub.heal(first._bus)
     await asyncio.sleep(5)
     assert (first.state, second.state) == (CoordinatorState.STANDBY, CoordinatorState.LEADING)
+
+
+async def test_a_leader_whose_timers_come_late_acts_on_nothing_any_more(system):
+    """As after a freeze: messages are looked at before timers."""
+    worker = await system.worker()
+    first = await leading(system)
+    term = first.term
+    candidacy = first._office.candidacy
+    candidacy._chores.cancel()
+    candidacy._timer.cancel()
+    first._office.census.audience = None
+    await asyncio.sleep(3)
+    assert first.state is CoordinatorState.LEADING and term.core.leading
+    asked = len(worker.asked)
+    with pytest.raises(RequestTimeout):
+        await system.owner.ask("acquire", {"pool": "train", "size": 1}, timeout_s=1)
+    assert first.state is CoordinatorState.STANDBY and not term.core.leading
+    assert len(worker.asked) == asked
 
 
 async def test_who_waits_when_the_leader_stops_is_told_to_ask_again(system):

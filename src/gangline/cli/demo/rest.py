@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final
 
 from ...bus.port import KeyValue
 from ...dispatcher.client import Client
-from ...schemas.errors import GanglineError
+from ...schemas.errors import NoWorkers
 from ...schemas.gangs import GangRecord, GangState
 from ...schemas.names import Names
 from .checks import AtRest
@@ -19,11 +20,13 @@ three."""
 
 
 async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:
-    """Running and reserved slots of every living worker, asked from each."""
+    """Running and reserved slots of every living worker, asked from each. One that was killed is listed for three
+    seconds more, and has none to ask."""
     found = {}
     for info in await client.workers(pool):
-        stats = await client.stats(info.name)
-        found[info.registration.worker] = (stats.load.running, stats.load.reserved)
+        with contextlib.suppress(NoWorkers):
+            stats = await client.stats(info.name)
+            found[info.registration.worker] = (stats.load.running, stats.load.reserved)
     return found
 
 
@@ -34,16 +37,11 @@ async def at_rest(
     clock = asyncio.get_running_loop().time
     deadline = clock() + REST_S
     while True:
-        over = clock() > deadline
-        try:
-            rest = await _look(client, ledger, names, pool, gauges)
-        except GanglineError:  # a worker that was killed is still listed
-            if over:
-                raise
-        else:
-            same = rest.limiters.keys() == rest.heartbeats.keys()
-            if over or (same and not rest.ledger and all(load == (0, 0) for load in rest.heartbeats.values())):
-                return rest
+        rest = await _look(client, ledger, names, pool, gauges)
+        same = rest.limiters.keys() == rest.heartbeats.keys()
+        quiet = same and not rest.ledger and all(load == (0, 0) for load in rest.heartbeats.values())
+        if quiet or clock() > deadline:
+            return rest
         await asyncio.sleep(0.1)
 
 

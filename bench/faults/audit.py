@@ -16,6 +16,7 @@ class Audit:
     """Judges at each gang's record, in the order of revisions:
 
     - one that says formed or retiring comes after the records of exactly its members, all of its generation;
+    - a member's record is followed by such a one, soon;
     - one that says tearing_down is followed by the end of all of them, soon;
     - one that says queued or ended has no members.
 
@@ -37,6 +38,8 @@ class Audit:
         self._last = 0
         self._ending: dict[str, int] = {}
         """Gangs being torn down, with the revision by which all their members must have ended."""
+        self._granting: dict[str, int] = {}
+        """Gangs with new members, with the revision by which their own record must have come."""
         self._subscription: Subscription | None = None
 
     async def start(self, ledger: KeyValue) -> None:
@@ -60,12 +63,13 @@ class Audit:
         self._last = entry.revision
         if not whole:
             self._ending.clear()
+            self._granting.clear()
         self._take(entry)
-        for gang, until in list(self._ending.items()):
-            if entry.revision >= until:
-                del self._ending[gang]
-                if self.members.get(gang):
-                    self._complain(entry, f"{gang} is torn down and has members on {sorted(self.members[gang])}")
+        for gang in _due(self._ending, entry.revision):
+            if self.members.get(gang):
+                self._complain(entry, f"{gang} is torn down and has members on {sorted(self.members[gang])}")
+        for gang in _due(self._granting, entry.revision):
+            self._complain(entry, f"{gang} has members on {sorted(self.members[gang])}, and was not granted")
 
     def _again(self, entry: KvEntry) -> None:
         if entry.operation is KvOperation.DELETE and entry.key.startswith("member."):
@@ -80,12 +84,14 @@ class Audit:
                 here.pop(str(WorkerId(pool, worker)), None)
             else:
                 here[str(WorkerId(pool, worker))] = MemberRecord.model_validate_json(entry.value)
+                self._granting[gang] = entry.revision + SLACK
         elif folder == "gang" and entry.operation is KvOperation.PUT:
             self._judge(entry, GangRecord.model_validate_json(entry.value))
 
     def _judge(self, entry: KvEntry, record: GangRecord) -> None:
         here = self.members.get(record.id, {})
         self.states[record.id] = record.state
+        self._granting.pop(record.id, None)
         if record.state in (GangState.FORMED, GangState.RETIRING):
             self._judge_formed(entry, record, here)
         elif record.state is GangState.TEARING_DOWN:
@@ -102,3 +108,11 @@ class Audit:
 
     def _complain(self, entry: KvEntry, text: str) -> None:
         self.broken.append(f"L7 at revision {entry.revision}: {text}")
+
+
+def _due(gangs: dict[str, int], revision: int) -> list[str]:
+    """Take out those whose time is up."""
+    found = [gang for gang, until in gangs.items() if revision >= until]
+    for gang in found:
+        del gangs[gang]
+    return found

@@ -68,6 +68,14 @@ def test_a_partial_grant_is_seen(generation: int) -> None:
     assert len(book.audit.broken) == 1 and "L7" in book.audit.broken[0]
 
 
+def test_members_without_a_grant_are_seen() -> None:
+    book = Book()
+    book.gang(GangState.QUEUED)
+    book.member("w1")
+    book.others(2 * SLACK)
+    assert len(book.audit.broken) == 1 and "was not granted" in book.audit.broken[0]
+
+
 def test_a_member_too_many_is_seen() -> None:
     book = Book()
     book.member("w1")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..schemas.errors import ServerUnreachable
 from .ambient import Ambient
@@ -21,7 +21,7 @@ from .memory_faults import SERVER, Faults, StorageFate
 from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_subjects import RoutingTable
-from .port import BucketSettings, ConnectionEvent, KvEntry, Message, Storage
+from .port import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
@@ -30,6 +30,7 @@ _PROMPT = StorageFate(0.0, 0.0)
 
 MessageTap = Callable[[str, Message], None]
 ChangeTap = Callable[[str, KvEntry], None]
+WriteTap = Callable[[str, str, Sequence[KvWrite]], None]
 
 
 class MemoryHub:
@@ -64,6 +65,7 @@ class MemoryHub:
         self._watches: dict[MemoryWatch, None] = {}
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
+        self._write_taps: list[WriteTap] = []
         self.delivery_taps: list[MessageTap] = []
 
     def __repr__(self) -> str:
@@ -94,6 +96,7 @@ class MemoryHub:
         on_message: MessageTap | None = None,
         on_delivery: MessageTap | None = None,
         on_change: ChangeTap | None = None,
+        on_write: WriteTap | None = None,
     ) -> None:
         """See what passes, for checkers and for debugging.
 
@@ -101,6 +104,8 @@ class MemoryHub:
             on_message: each message that reaches the server, with its sender's name.
             on_delivery: each message just before a handler gets it, with the receiver's name.
             on_change: each new revision in a bucket, with the bucket's name.
+            on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
+                of the bucket. Of a refused one nothing is told.
         """
         if on_delivery is not None:
             self.delivery_taps.append(on_delivery)
@@ -108,6 +113,8 @@ class MemoryHub:
             self._message_taps.append(on_message)
         if on_change is not None:
             self._change_taps.append(on_change)
+        if on_write is not None:
+            self._write_taps.append(on_write)
 
     def peek(self, bucket: str) -> list[KvEntry]:
         """What a bucket holds, without asking over a connection."""
@@ -255,6 +262,11 @@ class MemoryHub:
         if name not in self._stores:
             self._stores[name] = MemoryStore(name, settings, self.context, self._changed)
         return self._stores[name]
+
+    def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
+        """Storage took these, together."""
+        for tap in self._write_taps:
+            tap(writer, bucket, writes)
 
     def add_watch(self, watch: MemoryWatch) -> None:
         self._watches[watch] = None

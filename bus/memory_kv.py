@@ -123,12 +123,16 @@ class MemoryKeyValue:
 
     def _apply(self, write: KvWrite) -> int:
         self._show(write)
-        return self._store().apply(write)
+        revision = self._store().apply(write)
+        self._hub.taken(self._bus.name, self.name, (write,))
+        return revision
 
     def _commit(self, writes: Sequence[KvWrite]) -> int:
         for write in writes:
             self._show(write)
-        return self._store().commit(writes)
+        revision = self._store().commit(writes)
+        self._hub.taken(self._bus.name, self.name, writes)
+        return revision
 
     def _show(self, write: KvWrite) -> None:
         """Observers see a write as it passes, whatever storage makes of it."""

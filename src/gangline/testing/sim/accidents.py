@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .gang_draw import LEADER
 from .plan import CALM_RATES, Accident, Event, Plan, Storm
 
 if TYPE_CHECKING:
@@ -63,9 +64,12 @@ class Accidents:
         if self._over:
             return
         process = self._process(event.target)
+        if process is None and event.target:
+            return  # nobody leads just now
         if process is not None and (process.bus is None or process.frozen):
             return  # it is away already
-        self._world.trace.note("sim", f"{event.accident.value} {event.target} for {event.for_s:.3f} s")
+        who = event.target if process is None else process.name
+        self._world.trace.note("sim", f"{event.accident.value} {who} for {event.for_s:.3f} s")
         match event.accident:
             case Accident.SERVER_RESTART:
                 self._server_restart(event)
@@ -82,16 +86,16 @@ class Accidents:
         hub, bus = self._world.hub, process.bus
         assert bus is not None
         match event.accident:
-            case Accident.WORKER_CRASH | Accident.CLIENT_CRASH:
+            case Accident.WORKER_CRASH | Accident.CLIENT_CRASH | Accident.COORDINATOR_CRASH:
                 process.crash()
                 self._begin(f"crash of {event.target}", event.for_s, process.start)
-            case Accident.WORKER_FREEZE | Accident.CLIENT_FREEZE:
+            case Accident.WORKER_FREEZE | Accident.CLIENT_FREEZE | Accident.COORDINATOR_FREEZE:
                 process.freeze()
                 self._begin(f"freeze of {event.target}", event.for_s, process.thaw)
             case Accident.DISCONNECT:
                 hub.disconnect(bus)
                 self._begin(f"disconnection of {event.target}", event.for_s, lambda: hub.reconnect(bus))
-            case Accident.PARTITION:
+            case Accident.PARTITION | Accident.LEADER_PARTITION:
                 hub.partition(bus)
                 self.excuses_late_messages = True
                 notice = asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
@@ -112,7 +116,9 @@ class Accidents:
 
     def _process(self, name: str) -> Process | None:
         world = self._world
-        return world.workers.get(name) or world.clients.get(name)
+        if name == LEADER:
+            return world.leading()
+        return world.workers.get(name) or world.clients.get(name) or world.coordinators.get(name)
 
     def _begin(self, name: str, for_s: float, end: Callable[[], None]) -> None:
         self._numbers += 1

@@ -42,6 +42,10 @@ class LedgerWatch:
     def quiet(self) -> bool:
         return not self._disturbed and self._clock() - self._disturbed_at >= QUIET_S
 
+    def quiet_for(self) -> float:
+        """So many seconds have passed since the last accident was over; 0: one is not."""
+        return 0.0 if self._disturbed else self._clock() - self._disturbed_at
+
     def granted(self, worker: WorkerModel, lease: LeaseModel) -> None:
         """In a moment it must be visible, unless it has ended by then."""
         if self.quiet:
@@ -55,6 +59,8 @@ class LedgerWatch:
     def worker_died(self, worker: WorkerModel) -> None:
         """Its keys go by themselves."""
         for lease in worker.living:
+            if lease.gang is not None:
+                continue  # its member record goes with the gang
             after = max(0.0, lease.due_at - self._clock(), lease.ttl_s) + ROUNDING_S + 0.01
             self._later(
                 after, self._must_be_gone, worker, lease, "longer than its time to live after its worker's death"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ...bus.memory_faults import FaultRates
+from .gang_plan import GangTraffic
 
 POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
@@ -53,6 +54,10 @@ class Accident(StrEnum):
     STORAGE_OUTAGE = "storage outage"
     DRAIN = "drain"
     RESIZE = "resize"
+    COORDINATOR_CRASH = "coordinator crash"
+    COORDINATOR_FREEZE = "coordinator freeze"
+    """From here on only in plans with gangs."""
+    LEADER_PARTITION = "leader partition"
 
 
 FAULTS = (
@@ -67,6 +72,9 @@ FAULTS = (
 )
 """Accidents that nobody asked for; DRAIN and RESIZE are an operator's own doing."""
 
+COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
+"""Those of plans with gangs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlan:
@@ -75,6 +83,9 @@ class WorkerPlan:
     slots: int
     clock_skew_s: float
     """How wrong its wall clock is."""
+    node: str = ""
+    """Its machine; empty: one of its own."""
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +121,7 @@ class Event:
     at_s: float
     accident: Accident
     target: str
-    """Worker, client, or nothing for the server."""
+    """Worker, client, coordinator, `leader` for whoever leads then, or nothing for the server."""
     for_s: float
     amount: int = 0
     """Slots after a resize."""
@@ -135,17 +146,21 @@ class Plan:
     storms: tuple[Storm, ...]
     traffic_s: float
     """After so long no new step begins and everything heals."""
+    gangs: GangTraffic | None = None
+    """With gangs, if not None; see gang_draw."""
 
     @property
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
-        return not self.storms and not any(event.accident in FAULTS for event in self.events)
+        accidents = {event.accident for event in self.events}
+        return not self.storms and not accidents & {*FAULTS, *COORDINATOR_FAULTS}
 
     def summary(self) -> str:
         kinds = sorted({event.accident.value for event in self.events})
         return (
             f"{len(self.workers)} workers ({sum(w.slots for w in self.workers)} slots), {len(self.clients)} clients, "
             f"{len(self.steps)} steps, {len(self.storms)} storms, accidents: {', '.join(kinds) or 'none'}"
+            f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
         )
 
 

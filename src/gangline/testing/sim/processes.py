@@ -15,6 +15,8 @@ from ...schemas.frames import Load
 from ...worker.service import Worker
 from ...worker.settings import WorkerSettings
 from ..loop import node_context
+from .gang_plan import GangStep
+from .gang_steps import GangStepRunner
 from .plan import Accident, Event, Step, WorkerPlan
 from .slots import WorkerModel
 from .steps import StepRunner
@@ -114,6 +116,12 @@ class WorkerProcess(Process):
             slots=plan.slots,
         )
 
+        def aside() -> int:
+            gangs = worker.core.gangs
+            return gangs.keeps.slots + sum(gangs.reserved_by(leaving) for leaving in gangs.leaving)
+
+        model.aside = aside
+
         def journal(record: dict[str, Any]) -> None:
             self._journal(model, record)
 
@@ -124,7 +132,8 @@ class WorkerProcess(Process):
             settings=WorkerSettings(
                 id=plan.name,
                 slots=plan.slots,
-                node=f"host-{plan.name}",
+                node=plan.node or f"host-{plan.name}",
+                zone=plan.zone,
                 drain_grace_s=DRAIN_GRACE_S,
                 send_tracebacks=False,
             ),
@@ -145,8 +154,9 @@ class WorkerProcess(Process):
         slots = f"{record['running']}+{record['reserved']}/{record['total']}"
         world.trace.note(model.node, f"journal {event} {facts} {slots}")
         model.record(record, world.loop.ran)
+        world.gangs.journal(model.node, record)
         token = record.get("token")
-        if token is not None and token in model.leases:
+        if token is not None and token in model.leases and model.leases[token].gang is None:
             if event == "grant":
                 world.ledger.granted(model, model.leases[token])
             elif event in ("use", "release", "expire", "drop"):
@@ -183,6 +193,7 @@ class WorkerProcess(Process):
         if model is not None and model.alive:
             model.dead = True
             self.world.ledger.worker_died(model)
+        self.world.gangs.died(self.node)
         self.worker = None
         super().kill()
 
@@ -194,6 +205,7 @@ class WorkerProcess(Process):
     def thaw(self) -> None:
         if self.model is not None:
             self.model.thawed()
+        self.world.gangs.thawed(self.node)
         super().thaw()
 
 
@@ -205,7 +217,7 @@ class ClientProcess(Process):
         self.client: Client | None = None
         self._steps: dict[asyncio.Task[None], str] = {}
         """Steps of the present process that have not ended, and their nodes."""
-        self._waiting: list[Step] = []
+        self._waiting: list[Step | GangStep] = []
         """Steps whose time came while no process was there to take them."""
 
     async def _main(self, bus: MemoryBus) -> None:
@@ -218,22 +230,26 @@ class ClientProcess(Process):
             self.begin(step)
         await asyncio.Event().wait()  # until it is killed
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: Step | GangStep) -> None:
         """Let the present process play a step; or the next one, if there is none now."""
         if self.client is None:
             self._waiting.append(step)
             return
-        runner = StepRunner(self, self.client, step)
+        runner: StepRunner | GangStepRunner
+        if isinstance(step, GangStep):
+            runner = GangStepRunner(self, self.client, step)
+        else:
+            runner = StepRunner(self, self.client, step)
         task = self.world.loop.spawn(self.node, self._play(runner, step), name=f"step {step.number} of {self.node}")
         self._steps[task] = self.node
 
-    async def _play(self, runner: StepRunner, step: Step) -> None:
+    async def _play(self, runner: StepRunner | GangStepRunner, step: Step | GangStep) -> None:
         task = asyncio.current_task()
         assert task is not None
         timer = None
         if step.cancel_after_s is not None:
             timer = self.world.loop.call_later(step.cancel_after_s, task.cancel)
-        self.world.trace.note(self.node, f"step {step.number}: {step.kind} {step.pool}.{step.method} {step.ending}")
+        self.world.trace.note(self.node, f"step {step.number}: {runner}")
         try:
             await runner.run()
         except asyncio.CancelledError:
@@ -260,6 +276,7 @@ class ClientProcess(Process):
         self.client = None
         self._steps.clear()
         self.world.outcomes.client_died(self.node)
+        self.world.gangs.died(self.node)
 
     def freeze(self) -> None:
         super().freeze()
@@ -279,7 +296,7 @@ class ClientProcess(Process):
             return {}
         statistics = self.client.statistics()
         pools = statistics["pools"].values()
-        counts = {name: statistics[name] for name in ("holds", "in_flight")}
+        counts = {name: statistics[name] for name in ("holds", "in_flight", "gangs")}
         return counts | {name: sum(pool[name] for pool in pools) for name in ("placed", "waiting")}
 
 

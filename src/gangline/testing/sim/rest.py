@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...schemas.gangs import GangSetRecord
+
 if TYPE_CHECKING:
     from .world import World
 
@@ -17,11 +19,11 @@ async def check_rest(world: World) -> None:
         if client.busy:
             fail("hang", f"{client.node} still has {client.busy} steps that never ended")
     for model in world.models.values():
-        if model.alive and (model.living or model.running or model.bodies):
+        if model.alive and model.busy:
             fail(
                 "L12",
-                f"{model.node}: at rest {len(model.living)} leases live, {model.running} slots run, "
-                f"{len(model.bodies)} bodies run",
+                f"{model.node}: at rest {len(model.living)} leases live, {len(model.holds)} holds stand, "
+                f"{model.running} slots run, {len(model.bodies)} bodies run",
             )
     for key in world.ledger_keys():
         if key.startswith("lease."):
@@ -34,6 +36,8 @@ async def check_rest(world: World) -> None:
         if load.running or load.reserved:
             fail("L12", f"{worker.node}: at rest the limiter counts {load.running} running, {load.reserved} reserved")
     _check_heartbeats(world)
+    _check_coordinators(world)
+    world.gangs.check_rest(world.operator.sets)
     for client in world.clients.values():
         if not client.running:
             fail("hang", f"{client.node} does not run, though everything is healed")
@@ -47,3 +51,48 @@ def _check_heartbeats(world: World) -> None:
             world.checker.fail("L12", f"{name}: at rest it has no heartbeat in the ledger")
         elif beat.running or beat.reserved:
             world.checker.fail("L12", f"{name}: at rest its heartbeat says {beat.running}+{beat.reserved} slots")
+
+
+# -- gangs ------------------------------------------------------------------------------------------------------------
+
+
+def gangs_at_rest(world: World) -> bool:
+    """As far as can be seen from outside."""
+    leading = [each for each in world.coordinators.values() if each.leads]
+    return (
+        not world.coordinators
+        or (len(leading) == 1 and not leading[0].gangs and not world.gangs.ledger.at_rest(world.operator.sets))
+    )
+
+
+def _check_coordinators(world: World) -> None:
+    if not world.coordinators:
+        return
+    leading = [each.node for each in world.coordinators.values() if each.leads]
+    if len(leading) != 1:
+        world.checker.fail("hang", f"at rest these coordinators lead: {leading}")
+    for each in world.coordinators.values():
+        if each.leads and each.gangs:
+            world.checker.fail("L12", f"{each.node}: at rest it has {each.gangs} gangs in its books")
+
+
+def sets_stand(world: World) -> bool:
+    """Each declared set has its gangs."""
+    return all(world.gangs.ledger.standing(name) == gangs for name, gangs in world.operator.wanted.items())
+
+
+def check_sets(world: World) -> None:
+    """Nothing goes wrong any more and all else has ended: the sets stand, if there is room for them."""
+    plan = world.plan.gangs
+    assert plan is not None
+    needs: dict[str, int] = {}
+    for step in world.operator.declared:
+        if step.record is not None:
+            gang = GangSetRecord.model_validate_json(step.record).gang.relaxed()
+            for part in (part for rank in gang.ranks for part in rank):
+                needs[part.pool] = needs.get(part.pool, 0) + part.slots * step.gangs
+    room = {pool: sum(m.slots for m in world.living_models(pool)) for pool in needs}
+    if sets_stand(world) or any(needs[pool] > room[pool] for pool in needs):
+        return
+    found = {name: world.gangs.ledger.standing(name) for name in world.operator.wanted}
+    world.checker.fail("hang", f"the sets shall have {world.operator.wanted} gangs and have {found}; {needs} of {room}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
 from .checker import Violation
+from .gang_draw import draw_gang_plan
 from .plan import Plan, draw_plan
 from .world import World
 
@@ -29,6 +31,8 @@ class Report:
     events: int
     outcomes: dict[str, int] = field(default_factory=dict[str, int])
     """How many requests ended how."""
+    gangs: dict[str, int] = field(default_factory=dict[str, int])
+    """How often what befell gangs."""
     plan: str = ""
 
     @property
@@ -45,16 +49,19 @@ class Report:
         return "\n".join(lines)
 
 
-def run(seed: int, *, plan: Plan | None = None, echo: Callable[[str], None] | None = None) -> Report:
+def run(
+    seed: int, *, gangs: bool = False, plan: Plan | None = None, echo: Callable[[str], None] | None = None
+) -> Report:
     """Play the plan of a seed (or another one) and say how it went.
 
     Args:
         seed: any whole number.
+        gangs: with gang traffic beside the plain.
         plan: instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or draw_plan(seed)
+    plan = plan or (draw_gang_plan(seed) if gangs else draw_plan(seed))
     try:
         world = World(plan, loop, echo)
         try:
@@ -69,19 +76,21 @@ def run(seed: int, *, plan: Plan | None = None, echo: Callable[[str], None] | No
             callbacks=loop.ran,
             events=world.trace.events,
             outcomes=world.outcomes.counts(),
+            gangs=dict(sorted(world.gangs.counts.items())),
             plan=plan.summary(),
         )
     finally:
         loop.close()
 
 
-def run_many(seeds: Iterable[int], *, processes: int | None = None) -> Iterator[Report]:
+def run_many(seeds: Iterable[int], *, gangs: bool = False, processes: int | None = None) -> Iterator[Report]:
     """Reports of many seeds, as they come in. One process: in this one, in order."""
+    play = functools.partial(run, gangs=gangs)
     if processes == 1:
-        yield from map(run, seeds)
+        yield from map(play, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap_unordered(run, seeds, chunksize=8)
+        yield from pool.imap_unordered(play, seeds, chunksize=8)
 
 
 def total_outcomes(reports: Iterable[Report]) -> Counter[str]:

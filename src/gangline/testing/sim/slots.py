@@ -41,6 +41,8 @@ class LeaseModel:
     ended_at: float = 0.0
     granted_at: float = 0.0
     claimed: bool = False
+    gang: str | None = None
+    """A seat of that gang: it ends with the gang's end here, and not by time."""
 
     @property
     def idle(self) -> int:
@@ -78,6 +80,11 @@ class WorkerModel:
     load: Callable[[], Load | None]
     """The worker's own counters; None while it has none."""
     drain_grace_s: float
+    aside: Callable[[], int] = lambda: 0
+    """Slots that the worker keeps for waiting gangs, or for hooks of seats that have ended; they move without a word
+    in the journal."""
+    holds: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    """Slots held for commits on their way, by gang and generation."""
     slots: int = 0
     """Its total now; set by the first record."""
     epoch: int = 0
@@ -109,7 +116,7 @@ class WorkerModel:
 
     @property
     def reserved(self) -> int:
-        return sum(lease.idle for lease in self.leases.values())
+        return sum(lease.idle for lease in self.leases.values()) + sum(self.holds.values())
 
     @property
     def running(self) -> int:
@@ -118,6 +125,11 @@ class WorkerModel:
     @property
     def living(self) -> list[LeaseModel]:
         return [lease for lease in self.leases.values() if lease.ended is None and not lease.consumed]
+
+    @property
+    def busy(self) -> bool:
+        """It has something that must be gone at rest."""
+        return bool(self.living or self.holds or self.running or self.bodies)
 
     def record(self, record: dict[str, Any], turn: int) -> None:
         """Take one line of the worker's journal, written in the given turn of the loop."""
@@ -136,6 +148,12 @@ class WorkerModel:
                 self._ended(record["token"], how)
             case "epoch":
                 self._new_epoch()
+            case "hold":
+                if self.draining_since is not None:
+                    self._fail("L11", f"holds slots for gang {record['gang']} while draining")
+                self.holds[record["gang"], record["generation"]] = record["slots"]
+            case "form" | "unhold":
+                self.holds.pop((record["gang"], record["generation"]), None)
             case "resize":
                 self.slots = record["total"]
             case "drain":
@@ -161,7 +179,8 @@ class WorkerModel:
         token, now = record["token"], self.clock()
         if token in self.leases:
             self._fail("L3", f"token {token} was granted twice")
-        if self.draining_since is not None:
+        gang = record.get("gang")
+        if self.draining_since is not None and gang is None:
             self._fail("L11", f"granted {token} while draining")
         delivered_in, terms = self.reserves
         # Which of this turn's requests it answers shows in the answer; until then the most generous counts.
@@ -172,8 +191,9 @@ class WorkerModel:
             single_use=record["single_use"],
             epoch=record["epoch"],
             ttl_s=record["ttl_s"],
-            due_at=now + claim_s,
+            due_at=now + claim_s if gang is None else float("inf"),
             granted_at=now,
+            gang=gang,
         )
 
     def _start(self, record: dict[str, Any]) -> None:
@@ -236,6 +256,7 @@ class WorkerModel:
 
     def _new_epoch(self) -> None:
         self.guard_due = False
+        self.holds.clear()
 
     def _leave(self) -> None:
         if self.reserved or self.running:
@@ -332,11 +353,12 @@ class WorkerModel:
             return
         self.check_turn()
         load = self.load()
-        if load is not None and (load.running, load.reserved) != (self.running, self.reserved):
+        reserved = self.reserved + self.aside()
+        if load is not None and (load.running, load.reserved) != (self.running, reserved):
             self._fail(
                 "L2",
                 f"the worker counts {load.running} running and {load.reserved} reserved slots, its journal says "
-                f"{self.running} and {self.reserved}",
+                f"{self.running} and {reserved}",
             )
         now = self.clock()
         for lease in self.living:

@@ -33,6 +33,9 @@ class StepRunner:
         self._step = step
         self._uses = 0
 
+    def __repr__(self) -> str:
+        return f"{self._step.kind} {self._step.pool}.{self._step.method} {self._step.ending}"
+
     async def run(self) -> None:
         """Play the step to its end. What the step itself expects (errors of requests) ends here; what it does not is
         raised."""

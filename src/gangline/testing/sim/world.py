@@ -17,21 +17,27 @@ from ...dispatcher.selection import Selection, State
 from ...schemas.names import Names
 from ...schemas.records import Heartbeat
 from ...worker.context import TaskContext
+from ...worker.gang_context import GangContext
 from ..loop import VirtualLoop, current_node
 from .accidents import Accidents
 from .checker import Checker
+from .coordinators import CoordinatorProcess, Operator
+from .gang_wire import GangWire
+from .gangs import GangWatch, meeting_value
 from .ledger import LedgerWatch
 from .outcomes import Outcomes
 from .plan import CALM_RATES, Plan
 from .processes import ClientProcess, WorkerProcess
-from .rest import check_rest
+from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .slots import WorkerModel
-from .tasks import COSTS, OBSERVER
+from .tasks import COSTS, OBSERVER, TaskBroke
 from .trace import Trace
 from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
 """What every wall clock shows at the beginning, but for its own skew."""
+FIRST_PORT = 40_000
+"""Those of rendezvous; nobody listens there."""
 LOOK_S = 0.1
 """How often what should have happened by now is looked for."""
 SETTLE_S = 60.0
@@ -64,10 +70,27 @@ class World:
         """Every worker process that ever was, by node."""
         self.holders: dict[str, Lease | Selection] = {}
         """Who holds a token, as the client sees it."""
+        self.instances: dict[str, str] = {}
+        """Of every coordinator process that ever was, by node."""
+        self.gangs = GangWatch(
+            self.checker,
+            self.trace,
+            self.now,
+            self.names,
+            instance_of=self.instances.get,
+            frozen=loop.frozen,
+            quiet_for=self.ledger.quiet_for,
+        )
         wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
+        self._tap_gangs()
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
+        self.coordinators: dict[str, CoordinatorProcess] = {}
+        if plan.gangs is not None:
+            after_s = plan.gangs.starve_after_s
+            self.coordinators = {name: CoordinatorProcess(self, name, after_s) for name in plan.gangs.coordinators}
+        self.operator = Operator(self)
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()
         """Of no node; for timers that outlive the node that sets them."""
@@ -88,6 +111,7 @@ class World:
             wall=lambda: WALL_S + skew_s + self.now(),
             random=source,
             token=lambda: f"{prefix}-{next(numbers)}",
+            port=lambda: FIRST_PORT + next(numbers) % 1000,
         )
 
     def ledger_keys(self) -> list[str]:
@@ -101,6 +125,33 @@ class World:
             if entry.key.startswith("alive.")
         }
         return {name: found.get(f"alive.{each.plan.pool}.{name}") for name, each in self.workers.items()}
+
+    def living_models(self, pool: str) -> list[WorkerModel]:
+        """Of the workers of a pool that serve now."""
+        return [each.model for each in self.workers.values() if each.plan.pool == pool and each.model is not None]
+
+    def leading(self) -> CoordinatorProcess | None:
+        """Who leads now, as far as it knows itself; else any that runs."""
+        running = [each for each in self.coordinators.values() if each.bus is not None and not each.frozen]
+        return next((each for each in running if each.leads), running[0] if running else None)
+
+    def _tap_gangs(self) -> None:
+        if self.plan.gangs is None:
+            return
+        wire = GangWire(
+            self.checker,
+            self.trace,
+            self.names,
+            self.gangs.ledger,
+            coordinates=self.instances.__contains__,
+            told=self.gangs.told,
+        )
+        self.hub.tap(
+            on_message=wire.on_message,
+            on_delivery=wire.on_delivery,
+            on_change=self.gangs.ledger.on_change,
+            on_write=self.gangs.ledger.on_write,
+        )
 
     def holder_must_distrust(self, token: str, node: str) -> None:
         """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not so when a drain cut it
@@ -121,6 +172,10 @@ class World:
         deadline_at = self.outcomes.requests[request].deadline_at
         excused = self.accidents.excuses_late_messages
         self.outcomes.body_started(request, node)
+        if context.in_gang:
+            self.gangs.starts(number, node, request, context.gang, context.token)
+            if context.method == "rank":
+                self.gangs.runs(request, context.gang)
         model.body_started(number, request, COSTS[context.method], context.token, None if excused else deadline_at)
         return number
 
@@ -131,8 +186,32 @@ class World:
             return
         self.trace.note(node, f"{request} {'returns' if returned else 'stops'}")
         model.body_ended(number)
+        self.gangs.stops(number)
         if returned:
             self.outcomes.body_returned(request)
+
+    def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
+        self.gangs.arrives(request, gang)
+        return meeting_value(request, gang.rank, gang.generation)
+
+    def rank_passed(self, request: str, gang: GangContext, values: list[object]) -> None:
+        self.gangs.passes(request, gang, values)
+
+    def hook_started(self, what: str, gang: GangContext) -> int:
+        self._bodies += 1
+        number, node = self._bodies, current_node() or "?"
+        self.trace.note(node, f"{what} of rank {gang.rank} of gang {gang.id}, generation {gang.generation}")
+        if what == "start hook":
+            self.gangs.starts(number, node, what, gang, None)
+            rate = self.plan.gangs.failing_starts if self.plan.gangs is not None else 0.0
+            draw = random.Random(f"gangline start {self.plan.seed} {gang.id} {gang.generation} {gang.rank}").random()
+            if draw < rate:
+                self.gangs.stops(number)
+                raise TaskBroke(f"rank {gang.rank} does not start, by its plan")
+        return number
+
+    def hook_ended(self, number: int) -> None:
+        self.gangs.stops(number)
 
     # -- the run --------------------------------------------------------------------------------------------------
 
@@ -162,6 +241,8 @@ class World:
         plan = self.plan
         for worker in self.workers.values():
             worker.start()
+        for coordinator in self.coordinators.values():
+            coordinator.start()
         for client in self.clients.values():
             client.start()
         await asyncio.sleep(0.5)
@@ -170,15 +251,28 @@ class World:
         begin = self.loop.time()
         for step in plan.steps:
             self.loop.call_at(begin + step.at_s, self.clients[step.client].begin, step)
+        if plan.gangs is not None:
+            for gang_step in plan.gangs.steps:
+                self.loop.call_at(begin + gang_step.at_s, self.clients[gang_step.client].begin, gang_step)
+            for declared in plan.gangs.sets:
+                self.loop.call_at(begin + declared.at_s, self.operator.declare, declared)
         await asyncio.sleep(plan.traffic_s)
         self.trace.note("sim", "traffic ends, everything heals")
         self.accidents.heal()
-        for _ in range(round(SETTLE_S / SETTLE_LOOK_S)):
-            if self.at_rest():
-                break
-            await asyncio.sleep(SETTLE_LOOK_S)
+        if self.operator.sets:
+            self.operator.again()
+            await self._until(lambda: sets_stand(self))
+            check_sets(self)
+            self.operator.delete_all()
+        await self._until(self.at_rest)
         self.trace.note("sim", "rest")
         await check_rest(self)
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        for _ in range(round(SETTLE_S / SETTLE_LOOK_S)):
+            if reached():
+                break
+            await asyncio.sleep(SETTLE_LOOK_S)
 
     def at_rest(self) -> bool:
         """Nothing is asked, held or run, as far as can be seen from outside."""
@@ -187,7 +281,8 @@ class World:
             and all(client.running and not client.busy for client in self.clients.values())
             and not any(sum(client.counts().values()) for client in self.clients.values())
             and all(worker.settled for worker in self.workers.values())
-            and not any(model.living or model.running or model.bodies for model in self.models.values() if model.alive)
+            and not any(model.busy for model in self.models.values() if model.alive)
+            and gangs_at_rest(self)
             and not any(key.startswith("lease.") for key in self.ledger_keys())
             and all(beat is not None and not beat.running + beat.reserved for beat in self.heartbeats().values())
         )
@@ -196,6 +291,7 @@ class World:
         while True:
             await asyncio.sleep(LOOK_S)
             self.outcomes.look()
+            self.gangs.look()
             for worker in self.workers.values():
                 worker.look()
 
@@ -206,7 +302,7 @@ class World:
     def _stop_everything(self) -> None:
         """The run is over: no process says another word."""
         self.checker.closed = True
-        for process in (*self.workers.values(), *self.clients.values()):
+        for process in (*self.workers.values(), *self.clients.values(), *self.coordinators.values()):
             process.kill()
 
     def _on_fault(self, kind: str, subject: str) -> None:
@@ -232,4 +328,6 @@ class _LogWatch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, TaskBroke):
+            return  # by the plan
         self._checker.fail("error", f"logged: {record.getMessage()}{f': {error!r}' if error else ''}")

@@ -1,0 +1,115 @@
+"""Simulated coordinators, and the operator who declares standing sets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ...bus.memory_bus import MemoryBus
+from ...bus.port import BucketSettings
+from ...coordinator.service import Coordinator, CoordinatorState
+from ...coordinator.settings import CoordinatorSettings
+from ...coordinator.shell_settings import ShellSettings
+from ...schemas.errors import GanglineError
+from ...schemas.names import Names
+from .gang_plan import SetStep
+from .processes import Process
+
+if TYPE_CHECKING:
+    from .world import World
+
+_RETRY_S = 0.2
+
+
+class CoordinatorProcess(Process):
+    """A coordinator with one name; many processes in turn."""
+
+    def __init__(self, world: World, name: str, starve_after_s: float) -> None:
+        super().__init__(world, name)
+        self.coordinator: Coordinator | None = None
+        self._starve_after_s = starve_after_s
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world, node = self.world, self.node
+        coordinator = Coordinator(
+            bus=bus,
+            names=world.names,
+            settings=CoordinatorSettings(starve_after_s=self._starve_after_s),
+            shell=ShellSettings(node=f"host-{self.name}"),
+            ambient=world.ambient(node),
+        )
+        world.instances[node] = coordinator.instance
+        self.coordinator = coordinator
+        await coordinator.start()
+        world.trace.note(node, "stands by")
+        await coordinator.wait_closed()
+
+    @property
+    def leads(self) -> bool:
+        return self.coordinator is not None and self.coordinator.state is CoordinatorState.LEADING
+
+    @property
+    def gangs(self) -> int:
+        """Gangs in its books."""
+        return 0 if self.coordinator is None else int(self.coordinator.statistics().gangs.get("gangs", 0))
+
+    def kill(self) -> None:
+        self.coordinator = None
+        super().kill()
+
+
+class Operator:
+    """Declares sets over a connection of its own, and repeats what storage did not take."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._declared: dict[str, SetStep] = {}
+        self._bus: MemoryBus | None = None
+
+    @property
+    def sets(self) -> list[str]:
+        """Those that are declared now."""
+        return [name for name, step in self._declared.items() if step.record is not None]
+
+    @property
+    def declared(self) -> list[SetStep]:
+        """The newest word on each set."""
+        return list(self._declared.values())
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """How many gangs each set shall have."""
+        return {name: step.gangs for name, step in self._declared.items()}
+
+    def declare(self, step: SetStep) -> None:
+        """From now on it is so."""
+        self._declared[step.name] = step
+        self._world.loop.spawn("operator", self._write(step), name=f"declare {step.name}")
+
+    def again(self) -> None:
+        """A server that lost its memory may have lost the declarations: write them again."""
+        for step in list(self._declared.values()):
+            self.declare(step)
+
+    def delete_all(self) -> None:
+        """No set is wanted any more."""
+        for name in self.sets:
+            self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
+
+    async def _write(self, step: SetStep) -> None:
+        world, key = self._world, Names.gangset_key(step.name)
+        while self._declared[step.name] is step:
+            try:
+                if self._bus is None:
+                    self._bus = world.hub.connect("operator")
+                kv = await self._bus.bucket(world.names.ledger_bucket, BucketSettings())
+                if step.record is None:
+                    await kv.delete(key)
+                else:
+                    await kv.put(key, step.record.encode())
+            except GanglineError as error:
+                world.trace.note("operator", f"{step.name} was not declared: {error.code}")
+                await asyncio.sleep(_RETRY_S)
+            else:
+                world.trace.note("operator", f"{step.name} is declared: {step.record}")
+                return

@@ -63,6 +63,11 @@ class GangSets:
 
     # -- finding --------------------------------------------------------------------------------------------------
 
+    @property
+    def none(self) -> bool:
+        """Known for certain: no set is declared."""
+        return self._pulled and not self._sets
+
     async def find(self, name: str, deadline: float | None) -> RoutedSet | None:
         """The set of that name; None when the name is a pool's.
 

@@ -91,27 +91,8 @@ class Router:
         self._streamer = Streamer(self.caller, self.settings.stream_window)
         self._reserver = Reserver(self.exchange, self.settings, self.metrics, name or bus.name)
         lines = LineMaker(caller=self.caller, streamer=self._streamer, pool=self.pool)
-        self.gangs = Gangs(
-            bus,
-            names,
-            ambient,
-            self.settings,
-            lines=lines,
-            deadline=self.deadline,
-            observe=self._observed,
-            owner=name or bus.name,
-        )
-        self.sets = GangSets(
-            bus,
-            names,
-            self.settings,
-            exchange=self.exchange,
-            lines=lines,
-            policy=policy,
-            metrics=self.metrics,
-            random=chance,
-            ledger=self.ledger,
-        )
+        self.gangs = self._owned(ambient, lines, name)
+        self.sets = self._standing_sets(chance, lines, policy)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -321,8 +302,33 @@ class Router:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    def _owned(self, ambient: Ambient, lines: LineMaker, name: str) -> Gangs:
+        return Gangs(
+            self.bus,
+            self.names,
+            ambient,
+            self.settings,
+            lines=lines,
+            deadline=self.deadline,
+            observe=self._observed,
+            owner=name or self.bus.name,
+        )
+
+    def _standing_sets(self, chance: random.Random, lines: LineMaker, policy: Callable[[str], Policy]) -> GangSets:
+        return GangSets(
+            self.bus,
+            self.names,
+            self.settings,
+            exchange=self.exchange,
+            lines=lines,
+            policy=policy,
+            metrics=self.metrics,
+            random=chance,
+            ledger=self.ledger,
+        )
+
     async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
-        standing = await self._standing(order)
+        standing = None if self.sets.none else await self._standing(order)
         if standing is not None:
             return await standing.run(order, ticket, span)
         pool = await self.pool(order.pool, order.deadline)
@@ -330,7 +336,9 @@ class Router:
 
     async def _standing(self, order: Order) -> RoutedSet | None:
         """The standing set that the endpoint names, if it does; who names a pool means the pool."""
-        return None if order.options.pool is not None else await self.sets.find(order.endpoint, order.deadline)
+        if order.options.pool is not None or self.sets.none:
+            return None
+        return await self.sets.find(order.endpoint, order.deadline)
 
     @contextlib.contextmanager
     def _observed(self, order: Order) -> Iterator[tuple[Ticket, Span]]:

@@ -178,3 +178,10 @@ async def test_a_gateway_lets_calls_under_way_finish(commands, nats_url, namespa
     (commands.folder / "go").touch()
     assert (await call).data == b'"held"'
     assert gateway.wait() == 0
+
+
+def test_it_grants_gangs(dev, commands):
+    dev.await_output(r"coordinator\.leads")
+    gang = commands.json("gang", "acquire", "words", "3", "--ttl", "30")
+    assert (gang["state"], {seat["worker"] for seat in gang["seats"]}) == ("formed", {"dev-1"})
+    assert commands.run("gang", "release", gang["id"], "--owner-token", gang["owner_token"]).returncode == 0

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
 from typing import Final
 
 from gangline.bus.port import KeyValue, KvEntry, KvOperation, Subscription
 from gangline.schemas.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.names import WorkerId
 
-SLACK: Final = 100
-"""Revisions of others that may lie within one batch."""
+SLACK: Final = 3
+"""Revisions of others that may lie within one batch ..."""
+SLACK_S: Final = 1.0
+"""... and the time in which it is delivered. A batch is only called incomplete when both are over: the watch itself may
+stall when a server dies, and the server may put many writes into one batch's time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What has begun must be complete after that revision and that time."""
+
+    revision: int
+    at: float
 
 
 class Audit:
     """Judges at each gang's record, in the order of revisions:
 
     - one that says formed or retiring comes after the records of exactly its members, all of its generation;
-    - a member's record is followed by such a one, soon;
-    - one that says tearing_down is followed by the end of all of them, soon;
+    - a member's record is followed by such a one, as of the same batch;
+    - one that says tearing_down is followed by the end of all of them, likewise;
     - one that says queued or ended has no members.
 
     The server keeps the order of a batch, but may put other writers' messages between its own.
@@ -36,10 +49,10 @@ class Audit:
         """How many were not delivered, by the gaps between those that were: overwritten before their turn, which
         happens while a watch comes back after a lost server."""
         self._last = 0
-        self._ending: dict[str, int] = {}
-        """Gangs being torn down, with the revision by which all their members must have ended."""
-        self._granting: dict[str, int] = {}
-        """Gangs with new members, with the revision by which their own record must have come."""
+        self._ending: dict[str, Due] = {}
+        """Gangs being torn down, all of whose members must end."""
+        self._granting: dict[str, Due] = {}
+        """Gangs with new members, whose own record must come."""
         self._subscription: Subscription | None = None
 
     async def start(self, ledger: KeyValue) -> None:
@@ -64,12 +77,12 @@ class Audit:
         if not whole:
             self._ending.clear()
             self._granting.clear()
-        self._take(entry)
         for gang in _due(self._ending, entry.revision):
             if self.members.get(gang):
                 self._complain(entry, f"{gang} is torn down and has members on {sorted(self.members[gang])}")
         for gang in _due(self._granting, entry.revision):
             self._complain(entry, f"{gang} has members on {sorted(self.members[gang])}, and was not granted")
+        self._take(entry)
 
     def _again(self, entry: KvEntry) -> None:
         if entry.operation is KvOperation.DELETE and entry.key.startswith("member."):
@@ -84,7 +97,7 @@ class Audit:
                 here.pop(str(WorkerId(pool, worker)), None)
             else:
                 here[str(WorkerId(pool, worker))] = MemberRecord.model_validate_json(entry.value)
-                self._granting[gang] = entry.revision + SLACK
+                self._granting[gang] = _soon(entry.revision)
         elif folder == "gang" and entry.operation is KvOperation.PUT:
             self._judge(entry, GangRecord.model_validate_json(entry.value))
 
@@ -95,7 +108,7 @@ class Audit:
         if record.state in (GangState.FORMED, GangState.RETIRING):
             self._judge_formed(entry, record, here)
         elif record.state is GangState.TEARING_DOWN:
-            self._ending[record.id] = entry.revision + len(here) + SLACK
+            self._ending[record.id] = _soon(entry.revision + len(here))
         elif here:
             self._complain(entry, f"{record.id} is {record.state} and has members on {sorted(here)}")
 
@@ -110,9 +123,14 @@ class Audit:
         self.broken.append(f"L7 at revision {entry.revision}: {text}")
 
 
-def _due(gangs: dict[str, int], revision: int) -> list[str]:
+def _soon(revision: int) -> Due:
+    return Due(revision + SLACK, time.monotonic() + SLACK_S)
+
+
+def _due(gangs: dict[str, Due], revision: int) -> list[str]:
     """Take out those whose time is up."""
-    found = [gang for gang, until in gangs.items() if revision >= until]
+    now = time.monotonic()
+    found = [gang for gang, due in gangs.items() if revision >= due.revision and now >= due.at]
     for gang in found:
         del gangs[gang]
     return found

@@ -6,9 +6,30 @@ import itertools
 
 import pytest
 
-from bench.faults.audit import SLACK, Audit
+from bench.faults import audit as audits
+from bench.faults.audit import SLACK, SLACK_S, Audit
 from gangline.bus.port import KvEntry, KvOperation
 from gangline.schemas.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
+
+MANY = 10 * SLACK
+
+
+class Clock:
+    """Goes on by one revision's time with each look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += SLACK_S / 10
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(audits, "time", made)
+    return made
 
 
 class Book:
@@ -53,7 +74,7 @@ def test_a_gang_that_is_granted_and_ended_as_a_whole_is_right() -> None:
     book.end("w1")
     book.end("w2")
     book.gang(GangState.ENDED)
-    book.others(2 * SLACK)
+    book.others(MANY)
     assert book.audit.broken == [] and book.audit.left() == []
     assert book.audit.formed == {"g": {1}} and book.audit.missed == 0
 
@@ -72,7 +93,7 @@ def test_members_without_a_grant_are_seen() -> None:
     book = Book()
     book.gang(GangState.QUEUED)
     book.member("w1")
-    book.others(2 * SLACK)
+    book.others(MANY)
     assert len(book.audit.broken) == 1 and "was not granted" in book.audit.broken[0]
 
 
@@ -91,7 +112,7 @@ def test_a_partial_end_is_seen() -> None:
     book.gang(GangState.FORMED, "w1", "w2")
     book.gang(GangState.TEARING_DOWN, "w1", "w2")
     book.end("w1")
-    book.others(2 * SLACK)
+    book.others(MANY)
     assert len(book.audit.broken) == 1 and "w2" in book.audit.broken[0]
     book.gang(GangState.ENDED)
     assert len(book.audit.broken) == 2 and book.audit.left() == ["g"]

@@ -5,6 +5,7 @@ everything that the leader writes. `leader_alive` expires `alive_ttl_s` after it
 
 1. A claim is a compare-and-set on `leader` with a higher term: of two candidates that saw the same leader, one wins.
 2. Nobody claims while `leader_alive` is there, nor before a drawn wait after it went.
+   Terms grow, also over the loss of the bucket: the first in a new one begins at the Unix time.
 3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded,
    on its own monotonic clock. It stops before the key can expire, without asking anybody. What it writes in spite of
    that (frozen between the look at the clock and the write) is refused by the server: law L9 does not rest on clocks.
@@ -248,6 +249,9 @@ class Election:
         self._revision = event.revision
         if record is not None:
             self.term = record.term  # else none was ever written, or the bucket was lost: terms go on where they were
+        elif self.term == 0:
+            # Nor do we know where. Ids and attempts are made of the term, and workers remember those that are over.
+            self.term = int(event.wall)
         if event.alive_term is not None and event.alive_term >= self.term:
             self.role = Role.FOLLOWER
             # In case the watch misses the expiry.

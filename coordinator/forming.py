@@ -130,9 +130,10 @@ class Forming:
         """Ask the workers of the head's target to keep slots, and again after a while."""
         books = self._books
         head = books.head
-        if head is None or not head.target.slots:
-            return
-        if books.now < books.gangs[head.gang].queued_at + books.settings.starve_after_s:
+        waiting = books.gangs.get(head.gang) if head is not None else None
+        if head is None or waiting is None or not head.target.slots:
+            return  # ended in this very moment: the next look for room finds another head
+        if books.now < waiting.queued_at + books.settings.starve_after_s:
             return
         head.keeping = True
         self._keep(head.gang, head.target.slots)

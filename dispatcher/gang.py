@@ -190,7 +190,7 @@ class Gang:
         async def once(formation: Formation, deadline: float | None) -> Any:
             order = self._order(formation, rank, method, (args, kwargs), deadline)
             with self._observe(order) as (_, span):
-                return await self._guarded(formation, formation.lines[rank].call(order, span))
+                return await self._guarded(formation, formation.lines[rank].call(order, span), deadline)
 
         return await self._retried(once)
 
@@ -208,7 +208,7 @@ class Gang:
             async with contextlib.aclosing(items):
                 while True:
                     try:
-                        item = await self._guarded(formation, anext(items))
+                        item = await self._guarded(formation, anext(items), deadline)
                     except StopAsyncIteration:
                         return
                     yield item
@@ -262,7 +262,7 @@ class Gang:
             async def on_rank(rank: int, item: Arguments) -> Any:
                 order = self._order(formation, rank, method, item, deadline, run)
                 with self._observe(order) as (_, span):
-                    return await self._guarded(formation, formation.lines[rank].call(order, span))
+                    return await self._guarded(formation, formation.lines[rank].call(order, span), deadline)
 
             with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
                 return await run_on_all(formation, on_rank, given, partial=self._options.partial)
@@ -285,8 +285,9 @@ class Gang:
                     return results
             left -= 1
 
-    async def _guarded(self, formation: Formation, work: Awaitable[Any]) -> Any:
-        """Have an error that may come from the end of the whole generation tell so, if it does."""
+    async def _guarded(self, formation: Formation, work: Awaitable[Any], deadline: float | None) -> Any:
+        """Have an error that may come from the end of the whole generation tell so, if that is known by the
+        deadline."""
         try:
             return await work
         except _MEMBER_LOST as error:
@@ -294,7 +295,8 @@ class Gang:
                 raise
             if formation.down is None:
                 self._owner.suspect()
-                await formation.wait_down(VERDICT_S)
+                left_s = VERDICT_S if deadline is None else deadline - asyncio.get_running_loop().time()
+                await formation.wait_down(max(0.0, min(VERDICT_S, left_s)))
             if formation.down is None:
                 raise
             whole = formation.down()

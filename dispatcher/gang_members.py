@@ -140,7 +140,13 @@ class MemberLine:
             fate = fate_of(outcome)
             if fate is None:
                 assert not isinstance(outcome, Fate)
-                return result_of(outcome)
+                try:
+                    return result_of(outcome)
+                except LeaseBusy as error:
+                    # A task of ours that was told to stop has not stopped yet.
+                    if not patient or error.may_have_started is not False:
+                        raise
+                fate = Fate.FULL
             if not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
             await self._pause(backoff.next_s(0.0), order)

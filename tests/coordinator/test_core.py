@@ -283,6 +283,21 @@ def test_slots_kept_are_given_back_when_the_head_gives_up():
     assert not worker.kept
 
 
+def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed():
+    world = world_of(2)
+    worker = world.workers[WorkerId("p", "w0")]
+    worker.plain = 1
+    heartbeats(world)
+    settings = world.settings
+    world.acquire("a", 2, deadline_s=settings.starve_after_s + 2 * settings.keep_renew_s - 0.01)
+    world.advance(settings.starve_after_s + settings.keep_renew_s + 0.1)
+    assert worker.kept == {"a": 1}
+    world.now += 1.0  # stood still for a while: the deadline and the renewal are due together
+    world.to_leader(on.Tick)
+    world.flush()
+    assert not worker.kept and "ended" in world.kinds("a")
+
+
 def test_only_lower_priority_is_preempted_and_only_what_is_needed():
     world = world_of(1, 1, 1, 1)
     for number in range(4):

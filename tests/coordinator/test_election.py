@@ -69,6 +69,16 @@ def test_nothing_written_ever_is_claimed_at_revision_0():
     assert claim == el.Claim(record=LeaderRecord(term=1, instance="me"), revision=0)
 
 
+def test_the_first_term_of_a_ledger_is_beyond_all_those_of_one_that_was_lost():
+    """Who has just started does not know them; and workers remember attempts and gangs that were named by them."""
+    election = el.Election("me")
+    [wake] = election.handle(el.LeaderRead(now=0.0, wall=1_790_000_000.5, leader=None, revision=0, alive_term=None))
+    [claim, _] = election.handle(
+        el.LeaderRead(now=wake.at, wall=1_790_000_000.7, leader=None, revision=0, alive_term=None)
+    )
+    assert claim.record.term == 1_790_000_001
+
+
 def test_terms_go_on_where_they_were_when_the_bucket_was_lost():
     election, at = candidate()
     claim, _ = election.handle(read(at, revision=0))

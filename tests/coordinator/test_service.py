@@ -525,7 +525,8 @@ async def test_statistics_count_requests_gangs_and_commits(system):
         await system.owner.ask("get", {"id": "x"})
     await asyncio.sleep(2)
     found = coordinator.statistics()
-    assert (found.state, found.term, found.workers, found.waiting) == ("leading", 1, 1, 1)
+    assert (found.state, found.workers, found.waiting) == ("leading", 1, 1)
+    assert found.term == coordinator.term.number
     assert (found.gangs["gangs"], found.gangs["formed"], found.gangs["queued"]) == (2, 1, 1)
     assert found.gangs["oldest_s"] == pytest.approx(2, abs=0.5)
     assert found.counts["commits"] == 1

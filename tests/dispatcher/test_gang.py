@@ -11,6 +11,7 @@ from gangline.bus.memory_faults import StorageFate
 from gangline.schemas.errors import (
     ClosedError,
     DeadlineExceeded,
+    GanglineError,
     InvalidArguments,
     InvalidRequest,
     InvalidSettings,
@@ -18,6 +19,7 @@ from gangline.schemas.errors import (
     SelectionUsed,
     TaskFailed,
     UnknownMethod,
+    WorkerLost,
     WrongPool,
 )
 from gangline.schemas.gang_errors import (
@@ -29,6 +31,7 @@ from gangline.schemas.gang_errors import (
     NoCoordinator,
 )
 from gangline.schemas.gang_messages import GangEventKind
+from gangline.worker.pool import Pool
 
 from .gang_rig import GangRig, on_gang_rig, pool_of, until
 
@@ -450,3 +453,42 @@ async def test_an_answer_that_was_lost_with_its_leader_is_made_up_for_by_the_eve
         assert faults.lost == 1
         assert asyncio.get_running_loop().time() - began_at < 0.5
         assert gang.generation == 1 and gang.lost is None
+
+
+@on_gang_rig()
+async def test_a_run_waits_for_the_tasks_of_the_one_before_that_take_their_time_to_stop(rig: GangRig) -> None:
+    pool = Pool("slow", slots=1)
+
+    @pool.task
+    async def tidy(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            await asyncio.sleep(2)
+            raise
+        return "done"
+
+    await rig.worker("w1", pool)
+    async with rig.client.gang(pool="slow", size=1) as gang:
+        with pytest.raises(DeadlineExceeded):
+            await gang.options(timeout_s=0.5).run("tidy", 100)
+        assert await gang.options(timeout_s=5).run("tidy", 0) == ["done"]
+
+
+@on_gang_rig()
+async def test_a_call_ends_by_its_deadline_also_when_its_member_is_in_doubt(rig: GangRig) -> None:
+    """What became of the whole gang is waited for no longer than the caller has time."""
+    await rig.worker("w1")
+    loop = asyncio.get_running_loop()
+    async with rig.client.gang(pool="train", size=1) as gang:
+        line = gang._newest.lines[0]
+
+        async def lost(*_: object) -> None:
+            await asyncio.sleep(0.5)
+            raise WorkerLost("it seems to be gone", may_have_started=True)
+
+        line.call = lost  # type: ignore[method-assign, assignment]
+        began = loop.time()
+        with pytest.raises(GanglineError):
+            await gang.options(timeout_s=1).run("who")
+        assert loop.time() - began < 1.1

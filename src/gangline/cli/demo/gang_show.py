@@ -146,8 +146,8 @@ class GangShow:
         self.screen.event(f"kill -9 {name}, which is {ranks}, in the middle of part {KILL_AT + 1} of {PARTS}.")
         torn = await self._heard(GangEventKind.TORN_DOWN, gang.id)
         self.screen.event(
-            f"{(torn.at - self.killed_at) * 1000:.0f} ms later generation {torn.event.generation} is torn down on "
-            f"every worker. Reason: {torn.event.reason}."
+            f"{(torn.at - self.killed_at) * 1000:.0f} ms later generation {torn.event.generation} is torn down, "
+            f"all of it. Reason: {torn.event.reason}."
         )
 
     async def act_turns(self, files: Sequence[str]) -> None:

@@ -20,6 +20,9 @@ from gangline.schemas.errors import (
     WorkerLost,
 )
 from gangline.schemas.gang_errors import GangFailed
+from gangline.schemas.gang_messages import MemberCause, MemberReport
+from gangline.schemas.gangs import GangRecord
+from gangline.schemas.names import GangOperation
 
 from .gang_rig import GangRig, on_gang_rig, until
 
@@ -190,6 +193,56 @@ async def test_idempotent_calls_see_no_error_when_a_member_is_killed(rig: GangRi
     await load.stop()
     assert load.errors == []
     balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_a_call_on_a_gang_that_was_torn_down_is_made_again_only_if_that_does_no_harm(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang={**PAIR, "backoff_s": 0})
+    await ready(rig, "llm", 1)
+    for target, again in (("llm.once", False), ("llm.slow", True)):
+        await until(lambda: rig.gangs("llm"))
+        rig.probe.started.clear()
+        call = asyncio.ensure_future(rig.client.options(timeout_s=60).call(target, 10.0))
+        await until(lambda: rig.probe.started)
+        routed = rig.client.router.sets._sets["llm"]
+        formation = routed._formations[routed.gangs[0]]
+        # As a member that asks for it does: rank 0's worker, on which the call runs, stays.
+        await rig.bus.request(
+            rig.names.gang(GangOperation.REPORT),
+            MemberReport(gang=formation.gang, generation=formation.generation, rank=1, cause=MemberCause.FAILED)
+            .model_dump_json()
+            .encode(),
+            timeout_s=5,
+        )
+        if again:
+            assert (await call)[1] == 0
+            assert [generation for generation, _ in rig.probe.started] == [2, 3]
+        else:
+            with pytest.raises(WorkerLost) as caught:
+                await call
+            assert caught.value.may_have_started
+            await asyncio.sleep(5)
+            assert rig.probe.started == [(1, 0)], "it started once and never again"
+    balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_an_old_reading_of_a_record_brings_nothing_back(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    routed = rig.client.router.sets._sets["llm"]
+    [gang] = routed.gangs
+    entry = await (await rig.client.router.ledger()).get(rig.names.gang_key(gang))
+    assert entry is not None
+    record = GangRecord.model_validate_json(entry.value)
+    routed.leaving(gang, 1)
+    await routed.seen(record, entry.revision)
+    assert rig.gangs("llm") == [], "it retires, whatever an older reading says"
+    routed.gone(gang, 1, "replaced")
+    await routed.seen(record, entry.revision)
+    assert routed.gangs == []
+    await routed.seen(record.model_copy(update={"generation": 2}), entry.revision + 1)
+    assert rig.gangs("llm") == [gang]
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")

@@ -18,7 +18,7 @@ from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, Conflict, KvWrite, NoResponders, Storage
+from gangline.bus.port import BucketSettings, Conflict, KvEntry, KvWrite, NoResponders, Storage
 from gangline.bus.settings import ConnectionSettings
 from gangline.coordinator import events as on
 from gangline.coordinator.service import Coordinator, CoordinatorState
@@ -26,13 +26,13 @@ from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gang_messages import AcquireRequest
-from gangline.schemas.gangs import LeaderRecord
+from gangline.schemas.gangs import GangRecord, LeaderRecord
 from gangline.schemas.names import Names
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
-from .rig import System
+from .rig import System, check_atomic
 
 pytestmark = pytest.mark.server
 
@@ -435,30 +435,53 @@ async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_gr
                 await system.serve(f"w{number}", slots=16)
             await leading(system)
             await system.coordinator("second")
+            looking = asyncio.create_task(look_for_partial_gangs(system))
             asked = [asyncio.create_task(granted(system, number)) for number in range(100)]
             await system.until(lambda: sum(task.done() for task in asked) >= 20, within_s=60)
             info = await system.owner.bus.api.call(f"STREAM.INFO.KV_{system.names.ledger_bucket}", what="look")
             cluster.server(info["cluster"]["leader"]).kill()
-            reported = [await task for task in asked]
-            assert len(reported) == 100
+            await asyncio.gather(*asked)
             await system.until(lambda: system.slots_in_use == 0, within_s=60)
-            assert lost(system, reported) == []
+            looking.cancel()
+            await asyncio.wait([looking])
         finally:
             await system.close()
         assert system.watcher.broken == []
-        assert len({record.id for record in system.watcher.records}) >= 100
 
 
-async def granted(system: RealSystem, number: int) -> tuple[str, int]:
-    """Acquire a gang through whatever happens, check that the ledger has it, and release it."""
+async def granted(system: RealSystem, number: int) -> None:
+    """Acquire a gang through whatever happens; the ledger must have what was reported, and it must stay; release it."""
     owned = {"id": f"g{number}", "owner_token": f"t{number}"}
     gang = await persist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 120, **owned})
     assert gang["state"] == "formed"
-    await asyncio.sleep(0.2)
+    for _ in range(2):
+        record = GangRecord.model_validate_json((await read(system, f"gang.g{number}")).value)
+        assert (record.state, record.generation) == ("formed", gang["generation"])
+        assert [seat.token for seat in record.seats] == [seat["token"] for seat in gang["seats"]]
+        await asyncio.sleep(0.2)
     found = await persist(system, "get", {"id": gang["id"]})
-    assert (found["state"], found["generation"]) == ("formed", gang["generation"]), found
+    assert (found["state"], found["generation"]) == ("formed", gang["generation"])
     await persist(system, "release", owned)
-    return gang["id"], gang["generation"]
+
+
+async def read(system: RealSystem, key: str) -> KvEntry:
+    while True:
+        try:
+            entry = await system.ledger.get(key)
+        except GanglineError:
+            await asyncio.sleep(0.1)
+        else:
+            assert entry is not None
+            return entry
+
+
+async def look_for_partial_gangs(system: RealSystem) -> None:
+    while True:
+        try:
+            system.watcher.broken += check_atomic(await system.ledger.entries("gang.*", "member.>"))
+        except GanglineError:
+            pass
+        await asyncio.sleep(0.02)
 
 
 async def persist(system: RealSystem, operation: str, body: dict[str, Any]) -> Any:
@@ -469,9 +492,3 @@ async def persist(system: RealSystem, operation: str, body: dict[str, Any]) -> A
             if error.code not in ("no_responders", "no_coordinator", "request_timeout", "disconnected"):
                 raise
             await asyncio.sleep(0.1)
-
-
-def lost(system: RealSystem, reported: list[tuple[str, int]]) -> list[tuple[str, int]]:
-    return [
-        (gang, generation) for gang, generation in reported if generation not in system.watcher.formed.get(gang, ())
-    ]

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from .bus.ambient import Ambient as Ambient
     from .bus.port import BucketSettings as BucketSettings
     from .bus.settings import ConnectionSettings as ConnectionSettings
+    from .coordinator.election import ElectionSettings as ElectionSettings
+    from .coordinator.service import Coordinator as Coordinator
+    from .coordinator.settings import CoordinatorSettings as CoordinatorSettings
+    from .coordinator.shell_settings import ShellSettings as ShellSettings
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
     from .dispatcher.gang import Gang as Gang
@@ -46,6 +50,9 @@ _PUBLIC = {
     "Bundle": "schemas.gangs",
     "Client": "dispatcher.client",
     "ConnectionSettings": "bus.settings",
+    "Coordinator": "coordinator.service",
+    "CoordinatorSettings": "coordinator.settings",
+    "ElectionSettings": "coordinator.election",
     "Gang": "dispatcher.gang",
     "GangContext": "worker.gang_context",
     "GangMember": "worker.gang_context",
@@ -60,6 +67,7 @@ _PUBLIC = {
     "PowerOfTwo": "dispatcher.policy",
     "RouterSettings": "dispatcher.settings",
     "Selection": "dispatcher.selection",
+    "ShellSettings": "coordinator.shell_settings",
     "Sticky": "dispatcher.policy",
     "SyncClient": "dispatcher.sync",
     "TaskContext": "worker.context",
@@ -77,6 +85,9 @@ __all__ = [
     "Bundle",
     "Client",
     "ConnectionSettings",
+    "Coordinator",
+    "CoordinatorSettings",
+    "ElectionSettings",
     "Gang",
     "GangContext",
     "GangMember",
@@ -91,6 +102,7 @@ __all__ = [
     "PowerOfTwo",
     "RouterSettings",
     "Selection",
+    "ShellSettings",
     "Sticky",
     "SyncClient",
     "TaskContext",

@@ -248,10 +248,11 @@ class Election:
             return self._won(event, event.revision)  # the claim whose answer was lost
         self._revision = event.revision
         if record is not None:
-            self.term = record.term  # else none was ever written, or the bucket was lost: terms go on where they were
-        elif self.term == 0:
-            # Nor do we know where. Ids and attempts are made of the term, and workers remember those that are over.
-            self.term = int(event.wall)
+            self.term = record.term
+        else:
+            # None was ever written, or the bucket was lost, perhaps with terms that we have not heard of. Ids and
+            # attempts are made of the term, and workers remember those that are over.
+            self.term = max(self.term, int(event.wall))
         if event.alive_term is not None and event.alive_term >= self.term:
             self.role = Role.FOLLOWER
             # In case the watch misses the expiry.

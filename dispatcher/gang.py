@@ -271,13 +271,14 @@ class Gang:
 
     async def _retried(self, once: Callable[[Formation, float | None], Awaitable[T]]) -> T:
         deadline = self._deadline(self._options.call)
-        left = self._options.retries
+        left, started = self._options.retries, False
         while True:
-            formation = await self._living(deadline)
             try:
+                formation = await self._living(deadline)
                 results = await once(formation, deadline)
-            except GangRestarted:
-                if left == 0:
+            except GanglineError as error:
+                started = error.may_have_started = started or error.may_have_started
+                if left == 0 or not isinstance(error, GangRestarted):
                     raise
             else:
                 lost = isinstance(results, list) and any(isinstance(item, GangRestarted) for item in results)

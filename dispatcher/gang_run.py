@@ -81,21 +81,32 @@ async def run_on_all(formation: Formation, call: RankCall, arguments: list[Argum
 
 def failure(formation: Formation, errors: Mapping[int, BaseException], results: dict[int, Any]) -> GanglineError:
     """What a run raises: the fate of the whole generation if that is known, else the first failure of a rank."""
+    started = _may_have_started(formation.size, errors)
     whole = next((error for error in errors.values() if isinstance(error, GangFailed)), None)
     if whole is not None:
         whole.results = results
+        whole.may_have_started = started
         return whole
     rank, error = min(errors.items())
     assert isinstance(error, GanglineError)
+    error.may_have_started = started
     if isinstance(error, (InvalidRequest, DeadlineExceeded)) or formation.down is not None:
         return error
     failed = GangFailed(
         f"rank {rank} ({formation.members[rank].worker}) of gang {formation.gang} failed: {error}",
         details={"generation": formation.generation, "rank": rank, "reason": str(error), "code": error.code},
+        may_have_started=started,
     )
     failed.results = results
     failed.__cause__ = error
     return failed
+
+
+def _may_have_started(size: int, errors: Mapping[int, BaseException]) -> bool:
+    """Of a run that failed: whether any rank did. One that was cancelled or succeeded is not among the errors."""
+    return len(errors) < size or any(
+        not isinstance(error, GanglineError) or error.may_have_started for error in errors.values()
+    )
 
 
 async def _as_task(work: Awaitable[Any]) -> Any:

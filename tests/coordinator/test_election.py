@@ -77,6 +77,10 @@ def test_the_first_term_of_a_ledger_is_beyond_all_those_of_one_that_was_lost():
         el.LeaderRead(now=wake.at, wall=1_790_000_000.7, leader=None, revision=0, alive_term=None)
     )
     assert claim.record.term == 1_790_000_001
+    election, _ = candidate()
+    assert election.term == 1
+    election.handle(el.LeaderRead(now=20.0, wall=1_790_000_009.0, leader=None, revision=0, alive_term=None))
+    assert election.term == 1_790_000_009, "it may have slept through terms of others"
 
 
 def test_terms_go_on_where_they_were_when_the_bucket_was_lost():

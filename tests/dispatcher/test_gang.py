@@ -492,3 +492,32 @@ async def test_a_call_ends_by_its_deadline_also_when_its_member_is_in_doubt(rig:
         with pytest.raises(GanglineError):
             await gang.options(timeout_s=1).run("who")
         assert loop.time() - began < 1.1
+
+
+@on_gang_rig()
+async def test_a_run_that_fails_says_whether_any_rank_may_have_started(rig: GangRig) -> None:
+    await rig.worker("w1")
+    async with rig.client.gang(pool="train", size=2) as gang:
+        line = gang._newest.lines[0]
+
+        async def late(*_: object) -> None:
+            await asyncio.sleep(0.1)
+            raise DeadlineExceeded("it reached rank 0 too late; nothing started", may_have_started=False)
+
+        line.call = late  # type: ignore[method-assign, assignment]
+        with pytest.raises(DeadlineExceeded) as caught:
+            await gang.run("wait")
+        assert rig.probe.started == [(1, 1)] and caught.value.may_have_started
+
+
+@on_gang_rig("w1")
+async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=1, grace_s=0, backoff_s=30) as gang:
+        run = asyncio.create_task(gang.options(retries=1, timeout_s=5).run("wait"))
+        await until(lambda: rig.probe.started)
+        assert rig.coordinator is not None
+        await rig.worker("w2")
+        rig.cut("w1")
+        with pytest.raises(GangNotFormed) as caught:
+            await run
+        assert caught.value.may_have_started, "the first try did"

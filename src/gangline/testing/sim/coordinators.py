@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .world import World
 
 _RETRY_S = 0.2
+_LOOK_AGAIN_S = 1.0
 
 
 class CoordinatorProcess(Process):
@@ -103,6 +104,9 @@ class Operator:
                 if self._bus is None:
                     self._bus = world.hub.connect("operator")
                 kv = await self._bus.bucket(world.names.ledger_bucket, BucketSettings())
+                found = await kv.get(key)
+                if (None if found is None else found.value.decode()) == step.record:
+                    return
                 if step.record is None:
                     await kv.delete(key)
                 else:
@@ -112,4 +116,5 @@ class Operator:
                 await asyncio.sleep(_RETRY_S)
             else:
                 world.trace.note("operator", f"{step.name} is declared: {step.record}")
-                return
+                # A leader whose server lost its memory writes again what it knows, perhaps over this: look once more.
+                await asyncio.sleep(_LOOK_AGAIN_S)

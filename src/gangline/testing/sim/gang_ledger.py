@@ -253,8 +253,9 @@ class GangLedger:
         if held is None or (held.worker, held.gang, held.generation) != (worker, record.id, record.generation):
             self._fail("L7", f"gang {record.id} was granted {seat}, which was held as {held}")
             return
+        # Its epoch may be a newer one than the registration says yet.
         revision, epoch = self._registrations.get(worker, (0, 0))
-        if (revision, epoch) != (held.reg_revision, seat.epoch):
+        if revision != held.reg_revision or epoch > seat.epoch:
             self._fail(
                 "L7",
                 f"gang {record.id} was granted rank {seat.rank} of {worker}, held at registration {held.reg_revision} "

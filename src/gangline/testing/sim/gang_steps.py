@@ -225,7 +225,7 @@ class GangStepRunner:
                 self._world.checker.fail("outcome", f"a stranger was told {error!r}")
             if isinstance(error, (GangEnded, UnknownGang, NotOwner)):
                 return None
-            return GangState.QUEUED if isinstance(error, RequestTimeout) else None
+            return GangState.QUEUED if isinstance(error, RequestTimeout) and not stranger else None
         self._note(request, f"{operation}: {reply.state} in generation {reply.generation}")
         self._world.outcomes.failed(request, f"{operation}: {reply.state}", may_have_started=False)
         return None if reply.state is GangState.ENDED else reply.state

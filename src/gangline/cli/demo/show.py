@@ -15,6 +15,7 @@ from ...bus.embedded import EmbeddedServer
 from ...bus.jetstream import connect
 from ...bus.port import BucketSettings, Bus, KeyValue
 from ...bus.settings import ConnectionSettings
+from ...bus.temporary import TemporaryFolder
 from ...dispatcher.client import Client
 from ...schemas.errors import DeadlineExceeded, Unavailable
 from ...schemas.names import Names
@@ -254,7 +255,7 @@ async def _stage(stack: AsyncExitStack, screen: Screen, namespace: str) -> tuple
     """Server, connection, client and an empty crew; all of it goes when the stack closes."""
     server = await stack.enter_async_context(EmbeddedServer())
     screen.title(f"Gangline demo: nats-server {server.version} at {server.url}, one gateway, three workers")
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-demo-")))
+    folder = stack.enter_context(TemporaryFolder("gangline-demo-")).path
     names = Names(namespace)
     bus = await connect(ConnectionSettings(urls=(server.url,)), name="gangline demo")
     stack.push_async_callback(bus.close)

@@ -376,6 +376,11 @@ class Worker:
             memory=self.core.statistics(),
         )
 
+    @property
+    def bus(self) -> Bus:
+        """The connection that it was given."""
+        return self._bus
+
     def __repr__(self) -> str:
         load = self.core.load
         return (

@@ -224,3 +224,15 @@ async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(capl
         assert failed(logging.WARNING) >= 1
         rig.hub.storage_back()
     await rig.stop()
+
+
+@on_rig(reconcile_s=0.7)
+async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) -> None:
+    """The last heartbeat of a worker that was killed stands in the ledger for three seconds."""
+    worker = await rig.worker("w1")
+    await rig.client.call("images.echo")
+    await worker.die()
+    await asyncio.sleep(2.4)
+    assert set(known(rig)) == {"w1"}
+    await asyncio.sleep(1.5)
+    assert known(rig) == {}

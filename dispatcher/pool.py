@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING
 
 from ..schemas.errors import GanglineError
@@ -218,7 +219,10 @@ class RoutedPool:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _lost(self, worker: Worker, why: str) -> None:
-        _log.warning("worker %s is lost: %s", worker.id, why, extra={"action": "worker.lost", "worker": str(worker.id)})
+        # One that drained and owes us nothing has left in order; we merely kept it for its last answers.
+        level = logging.INFO if worker.draining and not worker.own else logging.WARNING
+        extra = {"action": "worker.lost", "worker": str(worker.id)}
+        _log.log(level, "worker %s is lost: %s", worker.id, why, extra=extra)
         self._exchange.lose_worker(worker)
         self._arm_sooner()
 

@@ -19,7 +19,7 @@ from .core import CoreSettings, WorkerCore
 from .desk import Desk
 from .epochs import next_epoch
 from .executors.base import Executors
-from .executors.run import ExecutorSettings
+from .executors.run import MAX_COLLECTED_BYTES, ExecutorSettings
 from .journal import JournalSink
 from .ledger import LedgerStatistics
 from .pool import Pool
@@ -116,7 +116,11 @@ class Worker:
         """The books; for tests and statistics, not to be changed from outside."""
         self._executors = Executors(
             pool,
-            settings=ExecutorSettings(send_tracebacks=settings.send_tracebacks),
+            settings=ExecutorSettings(
+                send_tracebacks=settings.send_tracebacks,
+                # More could not be sent; so a stream that nobody reads as one ends early.
+                max_collected_bytes=min(MAX_COLLECTED_BYTES, bus.max_payload),
+            ),
             on_models=self._on_models,
         )
         self._desk: Desk | None = None
@@ -382,6 +386,11 @@ class Worker:
             memory=self.core.statistics(),
             gangs={} if desk is None else desk.gangs.metrics.statistics(),
         )
+
+    @property
+    def bus(self) -> Bus:
+        """The connection that it was given."""
+        return self._bus
 
     def __repr__(self) -> str:
         load = self.core.load

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass
 from typing import Final
 
+from bench.faults.history import History
 from gangline.bus.port import KeyValue, KvEntry, KvOperation, Subscription
+from gangline.schemas.errors import GanglineError
 from gangline.schemas.gangs import GangRecord, GangState, MemberRecord
 from gangline.schemas.names import WorkerId
 
@@ -54,13 +57,40 @@ class Audit:
         self._granting: dict[str, Due] = {}
         """Gangs with new members, whose own record must come."""
         self._subscription: Subscription | None = None
+        self._tail: asyncio.Task[None] | None = None
 
     async def start(self, ledger: KeyValue) -> None:
+        """Follow by a watch."""
         self._subscription = await ledger.watch(">", self._see)
+
+    def start_tail(self, history: History) -> None:
+        """Follow by reading one revision after the other, from a bucket that keeps many of each key: a watch that
+        loses its server would miss what is overwritten meanwhile. Only what expires can be missed so: heartbeats."""
+        self._tail = asyncio.ensure_future(self._follow(history))
+
+    async def _follow(self, history: History) -> None:
+        while True:
+            try:
+                entry = await history.after(self._last)
+            except GanglineError:
+                await asyncio.sleep(0.1)  # there is no leader to ask
+                continue
+            if entry is None:
+                await asyncio.sleep(0.02)
+            else:
+                self._see(entry)
 
     async def stop(self) -> None:
         if self._subscription is not None:
             await self._subscription.unsubscribe()
+        if self._tail is not None:
+            self._tail.cancel()
+            await asyncio.gather(self._tail, return_exceptions=True)
+
+    @property
+    def revision(self) -> int:
+        """The last one that was read."""
+        return self._last
 
     def left(self) -> list[str]:
         """Gangs that have members now."""
@@ -74,7 +104,7 @@ class Audit:
         whole = not self._last or entry.revision == self._last + 1
         self.missed += 0 if whole else entry.revision - self._last - 1
         self._last = entry.revision
-        if not whole:
+        if not whole and self._tail is None:
             self._ending.clear()
             self._granting.clear()
         for gang in _due(self._ending, entry.revision):
@@ -105,6 +135,7 @@ class Audit:
         here = self.members.get(record.id, {})
         self.states[record.id] = record.state
         self._granting.pop(record.id, None)
+        self._ending.pop(record.id, None)
         if record.state in (GangState.FORMED, GangState.RETIRING):
             self._judge_formed(entry, record, here)
         elif record.state is GangState.TEARING_DOWN:

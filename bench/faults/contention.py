@@ -41,10 +41,10 @@ async def two_on_three(repetitions: int, report: Report) -> list[Row]:
                 row.samples.append(time.monotonic() - began)
             report(f"{row.name} {number + 1}: worst so far {row.worst:.3f} s")
         await site.at_rest()
-        row.broken += site.audit.broken
+        row.broken += await site.judged()
         if most > 1:
             row.broken.append(f"L1: {most} gangs of 2 had formed at once on 3 slots")
-        row.note = f"{row.samples.__len__()} rounds, {len(site.audit.formed)} gangs"
+        row.note = f"{len(row.samples)} rounds, {len(site.audit.formed)} gangs"
     return [row]
 
 
@@ -87,6 +87,6 @@ async def eight_under_flood(repetitions: int, report: Report) -> list[Row]:
             done.set()
             await asyncio.gather(*callers)
         await site.at_rest()
-        row.broken += [*site.audit.broken, *errors[:3]]
+        row.broken += [*(await site.judged()), *errors[:3]]
         row.note = f"stated bound {bound:.1f} s; {served} calls served, {len(errors)} failed"
     return [row, calls]

@@ -29,8 +29,8 @@ async def two_leaders(repetitions: int, report: Report) -> list[Row]:
                 row.samples.append(seconds)
                 row.broken += broken
                 report(f"{row.name} {number + 1}: {seconds:.3f} s {broken}")
-        rows[0].broken += site.audit.broken
-        rows[0].note = f"{site.audit.revisions} revisions, {site.audit.missed} not seen"
+        rows[0].broken += await site.judged()
+        rows[0].note = site.read
     return rows
 
 

@@ -75,8 +75,8 @@ async def leader_killed(repetitions: int, report: Report, deaths: tuple[Death, .
             undisturbed.samples += [worst for _, worst in beats]
             undisturbed.note = f"{beats[0][0]:.0f} meetings, generation 1"
         await site.at_rest()
-        undisturbed.broken += _judge(site)
-        undisturbed.note += f"; {site.audit.revisions} revisions, {site.audit.missed} not seen"
+        undisturbed.broken += await site.judged()
+        undisturbed.note += f"; {site.read}"
     return [*over.values(), *back.values(), undisturbed]
 
 
@@ -112,8 +112,3 @@ async def _own(site: Site, gang_id: str) -> float:
     rested = await site.at_rest(BYSTANDERS, within_s=15)
     await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, f"{gang_id} ended", 15)
     return rested if "teardown" in gang_id or "close" in gang_id else formed
-
-
-def _judge(site: Site) -> list[str]:
-    partial = [f"L4: {gang} still has members in the ledger" for gang in site.audit.left()]
-    return [*site.audit.broken, *partial]

@@ -31,11 +31,11 @@ async def time_to_form(repetitions: int, report: Report) -> list[Row]:
             await asyncio.sleep(3.0)  # until the coordinator has heard of all of them
             assert len(await site.client.workers(SERVED)) == CROWD + 4
             rows += await _measured(site, f"8 over 4 among {CROWD} more", 8, 4, repetitions, report)
-        rows[0].broken += site.audit.broken
+        rows[0].broken += await site.judged()
     async with _site(16, 4) as site:
         await _echo(site)
         rows += await _measured(site, "64 over 16", 64, 16, repetitions, report)
-        rows[-1].broken += site.audit.broken
+        rows[-1].broken += await site.judged()
     return rows
 
 

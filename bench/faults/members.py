@@ -28,9 +28,8 @@ async def member_lost(how: Literal["killed", "frozen"], repetitions: int, report
             for row, seconds in zip((told, stopped, back), times, strict=True):
                 row.samples.append(seconds)
             report(f"{told.name} {number + 1}: {times[0]:.3f} s, stopped {times[1]:.3f} s, slots {times[2]:.3f} s")
-        told.broken += site.audit.broken
-        told.broken += [f"L4: {gang} still has members in the ledger" for gang in site.audit.left()]
-        told.note = f"{site.audit.revisions} revisions, {site.audit.missed} not seen"
+        told.broken += await site.judged()
+        told.note = site.read
     return [told, stopped, back]
 
 

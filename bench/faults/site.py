@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.audit import Audit
+from bench.faults.history import kept
 from bench.faults.tasks import note
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
@@ -187,12 +188,14 @@ class Site:
                     return time.monotonic()
                 await asyncio.sleep(0.01)
 
-    async def event(self, kind: str, gang: str, within_s: float = PATIENCE_S) -> tuple[float, GangEvent]:
-        """The first such event of that gang, and when it came."""
+    async def event(
+        self, kind: str, gang: str, *, since: float = 0.0, within_s: float = PATIENCE_S
+    ) -> tuple[float, GangEvent]:
+        """The first such event of that gang since then, and when it came."""
         async with asyncio.timeout(within_s):
             while True:
                 for found in self.events:
-                    if found[1].kind == kind and found[1].gang == gang:
+                    if found[1].kind == kind and found[1].gang == gang and found[0] >= since:
                         return found
                 self._news.clear()
                 await self._news.wait()
@@ -216,6 +219,23 @@ class Site:
         except TimeoutError:
             text = f"L4: {expected} slots should be in use, not {dict(ongoing)}"
             raise TimeoutError(text) from None
+
+    async def judged(self) -> list[str]:
+        """What the audit found, once it has read all that is in the ledger, and when no gang is left there.
+
+        Raises:
+            TimeoutError: it did not get to the end.
+        """
+        await self.until(lambda: not self.audit.left(), "no member is left in the ledger", 30)
+        info = await self.bus.api.call(f"STREAM.INFO.KV_{self.names.ledger_bucket}", what="look at the ledger")
+        last = info["state"]["last_seq"]
+        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}", 30)
+        return self.audit.broken
+
+    @property
+    def read(self) -> str:
+        """How much of the ledger the audit has read, for notes."""
+        return f"{self.audit.revisions} revisions, {self.audit.missed} not seen"
 
     def noted(self, gang: str, generation: int, rank: int, what: str) -> float | None:
         """What bench.faults.tasks noted."""
@@ -244,6 +264,7 @@ async def opened(
 
     Args:
         arguments: of every worker.
+        replicas: with more than one, servers may be lost, and the audit reads a bucket with a history.
         url: servers of one's own; else an embedded one.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
@@ -257,8 +278,12 @@ async def opened(
         stack.push_async_callback(site.close)
         site.bus = await connect_bus(settings, name="observer")
         stack.push_async_callback(site.bus.close)
+        history = await kept(site.bus, site.names.ledger_bucket, site.bucket) if replicas > 1 else None
         site.ledger = await site.bus.bucket(site.names.ledger_bucket, site.bucket)
-        await site.audit.start(site.ledger)
+        if history is None:
+            await site.audit.start(site.ledger)
+        else:
+            site.audit.start_tail(history)
         stack.push_async_callback(site.audit.stop)
         await site.bus.subscribe(site.names.gang_events, site._on_event)
         bus = await connect_bus(settings, name="owner")

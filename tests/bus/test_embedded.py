@@ -73,8 +73,8 @@ def test_stop_removes_temporary_data_and_may_be_called_twice_and_before_start():
     server = EmbeddedServer()
     server.stop()
     server.start()
-    folder = server._folder
-    assert folder is not None
+    assert server._folder is not None
+    folder = server._folder.path
     assert folder.is_dir()
     server.stop()
     server.stop()

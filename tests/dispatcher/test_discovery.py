@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors import ClosedError, Disconnected, Unavailable
-from gangline.schemas.frames import Load
+from gangline.schemas.frames import Answer, Load, Request
 from gangline.schemas.records import MethodInfo
 
 from .fakes import FakeWorker, Rig, on_rig, silent, turns
@@ -223,4 +223,37 @@ async def test_a_pull_that_fails_is_a_warning_unless_the_connection_is_lost(capl
         await asyncio.sleep(21)
         assert failed(logging.WARNING) >= 1
         rig.hub.storage_back()
+    await rig.stop()
+
+
+@on_rig(reconcile_s=0.7)
+async def test_a_heartbeat_that_is_only_read_again_is_no_sign_of_life(rig: Rig) -> None:
+    """The last heartbeat of a worker that was killed stands in the ledger for three seconds."""
+    worker = await rig.worker("w1")
+    await rig.client.call("images.echo")
+    await worker.die()
+    await asyncio.sleep(2.4)
+    assert set(known(rig)) == {"w1"}
+    await asyncio.sleep(1.5)
+    assert known(rig) == {}
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(caplog: Any, answers: bool) -> None:
+    rig = Rig()
+    await rig.start()
+    worker = await rig.worker("w1", behave=silent)
+    call = asyncio.ensure_future(rig.client.options(idempotent=True, timeout_s=20).call("images.echo"))
+    (task,) = await worker.hears(Request.TASK)
+    await worker.leave()
+    await turns()
+    if answers:
+        worker.draining = True
+        worker.answer((Answer.OK, task[1], "late"))
+        assert await call == "late"
+    with caplog.at_level(logging.WARNING, "gangline.dispatcher"):
+        await asyncio.sleep(5)
+    assert known(rig) == {}
+    assert any(record.__dict__.get("action") == "worker.lost" for record in caplog.records) != answers
+    call.cancel()
     await rig.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -108,6 +109,22 @@ async def test_a_result_that_cannot_be_sent_counts_as_failed(rig: Rig):
     assert (await rig.hand.request("dispatch", body))[0]["code"] == "invalid_result"
     counts = rig.worker.statistics().tasks
     assert (counts["started"], counts["succeeded"], counts["failed"]) == (2, 0, 2)
+
+
+@on_rig()
+async def test_a_stream_that_nobody_reads_as_one_ends_when_it_is_too_large_to_send(rig: Rig):
+    made = 0
+
+    @rig.worker.pool.task
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal made
+        while True:
+            made += 1
+            yield b"x" * 10_000
+
+    rig.worker.pool.tasks["endless"].prepare()
+    assert (await rig.hand.ask(*task(1, "endless")))[2] == "invalid_result"
+    assert made == pytest.approx(rig.worker_bus.max_payload / 10_000, abs=2)
 
 
 @on_rig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ...schemas.bounds import plain
 from ...schemas.errors import DeadlineExceeded, GanglineError, InvalidSettings
@@ -18,6 +18,8 @@ from ..tasks import BoundCall, CancelReason, Outcome
 OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
 
+MAX_COLLECTED_BYTES: Final = 8 << 20
+"""Of a stream that is collected into a list."""
 DEFAULT_WINDOW = 64
 """Items of a stream sent ahead of what its reader has taken."""
 
@@ -30,7 +32,7 @@ class ExecutorSettings:
 
     send_tracebacks: bool = True
     """Whether callers get the traceback of what a task raised. False keeps paths and code lines to the worker."""
-    max_collected_bytes: int = 8 << 20
+    max_collected_bytes: int = MAX_COLLECTED_BYTES
     """A stream whose caller did not ask for a stream is collected into a list of at most so many bytes."""
     warm_processes: int = 1
     """Child processes started with the worker, if a task needs them. The rest start when they are first needed."""

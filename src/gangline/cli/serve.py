@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-from ..bus.port import BucketSettings, Bus, ConnectionEvent
+from ..bus.lifetime import run_until_left
+from ..bus.port import BucketSettings, Bus
 from ..dispatcher.gateway import Gateway
 from ..dispatcher.gateway_settings import GatewaySettings
 from ..dispatcher.settings import RouterSettings
-from ..schemas.errors import Disconnected
 from ..worker.pool import Pool
+from ..worker.runner import run_worker
 from ..worker.service import Worker
 from ..worker.settings import WorkerSettings
 from .children import tied_to_parent
 from .journal import journal_file
 from .options import Connection
 from .session import open_bus, telemetry
-from .signals import on_signals
 
 
 async def serve_worker(
@@ -33,24 +32,11 @@ async def serve_worker(
         Disconnected: the server closed the connection for good.
         Unavailable: no server, no storage.
     """
-
-    async def life() -> None:
-        try:
-            await worker.start()
-            await worker.wait_closed()
-        finally:
-            await worker.stop()
-
-    def finish() -> bool:
-        if worker.state in ("new", "starting"):
-            return False
-        worker.begin_drain()
-        return True
-
     with journal_file(journal) as sink:
         async with telemetry("gangline-worker"), open_bus(connection, f"gangline worker {pool.name}") as bus:
             worker = Worker(pool, bus=bus, names=connection.names, settings=settings, journal=sink)
-            await run_until_left(bus, life(), finish=finish, stop=lambda: worker.begin_drain(0.0))
+            with tied_to_parent(lambda: worker.begin_drain(0.0)):
+                await run_worker(worker)
 
 
 async def serve_gateway(connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> None:
@@ -72,7 +58,8 @@ async def serve_gateway(connection: Connection, settings: GatewaySettings, route
             async with gateway:
                 await gateway.wait_closed()
 
-        await run_until_left(bus, life(), finish=lambda: end(None), stop=lambda: end(0))
+        with tied_to_parent(lambda: end(0)):
+            await run_until_left(bus, life(), finish=lambda: end(None), stop=lambda: end(0))
         await asyncio.gather(*ends)
 
 
@@ -89,43 +76,3 @@ def _gateway(bus: Bus, connection: Connection, settings: GatewaySettings, router
         router_settings=router_settings,
         bucket=BucketSettings.from_environment(),
     )
-
-
-async def run_until_left(
-    bus: Bus, life: Coroutine[object, object, None], *, finish: Callable[[], bool], stop: Callable[[], object]
-) -> None:
-    """Run `life` to its end, with signals and the connection's end looked after.
-
-    Args:
-        finish: what the first signal does; False: nothing has begun that could finish, so `life` is cancelled.
-        stop: what each further signal does.
-
-    Raises:
-        Disconnected: the server closed the connection for good.
-    """
-    task = asyncio.get_running_loop().create_task(life, name="gangline life")
-    ended_by: list[str] = []
-
-    def give_up(why: str) -> None:
-        ended_by.append(why)
-        task.cancel()
-
-    def first() -> None:
-        if not finish():
-            give_up("signal")
-
-    def connection(event: ConnectionEvent) -> None:
-        if event is ConnectionEvent.CLOSED:
-            give_up("server")
-
-    forget = bus.on_connection(connection)
-    try:
-        with on_signals(first, stop), tied_to_parent(stop):
-            await task
-    except asyncio.CancelledError:
-        if "server" in ended_by:
-            raise Disconnected("the server closed the connection for good; its log says why") from None
-        if "signal" not in ended_by:
-            raise
-    finally:
-        forget()

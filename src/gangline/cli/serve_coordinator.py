@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from ..bus.lifetime import run_until_left
 from ..bus.port import BucketSettings, Bus
 from ..coordinator.service import Coordinator
 from ..coordinator.settings import CoordinatorSettings
 from ..coordinator.shell_settings import ShellSettings
+from .children import tied_to_parent
 from .options import Connection
-from .serve import run_until_left
 from .session import open_bus, telemetry
 
 
@@ -32,7 +33,8 @@ async def serve_coordinator(connection: Connection, settings: CoordinatorSetting
             async with coordinator:
                 await coordinator.wait_closed()
 
-        await run_until_left(bus, life(), finish=end, stop=end)
+        with tied_to_parent(end):
+            await run_until_left(bus, life(), finish=end, stop=end)
         await asyncio.gather(*ends)
 
 

@@ -3,32 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-
-
-@contextmanager
-def on_signals(first: Callable[[], object], second: Callable[[], object]) -> Iterator[None]:
-    """Call `first` at the first signal and `second` at each further one, on the running loop."""
-    seen = 0
-
-    def handle() -> None:
-        nonlocal seen
-        seen += 1
-        (first if seen == 1 else second)()
-
-    loop = asyncio.get_running_loop()
-    for number in SIGNALS:
-        loop.add_signal_handler(number, handle)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
+from ..bus.lifetime import on_signals
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ...bus.embedded import EmbeddedServer
 from ...bus.jetstream import connect
 from ...bus.port import BucketSettings, Bus, KeyValue
 from ...bus.settings import ConnectionSettings
+from ...bus.temporary import TemporaryFolder
 from ...dispatcher.client import Client
 from ...schemas.names import Names
 from ..registry import WorkerRow, read_workers
@@ -68,7 +68,7 @@ async def open_stage(screen: Screen, namespace: str) -> AsyncIterator[Stage]:
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(EmbeddedServer())
         screen.title(f"Gangline demo: nats-server {server.version} at {server.url}")
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-demo-")))
+        folder = stack.enter_context(TemporaryFolder("gangline-demo-")).path
         names = Names(namespace)
         bus = await connect(ConnectionSettings(urls=(server.url,)), name="gangline demo")
         stack.push_async_callback(bus.close)

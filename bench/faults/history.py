@@ -1,0 +1,50 @@
+"""A ledger that keeps many revisions of each key, read one by one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream_api import NO_MESSAGE, ApiError
+from gangline.bus.kv_wire import stored_from_api, stream_configuration
+from gangline.bus.port import BucketSettings, KvEntry, StorageUnavailable
+
+REVISIONS: Final = 64
+"""Of each key; the most that a bucket of the stock tools may have."""
+
+
+class History:
+    """Made by `kept` before anybody else opens the bucket."""
+
+    def __init__(self, bus: JetStreamBus, bucket: str) -> None:
+        self._bus = bus
+        self._stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def after(self, revision: int) -> KvEntry | None:
+        """The first one after this; None: there is none yet.
+
+        Raises:
+            Unavailable: storage has no leader, or there is no connection.
+        """
+        wanted = {"seq": revision + 1, "next_by_subj": f"{self._prefix}>"}
+        try:
+            answer = await self._bus.api.call(f"STREAM.MSG.GET.{self._stream}", wanted, what="read", timeout_s=1.0)
+        except ApiError as error:
+            if error.number == NO_MESSAGE:
+                return None
+            raise
+        return stored_from_api(self._prefix, answer["message"]).entry()
+
+
+async def kept(bus: JetStreamBus, bucket: str, settings: BucketSettings) -> History:
+    """Make the bucket with a history; servers that have just started may not know each other yet."""
+    configuration = {**stream_configuration(bucket, settings), "max_msgs_per_subject": REVISIONS}
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await bus.api.call(f"STREAM.CREATE.KV_{bucket}", configuration, what=f"make the bucket {bucket}")
+                return History(bus, bucket)
+            except StorageUnavailable:
+                await asyncio.sleep(0.1)

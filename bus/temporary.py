@@ -1,0 +1,109 @@
+"""Temporary folders that do not outlive their process for long, even one that was killed.
+
+A folder holds a file `owner.pid` that its process keeps locked for as long as it lives. Whoever makes the next folder
+removes those whose lock is free. The lock and not the number decides: numbers are given again, and mean nothing to
+another container that shares the folder for temporary files; a lock ends with its process, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing is marked, so nothing is swept
+    fcntl = None  # type: ignore[assignment]
+
+_OWNER: Final = "owner.pid"
+
+
+class TemporaryFolder:
+    """A new folder, made at once; those that dead processes left behind are removed before.
+
+    Args:
+        prefix: of its name; what is swept has the same.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        sweep(prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._lock = _mark(self.path)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it. Idempotent; what cannot be removed stays."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+    def __repr__(self) -> str:
+        return f"<TemporaryFolder {self.path}>"
+
+
+def sweep(prefix: str) -> list[Path]:
+    """Remove the folders of this user whose process is dead; returns them. Never fails, and waits for nobody."""
+    swept: list[Path] = []
+    if fcntl is None:
+        return swept
+    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            if _remove_if_left(folder):
+                swept.append(folder)
+    return swept
+
+
+def _mark(folder: Path) -> int | None:
+    """Write and lock the owner's file; the lock lives as long as the descriptor that is returned."""
+    if fcntl is None:
+        return None
+    unready = folder / f"{_OWNER}.new"
+    lock = os.open(unready, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.write(lock, f"{os.getpid()}\n".encode())
+    unready.rename(
+        folder / _OWNER
+    )  # it appears locked: nobody can take a folder that is just being made for a dead one's
+    return lock
+
+
+def _remove_if_left(folder: Path) -> bool:
+    """
+    Raises:
+        OSError: it is no such folder, its process lives, or somebody else was quicker.
+    """
+    about = folder.lstat()
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        return False
+    owner = folder / _OWNER
+    lock = os.open(owner, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for entry in list(folder.iterdir()):
+            if entry == owner:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        # The mark goes last: what was interrupted here is swept another time.
+        owner.unlink()
+        folder.rmdir()
+    finally:
+        os.close(lock)
+    return True

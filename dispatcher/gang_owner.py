@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from ..bus.port import Bus, ConnectionEvent, Message, Subscription
 from ..schemas.errors import ClosedError, GanglineError, Unavailable
+from ..schemas.gang_errors import GangNotFormed
 from ..schemas.gang_messages import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
@@ -84,6 +85,13 @@ class GangOwner:
         hearing = self._loop.create_task(self.formed(), name=f"gangline-formed-{self.id}")
         try:
             await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
+            if not hearing.done() and self.formation is None and asking.exception() is None:
+                # Formed, and torn down before we could be sure of it: the next generation will do.
+                left_s = None if deadline is None else max(0.0, deadline - self._loop.time())
+                await asyncio.wait((hearing,), timeout=left_s)
+                if not hearing.done():
+                    text = f"gang {self.id} was formed and torn down, and not formed again by its deadline"
+                    raise GangNotFormed(text)
         finally:
             answered = asking.done()
             asking.cancel()

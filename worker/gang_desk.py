@@ -159,9 +159,11 @@ class GangDesk:
         if not places or len(set(places)) != len(places):
             raise InvalidRequest("seats: name at least one, and each rank and part once")
         tokens = [self._books.ambient.token() for _ in places]
+        held = list(self._gangs.holds.values())
         hold = self._gangs.hold(
             request, tokens, ttl_s=request.hold_s, most=self._core.most_slots, now=self._books.now()
         )
+        self._record_dropped(held)  # an older attempt
         if isinstance(hold, Refusal):
             self.metrics.event("refused")
             requester.reply(
@@ -269,7 +271,7 @@ class GangDesk:
 
     def _on_teardown(self, requester: Requester, body: Any) -> None:
         request = parse_request(TeardownRequest, body)
-        begun = set(map(id, self._gangs.leaving))
+        begun, held = set(map(id, self._gangs.leaving)), list(self._gangs.holds.values())
         all_of_it = self._gangs.teardown(
             request.gang,
             request.generation,
@@ -279,6 +281,7 @@ class GangDesk:
             only=request.only,
             now=self._books.now(),
         )
+        self._record_dropped(held)
         waiter = _Waiter(requester, len(all_of_it))
         for leaving in all_of_it:
             self._waiting.setdefault(leaving, []).append(waiter)
@@ -389,6 +392,12 @@ class GangDesk:
 
     def _record(self, event: str, what: Hold | Member | Leaving, **facts: object) -> None:
         self._books.record(event, gang=what.gang, generation=what.generation, **facts)
+
+    def _record_dropped(self, held: list[Hold]) -> None:
+        """Of these, some may be held no more."""
+        for hold in held:
+            if self._gangs.holds.get((hold.gang, hold.generation)) is not hold:
+                self._record("unhold", hold)
 
     def _load(self) -> LoadReply:
         return LoadReply.of(self._core.load)

@@ -521,3 +521,56 @@ async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangR
         with pytest.raises(GangNotFormed) as caught:
             await run
         assert caught.value.may_have_started, "the first try did"
+
+
+class Deaf:
+    """The client hears of no events."""
+
+    def message(self, sender: str, receiver: str, subject: str, now: float) -> tuple[float, ...]:
+        return () if receiver == "client" and ".event.gang." in subject else (0.0,)
+
+    def storage(self, client: str, now: float) -> StorageFate:
+        return StorageFate(0.0, 0.0)
+
+
+def hear_late(rig: GangRig) -> None:
+    """The answer to the client's acquire takes 8 s, in which the gang loses its worker."""
+    rig.hub.faults = Deaf()
+    desk = rig.client.router.gangs.desk
+    acquire = desk.acquire
+
+    async def slowly(*args: Any) -> Any:
+        answer = await acquire(*args)
+        rig.cut("w1")
+        await asyncio.sleep(8)
+        return answer
+
+    desk.acquire = slowly  # type: ignore[method-assign]
+
+
+@on_gang_rig("w1")
+async def test_a_gang_that_was_torn_down_before_its_owner_heard_of_it_is_given_in_its_next_generation(
+    rig: GangRig,
+) -> None:
+    hear_late(rig)
+    acquiring = asyncio.create_task(rig.client.gang(pool="train", size=1, backoff_s=0).__aenter__())
+    await asyncio.sleep(10)
+    assert not acquiring.done()
+    cut_off = rig.workers.pop("w1")  # and not to be waited for
+    await rig.worker("w2")
+    gang = await acquiring
+    assert gang.generation == 2 and gang.lost is None
+    await gang.release()
+    await cut_off.stop()
+
+
+@on_gang_rig("w1")
+async def test_such_a_gang_that_is_not_formed_again_is_refused_at_its_deadline(rig: GangRig) -> None:
+    hear_late(rig)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(GangNotFormed):
+        async with rig.client.gang(pool="train", size=1, backoff_s=0, deadline_s=12):
+            pass
+    assert loop.time() - began < 12.1
+    assert rig.client.router.statistics()["gangs"] == 0

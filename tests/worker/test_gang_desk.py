@@ -524,3 +524,14 @@ async def test_stats_show_gangs(rig: Rig):
         ("g", "formed", 1),
     ]
     assert rig.worker.statistics().gangs["formed"] == 1 and rig.worker.statistics().gangs["members"] == 1
+
+
+@on_rig(slots=2)
+async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Rig):
+    leader = await Leader(rig).listen()
+    await leader.hold(attempt=1)
+    assert (await leader.hold(attempt=2, ranks=3))["accepted"] is False, "the first attempt is given up all the same"
+    assert rig.events("hold", "unhold") == ["hold", "unhold"]
+    await leader.hold(attempt=3)
+    await leader.teardown()
+    assert rig.events("hold", "unhold") == ["hold", "unhold"] * 2 and load_of(rig) == (0, 0)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.2
 _LOOK_AGAIN_S = 1.0
+_LOOKS = 3
 
 
 class CoordinatorProcess(Process):
@@ -98,23 +99,26 @@ class Operator:
             self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
 
     async def _write(self, step: SetStep) -> None:
+        """Until it has stood for a moment: a leader whose server lost its memory writes again what it knows, perhaps
+        over this."""
         world, key = self._world, Names.gangset_key(step.name)
-        while self._declared[step.name] is step:
+        stood = 0
+        while self._declared[step.name] is step and stood < _LOOKS:
             try:
                 if self._bus is None:
                     self._bus = world.hub.connect("operator")
                 kv = await self._bus.bucket(world.names.ledger_bucket, BucketSettings())
                 found = await kv.get(key)
-                if (None if found is None else found.value.decode()) == step.record:
-                    return
-                if step.record is None:
-                    await kv.delete(key)
-                else:
-                    await kv.put(key, step.record.encode())
+                stood += 1
+                if (None if found is None else found.value.decode()) != step.record:
+                    stood = 0
+                    world.trace.note("operator", f"{step.name} is declared: {step.record}")
+                    if step.record is None:
+                        await kv.delete(key)
+                    else:
+                        await kv.put(key, step.record.encode())
             except GanglineError as error:
                 world.trace.note("operator", f"{step.name} was not declared: {error.code}")
                 await asyncio.sleep(_RETRY_S)
             else:
-                world.trace.note("operator", f"{step.name} is declared: {step.record}")
-                # A leader whose server lost its memory writes again what it knows, perhaps over this: look once more.
                 await asyncio.sleep(_LOOK_AGAIN_S)

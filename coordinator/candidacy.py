@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ..bus.port import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
 from ..schemas.errors import GanglineError
-from ..schemas.gangs import LeaderAlive
+from ..schemas.gangs import LeaderAlive, LeaderRecord
 from ..schemas.names import Names
 from ..telemetry.logs import Log
 from . import election as on
@@ -34,14 +34,14 @@ class Candidacy:
         leader: LeaderKey,
         clock: Clock,
         *,
-        on_lead: Callable[[int, int], None],
+        on_lead: Callable[[int], None],
         on_yield: Callable[[str], None],
         on_outage: Callable[[], None],
         log: Log,
     ) -> None:
         """
         Args:
-            on_lead: we lead; told the term and the fence.
+            on_lead: we lead; told the term. The fence is in `leader`.
             on_yield: we do not any more; told why. Called before anything else is done.
             on_outage: storage did not take, or did not answer, something.
         """
@@ -60,6 +60,8 @@ class Candidacy:
         self._look_again = False
         self._alive_revision = 0
         """Of our last `leader_alive`."""
+        self._claimed: LeaderRecord | None = None
+        """What we wrote, or tried to write, last."""
 
     def __repr__(self) -> str:
         return f"<Candidacy {self.election!r}>"
@@ -124,7 +126,10 @@ class Candidacy:
                 case on.Look():
                     self._look()
                 case on.Lead():
-                    self._on_lead(effect.term, effect.fence)
+                    # Won by the answer to the claim, or found out by a look when that was lost.
+                    assert self._claimed is not None and self._claimed.term == effect.term
+                    self._leader.take(self._claimed, effect.fence)
+                    self._on_lead(effect.term)
                 case on.Yield():
                     self._on_yield(effect.reason)
                 case on.Withdraw():
@@ -145,6 +150,7 @@ class Candidacy:
         self.tell(on.ElectionTick(**self._clock.moment()))
 
     async def _claim(self, claim: on.Claim) -> None:
+        self._claimed = claim.record
         try:
             async with asyncio.timeout(self.election.settings.alive_ttl_s):
                 fence = await self._leader.claim(claim.record, claim.revision)
@@ -157,7 +163,6 @@ class Candidacy:
             await asyncio.sleep(_RETRY_S)
             self.tell(on.ClaimUnknown(**self._clock.moment()))
         else:
-            self._leader.take(claim.record, fence)
             self.tell(on.ClaimWon(**self._clock.moment(), revision=fence))
 
     async def _renew(self, renew: on.Renew) -> None:

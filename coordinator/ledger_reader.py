@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -34,9 +34,10 @@ class Reading:
     """By key, as they stand there."""
 
 
-async def read_ledger(kv: KeyValue, names: Names, *, fence: int, log: Log) -> Reading:
+async def read_ledger(kv: KeyValue, names: Names, *, fence: Callable[[], int], log: Log) -> Reading:
     """Read until it succeeds. A copy of the stream that lags behind, and does not have our own `leader` record at
-    `fence` yet, is read again: what an earlier leader wrote is then all in the reading."""
+    `fence` yet, is read again: what an earlier leader wrote is then all in the reading. (The fence moves, and backwards
+    too, when the bucket is lost meanwhile.)"""
     while True:
         try:
             entries = await kv.entries(
@@ -50,7 +51,7 @@ async def read_ledger(kv: KeyValue, names: Names, *, fence: int, log: Log) -> Re
         except GanglineError as error:
             log.warning("cannot read the ledger: %s", error, extra={"action": "ledger.read_failed"})
         else:
-            if any(entry.key == Names.leader_key and entry.revision >= fence for entry in entries):
+            if any(entry.key == Names.leader_key and entry.revision >= fence() for entry in entries):
                 return _sorted(entries, names, log)
             log.info("a copy of the ledger lags behind; reading again", extra={"action": "ledger.stale"})
         await asyncio.sleep(_RETRY_S)

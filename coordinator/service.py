@@ -245,10 +245,10 @@ class Coordinator:
 
     # -- leadership --------------------------------------------------------------------------------------------------
 
-    def _lead(self, number: int, fence: int) -> None:
+    def _lead(self, number: int) -> None:
         assert self._office is not None and self.term is None
         self._log.info("was elected", extra={"action": "coordinator.elected", "term": number})
-        self.term = Term(self._office, number=number, fence=fence, on_ready=self._ready)
+        self.term = Term(self._office, number=number, on_ready=self._ready)
         self.term.begin()
 
     def _ready(self) -> None:

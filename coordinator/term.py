@@ -66,17 +66,15 @@ class Office:
 class Term:
     """Leads from `begin` to `end`."""
 
-    def __init__(self, office: Office, *, number: int, fence: int, on_ready: Callable[[], None]) -> None:
+    def __init__(self, office: Office, *, number: int, on_ready: Callable[[], None]) -> None:
         """
         Args:
             number: the term.
-            fence: revision of our `leader` record.
             on_ready: told when the ledger was read and requests are served.
         """
         self.number = number
         self.core = GangCore(office.settings)
         self._office = office
-        self._fence = fence
         self._on_ready = on_ready
         self._log = log = office.log.bind(term=number)
         self._chores = chores = Chores(f"term {number}", log)
@@ -169,7 +167,7 @@ class Term:
 
     async def _take_over(self) -> None:
         office = self._office
-        reading = await read_ledger(office.kv, office.names, fence=self._fence, log=self._log)
+        reading = await read_ledger(office.kv, office.names, fence=lambda: office.leader.fence, log=self._log)
         self._gain(reading)
         while True:
             try:
@@ -214,7 +212,7 @@ class Term:
         event = on.LeadershipGained(
             **office.clock.moment(),
             term=self.number,
-            fence=self._fence,
+            fence=office.leader.fence,
             gangs=tuple(reading.gangs),
             members=tuple(reading.members),
             sets=tuple(reading.sets),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from gangline.bus.port import NoResponders, RequestTimeout
+from gangline.bus.memory_kv import MemoryKeyValue
+from gangline.bus.port import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
+from gangline.coordinator.leader_key import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.codec import Format
 from gangline.schemas.errors import ClosedError
@@ -534,3 +537,40 @@ async def test_statistics_count_requests_gangs_and_commits(system):
     assert "LEADING" not in repr(coordinator) and "leading" in repr(coordinator)
     await system.owner.release(gang)
     await waiting
+
+
+async def test_a_claim_whose_answer_was_lost_makes_a_leader_like_any_other(system, monkeypatch):
+    claim, lost = LeaderKey.claim, []
+
+    async def unheard(self: LeaderKey, *args: Any) -> int:
+        fence = await claim(self, *args)
+        if not lost:
+            lost.append(fence)
+            raise StorageUnavailable("the answer was lost")
+        return fence
+
+    monkeypatch.setattr(LeaderKey, "claim", unheard)
+    coordinator = await leading(system)
+    assert coordinator._office is not None
+    assert coordinator._office.leader.fence == lost[0]
+    assert await coordinator._office.leader.rewrite() > lost[0], "it can fence what it wrote"
+
+
+async def test_a_ledger_that_is_lost_while_a_new_leader_reads_it_is_led_all_the_same(system, hub, monkeypatch):
+    entries, blocked = MemoryKeyValue.entries, True
+
+    async def slow(self: MemoryKeyValue, *patterns: str) -> list[KvEntry]:
+        if blocked and system.names.leader_key in patterns:
+            raise StorageUnavailable("not yet")
+        return await entries(self, *patterns)
+
+    monkeypatch.setattr(MemoryKeyValue, "entries", slow)
+    for number in range(50):  # so that the fence is far above what the next bucket begins with
+        await system.ledger.put("reg.x.y", str(number).encode())
+    coordinator = await system.coordinator("first")
+    await system.until(lambda: coordinator.term is not None)
+    hub.stop()
+    hub.start()
+    await system.until(lambda: any(e.key == "leader" for e in hub.peek(system.names.ledger_bucket)))
+    blocked = False
+    await asyncio.wait_for(coordinator.wait_leading(), 5)

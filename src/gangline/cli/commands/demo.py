@@ -17,16 +17,16 @@ def command(files: int | None, debug: bool) -> None:
     Python file of the standard library, by call, by choose_worker and dispatch, by held leases and by plain NATS
     requests. One worker is killed and one drained on the way.
 
-    Then, with a coordinator and three other workers, a gang of four counts the words of the same files while the process
-    of a member is killed, and two gangs of two take turns on three free slots.
+    Then, with a coordinator and three other workers, a gang of four counts the words of the same files while the
+    process of a member is killed, and two gangs of two take turns on three free slots.
 
     Needs nothing but this package with its `server` extra.
 
     The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.
     """
     from ...telemetry.logformat import configure_logging
-    from ..demo.screen import Screen
     from ..demo.play import perform
+    from ..demo.screen import Screen
     from ..session import run
 
     # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.

@@ -117,7 +117,7 @@ def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, .
     busy = rng.choice((3, 6, 12))
     weights = rng.choice(_FLAVOURS)
     impatient = rng.choice((0.0, 0.1, 0.4))
-    kinds = [kind for kind in GangKind if kind is not GangKind.SET_CALL]
+    kinds: list[GangKind] = [kind for kind in GangKind if kind is not GangKind.SET_CALL]
     drawn = rng.choices(kinds, weights=weights, k=busy)
     if sets:
         drawn += [GangKind.SET_CALL] * rng.choice((0, 5, 20))
@@ -185,9 +185,7 @@ def _bundles(rng: random.Random, pools: list[str]) -> tuple[Bundle, ...]:
 # -- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def _events(
-    rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps: tuple[GangStep, ...]
-) -> list[Event]:
+def _events(rng: random.Random, plan: Plan, coordinators: tuple[str, ...], steps: tuple[GangStep, ...]) -> list[Event]:
     """Of coordinators, and of workers just while a gang is being granted."""
     if plan.calm:
         return []

@@ -59,9 +59,8 @@ def _check_heartbeats(world: World) -> None:
 def gangs_at_rest(world: World) -> bool:
     """As far as can be seen from outside."""
     leading = [each for each in world.coordinators.values() if each.leads]
-    return (
-        not world.coordinators
-        or (len(leading) == 1 and not leading[0].gangs and not world.gangs.ledger.at_rest(world.operator.sets))
+    return not world.coordinators or (
+        len(leading) == 1 and not leading[0].gangs and not world.gangs.ledger.at_rest(world.operator.sets)
     )
 
 

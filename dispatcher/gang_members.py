@@ -194,8 +194,10 @@ class MemberLine:
         while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
             # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
             # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
-            with contextlib.suppress(Unavailable):
-                await pool.discovery.pull()
+            limit = give_up_at if order.deadline is None else min(give_up_at, order.deadline)
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    await pool.discovery.pull()
             worker = pool.core.view.workers.get(seat.worker)
             if worker is None:
                 await self._pause(backoff.next_s(0.0), order)

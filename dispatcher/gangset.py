@@ -6,6 +6,7 @@ So calls to a set wait, back off, stick to keys and are repeated exactly as call
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator
@@ -209,7 +210,7 @@ class RoutedSet:
                         return result
                 except GanglineError as error:
                     assert formation is not None
-                    fate = await self._fate(error, formation, worker)
+                    fate = await self._fate(error, formation, worker, order.deadline)
                     if fate is None:
                         self._accepted(ticket, worker)
                         raise
@@ -249,7 +250,7 @@ class RoutedSet:
                     return
             except GanglineError as error:
                 assert formation is not None
-                fate = await self._fate(error, formation, worker)
+                fate = await self._fate(error, formation, worker, order.deadline)
                 if fate is None or read:
                     raise
             finally:
@@ -287,14 +288,17 @@ class RoutedSet:
         self.pool.settle(ticket)
         self.pool.took(worker)
 
-    async def _fate(self, error: GanglineError, formation: Formation, worker: Worker) -> Fate | None:
+    async def _fate(
+        self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
+    ) -> Fate | None:
         """Why a try came to nothing and may be made again; None when the error is the task's own."""
         cause = (
             error.__cause__ if isinstance(error, GangFailed) and isinstance(error.__cause__, GanglineError) else error
         )
         several = cause is not error
         if isinstance(cause, TaskCancelled) and formation.down is None:
-            await formation.wait_down(_WORD_S)
+            left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
+            await formation.wait_down(max(0.0, min(_WORD_S, left_s)))
         if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
             return Fate.LOST if several or error.may_have_started else Fate.GONE
         if isinstance(cause, LeaseBusy):

@@ -18,13 +18,15 @@ from .pool import GangHook, Pool
 class _Start:
     """One member that begins."""
 
-    __slots__ = ("context", "ready", "task")
+    __slots__ = ("began", "context", "ready", "task")
 
     def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
         self.context = context
         self.ready = ready
         """Done when it has begun, or not: what its tasks wait for."""
         self.task: asyncio.Task[None] | None = None
+        self.began = False
+        """Its hooks have begun, so those for its end are due."""
 
 
 class GangHooks:
@@ -84,6 +86,9 @@ class GangHooks:
         starts = [self._starts.pop(seat.lease.token) for seat in leaving.seats if seat.lease.token in self._starts]
         if not starts:
             return
+        for start in starts:
+            if start.task is not None:
+                start.task.cancel()  # now, so that none begins any more
         leaving.hooks += 1
         task = asyncio.get_running_loop().create_task(self._end(leaving, starts), name="gangline gang stop")
         self._ending.add(task)
@@ -101,6 +106,7 @@ class GangHooks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _start(self, form: FormRequest, seat: SeatHere, start: _Start) -> None:
+        start.began = True
         try:
             for hook in self._pool.gang_starts:
                 await _run(hook, start.context)
@@ -131,14 +137,13 @@ class GangHooks:
         try:
             for start in starts:
                 if start.task is not None:
-                    start.task.cancel()
                     await asyncio.wait([start.task])
                 start.ready.cancel()
             while any(seat.lease.busy for seat in leaving.seats):
                 self._idle.clear()
                 await self._idle.wait()
             for start in starts:
-                for hook in self._pool.gang_stops:
+                for hook in self._pool.gang_stops if start.began else ():
                     try:
                         await _run(hook, start.context)
                     except Exception:

@@ -427,6 +427,25 @@ async def test_a_member_that_this_process_had_given_up_is_waited_for(rig: GangRi
         assert gang.generation == 1
 
 
+@on_gang_rig("w1")
+async def test_looking_for_a_member_ends_with_the_callers_deadline(rig: GangRig) -> None:
+    """Also when the ledger does not answer."""
+    loop = asyncio.get_running_loop()
+    async with rig.client.gang(pool="train", size=1) as gang:
+        pool = await rig.client.router.pool("train", None)
+        assert pool.discovery is not None
+
+        async def never() -> None:
+            await asyncio.sleep(100)
+
+        pool.discovery.pull = never  # type: ignore[method-assign]
+        pool.core.gone(pool.core.view.workers["w1"], loop.time())
+        began = loop.time()
+        with pytest.raises(DeadlineExceeded):
+            await gang.options(timeout_s=0.5).run("who")
+        assert loop.time() - began < 0.6
+
+
 class LoseTheFirstAnswer:
     """Of the coordinator to the client."""
 

@@ -39,10 +39,12 @@ class Mutant:
     """Seeds whose plan cannot show it are passed over."""
     seeds: int
     """Among how many seeds it must be caught."""
+    draw: Callable[[int], Plan] = draw_plan
+    """With gangs or without."""
 
     def plans(self) -> Iterator[Plan]:
         """Where to look for it."""
-        fitting = (plan for plan in map(draw_plan, itertools.count()) if self.needs(plan))
+        fitting = (plan for plan in map(self.draw, itertools.count()) if self.needs(plan))
         return itertools.islice(fitting, self.seeds)
 
     @property
@@ -53,12 +55,14 @@ class Mutant:
 MUTANTS: list[Mutant] = []
 
 
-def mutant(law: str, *, needs: Needs | None = None, seeds: int = 40) -> Callable[[Patch], Patch]:
+def mutant(
+    law: str, *, needs: Needs | None = None, seeds: int = 40, draw: Callable[[int], Plan] = draw_plan
+) -> Callable[[Patch], Patch]:
     """Declare the decorated function, which plants the bug that its name tells."""
 
     def declare(plant: Patch) -> Patch:
         name = plant.__name__.replace("_", "-")
-        MUTANTS.append(Mutant(law=law, name=name, plant=plant, needs=needs or _anything, seeds=seeds))
+        MUTANTS.append(Mutant(law=law, name=name, plant=plant, needs=needs or _anything, seeds=seeds, draw=draw))
         return plant
 
     return declare
@@ -68,7 +72,7 @@ def _anything(_plan: Plan) -> bool:
     return True
 
 
-def _has(accident: Accident, least_s: float = 0.0, most_s: float = 60.0) -> Needs:
+def has(accident: Accident, least_s: float = 0.0, most_s: float = 60.0) -> Needs:
     """Plans with that accident, of such a length."""
     return lambda plan: any(e.accident is accident and least_s < e.for_s < most_s for e in plan.events)
 
@@ -213,7 +217,7 @@ def a_used_lease_never_expires(patch: pytest.MonkeyPatch) -> None:
 # -- L5: expired is dead ------------------------------------------------------------------------------------------
 
 
-@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300)
+@mutant("L5", needs=has(Accident.WORKER_FREEZE, 0.6, 1.0), seeds=300)
 def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) -> None:
     def find(self: LeaseTable, token: str, now: float) -> Lease | Refusal:
         lease = self.living.get(token)
@@ -222,7 +226,7 @@ def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) ->
     patch.setattr(LeaseTable, "find", find)
 
 
-@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 1.0))
+@mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0))
 def a_freeze_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(FreezeGuard, "frozen", lambda self, now: False)
     patch.setattr(FreezeGuard, "tick", lambda self, now: False)
@@ -233,7 +237,7 @@ def a_holder_measures_from_the_answer_and_trusts_too_long(patch: pytest.MonkeyPa
     patch.setattr(hold_module, "margin_s", lambda ttl_s: -0.5)
 
 
-@mutant("L5", needs=_has(Accident.WORKER_FREEZE, 1.0))
+@mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0))
 def the_leases_of_an_older_epoch_stay_good(patch: pytest.MonkeyPatch) -> None:
     original = LeaseTable.end
 
@@ -268,7 +272,7 @@ def released_leases_are_left_to_expire_in_the_ledger(patch: pytest.MonkeyPatch) 
 # -- L11: drain ---------------------------------------------------------------------------------------------------
 
 
-@mutant("L11", needs=_has(Accident.DRAIN), seeds=200)
+@mutant("L11", needs=has(Accident.DRAIN), seeds=200)
 def a_draining_worker_goes_on_granting(patch: pytest.MonkeyPatch) -> None:
     def no_room(self: WorkerCore, slots: int) -> Refusal | None:
         return Refusal.FULL if slots > self._limiter.free else None
@@ -276,7 +280,7 @@ def a_draining_worker_goes_on_granting(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "_no_room", no_room)
 
 
-@mutant("L11", needs=_has(Accident.DRAIN))
+@mutant("L11", needs=has(Accident.DRAIN))
 def a_draining_worker_refuses_what_it_granted(patch: pytest.MonkeyPatch) -> None:
     original = WorkerCore._admit_on_lease
 
@@ -286,7 +290,7 @@ def a_draining_worker_refuses_what_it_granted(patch: pytest.MonkeyPatch) -> None
     patch.setattr(WorkerCore, "_admit_on_lease", admit)
 
 
-@mutant("L11", needs=_has(Accident.DRAIN))
+@mutant("L11", needs=has(Accident.DRAIN))
 def a_drain_leaves_while_tasks_run(patch: pytest.MonkeyPatch) -> None:
     from gangline.worker.service import Worker
 
@@ -353,7 +357,7 @@ def a_duplicate_runs_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(WorkerCore, "repeated", lambda self, sender, task_id: None)
 
 
-@mutant("outcome", needs=_has(Accident.WORKER_CRASH), seeds=80)
+@mutant("outcome", needs=has(Accident.WORKER_CRASH), seeds=80)
 def whatever_was_lost_is_sent_again(patch: pytest.MonkeyPatch) -> None:
     from gangline.dispatcher.retry import Fate
 

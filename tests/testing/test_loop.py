@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
+import warnings
 
 import pytest
 
@@ -199,6 +201,31 @@ def test_a_crashed_node_runs_nothing_any_more_not_even_finally(loop):
         assert seen == []
 
     loop.run_until_complete(main())
+
+
+def test_what_crashed_nodes_leave_behind_is_collected_without_a_complaint():
+    loop = VirtualLoop()
+
+    async def more():
+        await asyncio.sleep(1)
+
+    async def work():
+        try:
+            await asyncio.sleep(100)
+        finally:
+            loop.create_task(more())
+
+    async def main():
+        loop.spawn("n1", work())
+        await asyncio.sleep(0.5)
+        loop.crash("n1")
+
+    loop.run_until_complete(main())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loop.close()
+        gc.collect()
+    assert [str(warning.message) for warning in said] == []
 
 
 def test_sets_of_tasks_have_the_same_order_every_time():

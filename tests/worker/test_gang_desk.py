@@ -495,6 +495,18 @@ async def test_a_teardown_during_the_start_ends_it(rig: Rig):
 
 
 @on_rig()
+async def test_no_hook_begins_once_the_member_was_torn_down(rig: Rig):
+    log: list[str] = []
+    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
+        held = await own.leader.hold()
+        seats = own.leader.seats(held)
+        await own.leader.commit(seats, held)
+        formed, torn = await asyncio.gather(own.leader.form(seats), own.leader.teardown())
+        assert formed["formed"] and torn["stopped"]
+        assert log == [] and own.worker.core.load[:2] == (0, 0), "nor one for its end: it never began"
+
+
+@on_rig()
 async def test_a_worker_that_leaves_runs_the_stop_hooks(rig: Rig):
     log: list[str] = []
     gate = asyncio.Event()

@@ -201,16 +201,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _bury(self) -> None:
         """Close the coroutines of crashed nodes, so that nobody complains when they are collected. What they have to
         say about it, and what they cannot begin because of it, is not heard: they have been dead for long."""
-        silent = logging.root.manager.disable
+        silent, running = logging.root.manager.disable, asyncio._get_running_loop()
         logging.disable(logging.CRITICAL)
+        asyncio._set_running_loop(self)  # so that what they begin becomes a task, which can be found
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # "never awaited"
+                before = self._all_tasks()
                 for tasks in self._crashed.values():
                     for task in tasks:
                         _close(task)
+                # Their `finally` blocks may have made others.
+                while begun := self._all_tasks() - before:
+                    before |= begun
+                    for task in sorted(begun, key=hash):
+                        _close(task)
         finally:
+            asyncio._set_running_loop(running)
             logging.disable(silent)
+
+    def _all_tasks(self) -> set[asyncio.Task[Any]]:
+        return {task for task in asyncio.all_tasks(self) if isinstance(task, _Task)}
 
     def _came_back(self, _future: asyncio.Future[Any]) -> None:
         self._outside -= 1

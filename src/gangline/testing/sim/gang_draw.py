@@ -219,5 +219,8 @@ def _event(rng: random.Random, kind: Accident, plan: Plan, coordinators: tuple[s
         case Accident.WORKER_FREEZE:
             for_s = rng.choice((0.4, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1)
             return Event(at_s=at_s, accident=kind, target=worker, for_s=for_s)
+        case Accident.PARTITION:
+            target = worker if rng.random() < 0.6 else rng.choice(plan.clients)
+            return Event(at_s=at_s, accident=kind, target=target, for_s=rng.uniform(0.05, 6.0))
         case _:
             return Event(at_s=at_s, accident=kind, target=worker, for_s=rng.uniform(0.05, 4.0))

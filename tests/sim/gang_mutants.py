@@ -1,0 +1,166 @@
+"""Planted bugs in what grants, stops and restarts gangs: laws L7 to L9, and L5 for owners. See mutants."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gangline.coordinator import effects as do
+from gangline.coordinator import granting as granting_module
+from gangline.coordinator.commits import Ledger
+from gangline.coordinator.gang import Gang
+from gangline.coordinator.granting import Granting
+from gangline.coordinator.leader_key import LeaderKey
+from gangline.coordinator.scribe import Scribe
+from gangline.coordinator.teardown import Teardown
+from gangline.dispatcher import gang_core as owner_module
+from gangline.schemas.gangs import LeaderRecord
+from gangline.schemas.names import Names
+from gangline.testing.sim.gang_draw import draw_gang_plan
+from gangline.testing.sim.gang_plan import Breaking, GangKind
+from gangline.testing.sim.plan import Accident, Plan
+from gangline.worker.gang_reconcile import form_request_of
+from gangline.worker.gang_seats import GangSeats
+
+from .mutants import has, mutant
+
+gang_mutant = functools.partial(mutant, draw=draw_gang_plan)
+
+
+def _breaks(how: Breaking) -> Any:
+    """Plans in which a rank of a run does so."""
+
+    def needs(plan: Plan) -> bool:
+        assert plan.gangs is not None
+        return any(step.kind is GangKind.RUN and step.breaking is how for step in plan.gangs.steps)
+
+    return needs
+
+
+def _rivals(plan: Plan) -> bool:
+    """Plans with several candidates."""
+    return plan.gangs is not None and len(plan.gangs.coordinators) > 2
+
+
+def _cuts_owners_off(plan: Plan) -> bool:
+    """Plans in which a client with gangs of its own cannot renew for a while."""
+    assert plan.gangs is not None
+    cut = [e for e in plan.events if e.accident is Accident.PARTITION and e.target in plan.clients and e.for_s > 1.5]
+    held = [step for step in plan.gangs.steps if step.kind in (GangKind.HOLD, GangKind.RUN) and step.ttl_s < 2]
+    return any(event.target == step.client and abs(event.at_s - step.at_s) < 1 for event in cut for step in held)
+
+
+# -- L7: gang atomicity ---------------------------------------------------------------------------------------------
+
+
+@gang_mutant("L7")
+def members_are_told_while_the_commit_is_on_its_way(patch: pytest.MonkeyPatch) -> None:
+    original = Granting.writes
+
+    def writes(self: Granting, gang: Gang) -> Any:
+        found = original(self, gang)
+        if found is not None and gang.attempt is not None:
+            request = form_request_of(found[-1].record, 0)
+            self._books.out += [do.SendForm(worker=worker, request=request) for worker in gang.attempt.wanted]
+        return found
+
+    patch.setattr(Granting, "writes", writes)
+
+
+@gang_mutant("L7")
+def what_belongs_together_is_written_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    original = Scribe._commit
+
+    async def commit(self: Scribe, effect: do.Commit) -> None:
+        for write in effect.writes:
+            await original(self, replace(effect, writes=(write,)))
+
+    patch.setattr(Scribe, "_commit", commit)
+
+
+@gang_mutant("L7")
+def the_last_member_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    original = granting_module.grants
+
+    def grants(*args: Any) -> Any:
+        found = original(*args)
+        return found[:-1] if len(found) > 1 else found
+
+    patch.setattr(granting_module, "grants", grants)
+
+
+@gang_mutant("L7", needs=has(Accident.WORKER_CRASH), seeds=400)
+def a_commit_does_not_ask_whether_the_workers_still_hold(patch: pytest.MonkeyPatch) -> None:
+    original = granting_module.grants
+
+    def grants(*args: Any) -> Any:
+        return [replace(write, condition_key=None, revision=None) for write in original(*args)]
+
+    patch.setattr(granting_module, "grants", grants)
+
+
+# -- L8: gang fate --------------------------------------------------------------------------------------------------
+
+
+@gang_mutant("L8", needs=_breaks(Breaking.FAIL))
+def members_are_not_stopped_with_their_gang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GangSeats, "_runs_on", lambda self, seats: [])
+
+
+@gang_mutant("L8", needs=_breaks(Breaking.STUBBORN))
+def who_does_not_stop_when_told_is_let_be(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GangSeats, "insist", lambda self, leaving: 0)
+
+
+@gang_mutant("L8")
+def a_restart_has_the_number_of_what_it_replaces(patch: pytest.MonkeyPatch) -> None:
+    original = Teardown.stopped
+
+    def stopped(self: Teardown, gang: Gang) -> None:
+        generation = gang.generation
+        original(self, gang)
+        gang.generation = generation
+
+    patch.setattr(Teardown, "stopped", stopped)
+
+
+# -- L9: one coordinator --------------------------------------------------------------------------------------------
+
+
+@gang_mutant("L9")
+def batches_rely_on_their_writer_to_know_that_it_leads(patch: pytest.MonkeyPatch) -> None:
+    def fenced(self: Ledger, key: str, record: Any, *, ttl_s: float | None = None) -> do.LedgerWrite:
+        return do.LedgerWrite(key=key, record=record, ttl_s=ttl_s)
+
+    patch.setattr(Ledger, "fenced", fenced)
+
+
+@gang_mutant("L9", needs=_rivals, seeds=100)
+def whoever_claims_to_lead_leads(patch: pytest.MonkeyPatch) -> None:
+    async def claim(self: LeaderKey, record: LeaderRecord, revision: int) -> int:
+        return await self._kv.put(Names.leader_key, record.model_dump_json().encode())
+
+    patch.setattr(LeaderKey, "claim", claim)
+
+
+@gang_mutant("L9")
+def members_are_stopped_before_the_ledger_says_so(patch: pytest.MonkeyPatch) -> None:
+    original = Teardown.close
+
+    def close(self: Teardown, gang: Gang, *args: Any, **rest: Any) -> None:
+        original(self, gang, *args, **rest)
+        for worker in gang.seats_by_worker:
+            self._send(gang, worker)
+
+    patch.setattr(Teardown, "close", close)
+
+
+# -- L5: owners -----------------------------------------------------------------------------------------------------
+
+
+@gang_mutant("L5", needs=_cuts_owners_off, seeds=150)
+def an_owner_trusts_its_gang_a_second_too_long(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(owner_module, "margin_s", lambda ttl_s: -1.0)

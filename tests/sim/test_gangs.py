@@ -1,0 +1,83 @@
+"""Seeds with gangs and without planted bugs: no law is broken, and each replays exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from gangline.testing.sim.__main__ import main
+from gangline.testing.sim.gang_draw import draw_gang_plan
+from gangline.testing.sim.gang_plan import Breaking, GangKind
+from gangline.testing.sim.plan import COORDINATOR_FAULTS, draw_plan
+from gangline.testing.sim.run import run, total_outcomes
+
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", "100"))
+FIRST = int(os.environ.get("SIM_FROM", "0"))
+BATCH = 25
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
+def test_no_law_is_broken_by_gangs(first):
+    reports = [run(seed, gangs=True) for seed in range(first, min(first + BATCH, FIRST + SEEDS))]
+    broken = [str(report) for report in reports if not report.ok]
+    assert not broken, "\n\n".join(broken)
+    # A simulation in which nothing happens breaks no law either.
+    befell: Counter[str] = Counter()
+    for report in reports:
+        befell.update(report.gangs)
+    assert befell["formed"] > 50 and befell["members"] > 50 and befell["torn: released"] and befell["meetings"]
+    assert befell["torn: owner_lost"] and befell["torn: worker_lost"] and befell["torn: replaced"]
+    assert total_outcomes(reports)["acquired"] > 10
+
+
+@pytest.mark.parametrize("seed", [0, 32])
+def test_a_seed_with_gangs_replays_exactly(seed):
+    assert run(seed, gangs=True).digest == run(seed, gangs=True).digest
+
+
+def test_a_seed_with_gangs_replays_in_another_process_with_other_hashes():
+    script = "from gangline.testing.sim.run import run\nfor seed in (1, 26, 35): print(run(seed, gangs=True).digest)"
+    digests = set()
+    for hash_seed in ("0", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(set(digests.pop().split())) == 3
+
+
+def test_plans_with_gangs_are_those_without_and_more():
+    for seed in range(20):
+        plain, plan = draw_plan(seed), draw_gang_plan(seed)
+        assert plan == draw_gang_plan(seed) and plan.gangs is not None and plain.gangs is None
+        assert set(plan.steps) <= set(plain.steps) and set(plain.events) <= set(plan.events)
+        assert [worker.name for worker in plain.workers] == [w.name for w in plan.workers[: len(plain.workers)]]
+        if plain.calm:
+            assert plan.calm
+
+
+def test_plans_hold_every_kind_of_gang_and_of_trouble():
+    plans = [draw_gang_plan(seed) for seed in range(100)]
+    traffic = [plan.gangs for plan in plans if plan.gangs is not None]
+    steps = [step for gangs in traffic for step in gangs.steps]
+    assert {step.kind for step in steps} == set(GangKind)
+    assert {step.breaking for step in steps} == set(Breaking)
+    assert {len(gangs.coordinators) for gangs in traffic} == {1, 2, 3}
+    assert {event.accident for plan in plans for event in plan.events} >= set(COORDINATOR_FAULTS)
+
+
+def test_the_command_plays_gangs_on_request(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", "--gangs", "--seeds", "1", "--from", "1", "--trace"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "coordinators" in said and "journal form" in said and "gangs: " in said

@@ -85,6 +85,8 @@ class Writing:
                 return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
             case CommitKind.CLOSE:
                 return close_writes(ledger, gang)
+            case CommitKind.REWRITE if gang.step is Step.CLOSING:
+                return None  # its members were to be granted again, and now they end: the next batch says so
             case CommitKind.REWRITE:
                 return rewrites(ledger, gang)
             case _:

@@ -97,3 +97,19 @@ def test_a_ledger_that_vanished_is_written_again():
     world.flush()
     assert set(world.ledger.keys) == {key for key in kept if not key.startswith("reg.")}
     assert world.ledger.gangs()["a"].fence == world.core.get("a").fence
+
+
+def test_a_gang_that_ends_before_it_could_be_written_again_is_not_granted_in_part():
+    """Its members come before its record when they are granted, and after it when they end."""
+    world = world_of(2, 2)
+    for name in ("a", "b"):
+        world.acquire(name, 2, strategy="spread")
+    world.flush()
+    record, _ = world.ledger.keys["leader"]
+    world.ledger.keys.clear()
+    world.to_leader(on.LedgerVanished, fence=world.ledger.put("leader", record))
+    world.release("b")  # its turn to be written again has not come
+    world.flush()  # the ledger checks L7 after every batch
+    assert world.core.get("a").state is GangState.FORMED
+    assert world.core.get("b").state is GangState.ENDED and world.kinds("b")[-2:] == ["torn_down", "ended"]
+    assert {member.gang for _, member in world.ledger.members()} == {"a"}

@@ -21,6 +21,7 @@ COPY telemetry telemetry
 COPY bus bus
 COPY worker worker
 COPY dispatcher dispatcher
+COPY coordinator coordinator
 RUN /opt/gangline/bin/pip install --no-cache-dir --disable-pip-version-check .
 
 FROM python:${PYTHON_VERSION}-slim

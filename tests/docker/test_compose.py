@@ -46,6 +46,18 @@ async def test_a_wrong_request_is_answered_with_its_error(system):
     assert (body["code"], body["may_have_started"]) == ("invalid_arguments", False)
 
 
+async def test_a_plain_request_is_granted_a_gang_over_both_workers(system):
+    asked = json.dumps({"pool": "words", "size": 4, "strategy": "spread", "ttl_s": 5}).encode()
+    gang = (await request(system.ports["nats-2"], "gangline.gang.acquire", asked)).json()
+    assert isinstance(gang, dict)
+    assert (gang["state"], gang["generation"], len(gang["seats"])) == ("formed", 1, 4)
+    assert len({seat["worker"] for seat in gang["seats"]}) == 2
+    owned = json.dumps({"id": gang["id"], "owner_token": gang["owner_token"]}).encode()
+    released = (await request(system.ports["nats-3"], "gangline.gang.release", owned)).json()
+    assert isinstance(released, dict)
+    assert released["state"] == "ended"
+
+
 async def test_the_ledger_has_three_copies_on_disk(system):
     told = await ledger_of(system)
     assert (told["config"]["num_replicas"], told["config"]["storage"]) == (3, "file")
@@ -55,7 +67,7 @@ async def test_the_ledger_has_three_copies_on_disk(system):
 def test_two_workers_serve_and_neither_runs_as_root(system):
     rows = json.loads(system.compose("exec", "-T", "gateway", "gangline", "workers", "--json"))
     assert [(row["pool"], row["slots"]) for row in rows] == [("words", 4), ("words", 4)]
-    for service in ("worker", "gateway"):
+    for service in ("worker", "gateway", "coordinator"):
         assert system.compose("exec", "-T", service, "id", "-u").strip() == "10001"
 
 

@@ -84,6 +84,10 @@ class Ledger:
     ) -> None:
         self.line.append(Pending(kind=kind, gang=gang, record=record, leaked=leaked))
 
+    def waits(self, kind: CommitKind, gang: str) -> bool:
+        """A batch of that kind is in the line."""
+        return any(pending.kind is kind and pending.gang == gang for pending in self.line)
+
     def fenced(self, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=Names.leader_key, revision=self.fence)
 

@@ -52,7 +52,16 @@ class SetFeed:
             Unavailable: the ledger cannot be followed.
         """
         self._standing = standing
-        self._subscription = await self._kv.watch(Names.gangset_key(), self._on_entry)
+        seen: set[str] = set()
+
+        def on_entry(entry: KvEntry) -> None:
+            seen.add(entry.key)
+            self._on_entry(entry)
+
+        self._subscription = await self._kv.watch(Names.gangset_key(), on_entry)
+        # What was deleted since it was read is not in the watch.
+        for key in [key for key in standing if key not in seen]:
+            self._chores.start(self._gone(key))
 
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""

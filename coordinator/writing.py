@@ -81,6 +81,8 @@ class Writing:
                 return None
             case CommitKind.FORM | CommitKind.REJOIN:
                 return self._granting.writes(gang)
+            case CommitKind.RETIRE if ledger.waits(CommitKind.REWRITE, gang.id):
+                return rewrites(ledger, gang)  # a new bucket does not have its members yet
             case CommitKind.RETIRE:
                 return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
             case CommitKind.CLOSE:

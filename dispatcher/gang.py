@@ -284,6 +284,7 @@ class Gang:
                 lost = isinstance(results, list) and any(isinstance(item, GangRestarted) for item in results)
                 if not lost or left == 0:
                     return results
+                started = True
             left -= 1
 
     async def _guarded(self, formation: Formation, work: Awaitable[Any], deadline: float | None) -> Any:

@@ -113,3 +113,16 @@ def test_a_gang_that_ends_before_it_could_be_written_again_is_not_granted_in_par
     assert world.core.get("a").state is GangState.FORMED
     assert world.core.get("b").state is GangState.ENDED and world.kinds("b")[-2:] == ["torn_down", "ended"]
     assert {member.gang for _, member in world.ledger.members()} == {"a"}
+
+
+def test_a_gang_that_retires_in_a_new_ledger_is_written_whole():
+    """Its turn may come before that of what writes it again."""
+    world = world_of(2, 2)
+    world.declare("s", 2, size=2)
+    world.advance(1.0)
+    world.undeclare("s")  # one is written at once, the other waits for it
+    record, _ = world.ledger.keys["leader"]
+    world.ledger.keys.clear()
+    world.to_leader(on.LedgerVanished, fence=world.ledger.put("leader", record))
+    world.advance(10.0)  # the ledger checks L7 after every batch
+    assert world.core.gangs() == [] and not world.ledger.members()

@@ -574,3 +574,18 @@ async def test_a_ledger_that_is_lost_while_a_new_leader_reads_it_is_led_all_the_
     await system.until(lambda: any(e.key == "leader" for e in hub.peek(system.names.ledger_bucket)))
     blocked = False
     await asyncio.wait_for(coordinator.wait_leading(), 5)
+
+
+async def test_a_set_that_is_deleted_while_a_new_leader_takes_over_is_not_kept_up(system, monkeypatch):
+    await system.worker()
+    await system.ledger.put("gangset.s", b'{"gangs": 1, "gang": {"pool": "train", "size": 1}, "retire_s": 0}')
+    watch = MemoryKeyValue.watch
+
+    async def late(self: MemoryKeyValue, pattern: str, handler: Any) -> Any:
+        if pattern == system.names.gangset_key():
+            await system.ledger.delete("gangset.s")
+        return await watch(self, pattern, handler)
+
+    monkeypatch.setattr(MemoryKeyValue, "watch", late)
+    coordinator = await leading(system)
+    await system.until(lambda: coordinator.statistics().gangs["gangs"] == 0 and system.at_rest())

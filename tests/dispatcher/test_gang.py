@@ -531,8 +531,17 @@ async def test_a_run_that_fails_says_whether_any_rank_may_have_started(rig: Gang
 
 @on_gang_rig("w1")
 async def test_what_is_said_of_a_repeated_run_holds_for_all_its_tries(rig: GangRig) -> None:
+    await said_of_a_repeated_run(rig, partial=False)
+
+
+@on_gang_rig("w1")
+async def test_what_is_said_of_a_repeated_run_holds_for_tries_with_partial_results_too(rig: GangRig) -> None:
+    await said_of_a_repeated_run(rig, partial=True)
+
+
+async def said_of_a_repeated_run(rig: GangRig, *, partial: bool) -> None:
     async with rig.client.gang(pool="train", size=1, grace_s=0, backoff_s=30) as gang:
-        run = asyncio.create_task(gang.options(retries=1, timeout_s=5).run("wait"))
+        run = asyncio.create_task(gang.options(retries=1, timeout_s=5, partial=partial).run("wait"))
         await until(lambda: rig.probe.started)
         assert rig.coordinator is not None
         await rig.worker("w2")

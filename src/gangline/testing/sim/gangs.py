@@ -55,7 +55,7 @@ class Told:
 
 @dataclass(slots=True)
 class Meeting:
-    """The ranks of one run in one generation."""
+    """The ranks of one try of a run in one generation."""
 
     starts: Counter[int] = field(default_factory=Counter[int])
     arrived: set[int] = field(default_factory=set[int])
@@ -90,8 +90,9 @@ class GangWatch:
         self._told: dict[str, Told] = {}
         """By process."""
         self._bodies: dict[int, Body] = {}
-        self._meetings: dict[tuple[str, str, int], Meeting] = {}
-        """By request, gang and generation."""
+        self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
+        """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation ahead
+        of its owner, who then tries again in that one.)"""
         self.owned: dict[str, tuple[str, Gang]] = {}
         """By gang: its owner's process, and how that one sees it."""
         self.counts: Counter[str] = Counter()
@@ -163,18 +164,18 @@ class GangWatch:
 
     def runs(self, request: str, gang: GangContext) -> None:
         """A rank of a run begins."""
-        meeting = self._meetings.setdefault((request, gang.id, gang.generation), Meeting())
+        meeting = self._meetings.setdefault((request, gang.id, gang.generation, gang.run), Meeting())
         meeting.starts[gang.rank] += 1
         if meeting.starts[gang.rank] > 1:
             self._checker.fail("outcome", f"{request}: rank {gang.rank} starts again in generation {gang.generation}")
 
     def arrives(self, request: str, gang: GangContext) -> None:
         """A rank comes to the barrier."""
-        self._meetings[request, gang.id, gang.generation].arrived.add(gang.rank)
+        self._meetings[request, gang.id, gang.generation, gang.run].arrived.add(gang.rank)
 
     def passes(self, request: str, gang: GangContext, values: list[object]) -> None:
         """A rank has passed the barrier and gathered."""
-        meeting = self._meetings[request, gang.id, gang.generation]
+        meeting = self._meetings[request, gang.id, gang.generation, gang.run]
         missing = set(range(gang.world_size)) - meeting.arrived
         if missing:
             self._checker.fail("outcome", f"{request}: rank {gang.rank} passes the barrier before {sorted(missing)}")

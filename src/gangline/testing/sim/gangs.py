@@ -91,8 +91,8 @@ class GangWatch:
         """By process."""
         self._bodies: dict[int, Body] = {}
         self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
-        """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation ahead
-        of its owner, who then tries again in that one.)"""
+        """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation
+        ahead of its owner, who then tries again in that one.)"""
         self.owned: dict[str, tuple[str, Gang]] = {}
         """By gang: its owner's process, and how that one sees it."""
         self.counts: Counter[str] = Counter()

@@ -23,6 +23,8 @@ STOP_SLACK_S = 0.5
 """What a member may take to stop beyond the grace time, once its process was told."""
 QUIET_SLACK_S = 1.0
 """... and from the ledger's word on, while nothing goes wrong."""
+QUIET_BEFORE_S = 5.0
+"""... and nothing went wrong for so long before: there is a leader, and it has told of what it wrote."""
 FOUND_OUT_S = 14.0
 """... and since the last accident, if there was one: members look into the ledger by themselves every ten seconds."""
 
@@ -217,7 +219,7 @@ class GangWatch:
         if history is None or body.generation > history.torn:
             return
         since, quiet_s = now - history.torn_at - history.grace_s, self._quiet_for()
-        quiet = quiet_s > now - history.torn_at
+        quiet = quiet_s > now - history.torn_at + QUIET_BEFORE_S
         if (quiet and since > QUIET_SLACK_S) or min(since, quiet_s) > FOUND_OUT_S:
             self._fail("L8", f"{body} still runs, {since:.1f} s after its grace time was over")
 

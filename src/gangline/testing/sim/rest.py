@@ -87,9 +87,11 @@ def check_sets(world: World) -> None:
     needs: dict[str, int] = {}
     for step in world.operator.declared:
         if step.record is not None:
-            gang = GangSetRecord.model_validate_json(step.record).gang.relaxed()
-            for part in (part for rank in gang.ranks for part in rank):
-                needs[part.pool] = needs.get(part.pool, 0) + part.slots * step.gangs
+            declared = GangSetRecord.model_validate_json(step.record)
+            # A replacement that waits for room stands in the way of those behind it.
+            gangs = step.gangs + declared.surge if step.gangs else 0
+            for part in (part for rank in declared.template.ranks for part in rank):
+                needs[part.pool] = needs.get(part.pool, 0) + part.slots * gangs
     room = {pool: sum(m.slots for m in world.living_models(pool)) for pool in needs}
     if sets_stand(world) or any(needs[pool] > room[pool] for pool in needs):
         return

@@ -24,7 +24,7 @@ from bench.faults.tasks import note
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, KeyValue, Message
+from gangline.bus.port import BucketSettings, KeyValue, Message, StorageUnavailable
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.children import TIED
 from gangline.cli.options import plain_environment
@@ -177,7 +177,9 @@ class Site:
                 await asyncio.sleep(0.05)
 
     async def _living(self) -> set[str]:
-        return {info.registration.worker for info in await self.client.workers(SERVED)}
+        with contextlib.suppress(StorageUnavailable):  # a cluster that has just begun may not serve the bucket yet
+            return {info.registration.worker for info in await self.client.workers(SERVED)}
+        return set()
 
     async def led(self) -> float:
         """Until somebody leads and answers; when that was."""

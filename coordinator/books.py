@@ -37,6 +37,16 @@ class SetBooks:
     failures: int = 0
     """Gangs that ended for good by their own fault, in a row; new ones wait longer each time."""
     not_before: float = 0.0
+    short: int = 0
+    """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room beside."""
+    wait_until: float | None = None
+    """Monotonic; a replacement waits for room beside the old gang, at most until then."""
+    places: list[float] = field(default_factory=list[float])
+    """`created_at` of gangs that made way, for those that come in their place."""
+
+    def take_place(self, otherwise: float) -> float:
+        """`created_at` of a replacement."""
+        return min(self.places.pop(0), otherwise) if self.places else otherwise
 
 
 class Books:
@@ -79,6 +89,13 @@ class Books:
     def enqueue(self, gang: Gang) -> None:
         self.queue.add(gang.id, priority=gang.spec.priority, created_at=gang.created_at)
         self.look_for_room = True
+
+    def set_place(self, gang: Gang, created_at: float) -> None:
+        """Give it another age, and with that another place in the queue."""
+        gang.created_at = created_at
+        if gang.step is Step.QUEUED:
+            self.queue.discard(gang.id)
+            self.enqueue(gang)
 
     def seat(self, gang: Gang) -> None:
         """The gang's seats are granted: count them."""

@@ -72,6 +72,7 @@ class Entry:
             address=record.address,
             labels=record.labels,
             draining=record.state == "draining" or (beat is not None and beat.draining),
+            drain_grace_s=record.drain_grace_s,
         )
 
 

@@ -25,6 +25,7 @@ def check(books: Books) -> None:
             assert worker in books.gangs[gang_id].seats_by_worker, f"{gang_id} is listed on {worker}"
     if books.head is not None:
         assert books.head.gang in books.queue, "the head does not wait"
+        assert not books.gangs[books.head.gang].aside, "the head is one that stands aside"
     assert not (books.ledger.line and not books.ledger.busy), "commits wait, and none is in flight"
     for worker, view in books.inventory.workers.items():
         assert view.free == books.inventory.free.get(worker) or view.draining, f"free slots of {worker}"

@@ -37,6 +37,8 @@ class WorkerFacts:
     address: str = ""
     labels: dict[str, str] = field(default_factory=dict[str, str])
     draining: bool = False
+    drain_grace_s: float | None = None
+    """While it drains: how long that takes at most, if the worker says so."""
 
 
 # -- leadership -----------------------------------------------------------------------------------------------------

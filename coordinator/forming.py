@@ -5,6 +5,8 @@ Laws:
 1. A gang holds nothing while it waits: holds are all accepted, or all given back. Two gangs cannot deadlock.
 2. Repairs go first (their survivors hold slots), then the queue in its order, then back-fill behind a waiting head.
 3. Slots are kept for the head only, and given back when it is no longer the head.
+4. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
+   waits for room beside it (`Gang.aside`) takes what is free in its turn, and holds nobody up.
 """
 
 from __future__ import annotations
@@ -46,11 +48,14 @@ class Forming:
         while index < len(books.queue):
             gang = books.gangs[books.queue.at(index)]
             placement = self._place(gang)
-            if placement is None:
+            if placement is not None:
+                self._start(gang, placement)
+            elif gang.aside:
+                index += 1
+            else:
                 self._wait_at_head(gang)
                 self._backfill(index + 1)
                 return
-            self._start(gang, placement)
         self._set_head(None)
 
     def _place(self, gang: Gang) -> Placement | None:

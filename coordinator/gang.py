@@ -73,8 +73,13 @@ class Gang:
     spec: GangSpec
     owner_token: str
     gangset: str | None = None
+    made: int = 0
+    """Standing gangs that this leader made are numbered; those made before it have 0."""
+    aside: bool = False
+    """A standing gang's replacement that waits for room beside it: never the head, keeps nothing."""
     created_at: float
-    """Unix time; its age in the queue, also after a restart or under another leader."""
+    """Unix time; its age in the queue, also after a restart or under another leader. That of the gang before, for one
+    that came in the place of another."""
     queued_at: float
     """Monotonic; since when it waits now."""
     step: Step = Step.QUEUED

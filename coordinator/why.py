@@ -37,6 +37,9 @@ def why(books: Books, gang_id: str) -> WhyReply | None:
 
 def _lacks(books: Books, gang: Gang) -> list[str]:
     match gang.step:
+        case Step.QUEUED if gang.aside:
+            missing = lacks(gang.spec, books.inventory.free)
+            return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
         case Step.QUEUED:
             if place(gang.spec, books.inventory.total) is None:
                 missing = lacks(gang.spec, books.inventory.total)

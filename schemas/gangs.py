@@ -292,7 +292,10 @@ class GangSetRecord(Record):
     gangs: int = Field(ge=0, le=10_000)
     gang: StrictGangSpec
     surge: int = Field(default=1, ge=0, le=1)
-    """1: a replacement forms before the old gang goes. 0: the old one goes first, where there is no room for both."""
+    """1: a replacement forms before the old gang goes, where there is room for both. 0: the old one goes first."""
+    surge_wait_s: float = Field(default=3.0, ge=0.0, le=3600.0)
+    """Surge 1: how long a replacement waits for room beside the old gang. Then the old one goes first after all. Off a
+    draining worker: at most a fifth of its grace."""
     route: Route = Route.RANK0
     retire_s: float = Field(default=1.0, ge=0.0, le=3600.0)
     """How long a replaced gang still serves after callers were told to go elsewhere."""

@@ -40,6 +40,8 @@ class Registration(Record):
     instance: str
     """Random for each process; tells two processes that claim one id apart."""
     state: Literal["serving", "draining"] = "serving"
+    drain_grace_s: float | None = None
+    """While it drains: within how many seconds of the beginning it leaves, whatever still runs."""
     slots: int
     methods: dict[str, MethodInfo] = Field(default_factory=dict)
     models: tuple[str, ...] = ()

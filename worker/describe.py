@@ -28,7 +28,17 @@ def package_version() -> str:
 class Description:
     """The constant facts of one worker, joined to its core's changing ones."""
 
-    __slots__ = ("_core", "_instance", "_pool", "_settings", "_started_at", "_version", "_worker", "models")
+    __slots__ = (
+        "_core",
+        "_instance",
+        "_pool",
+        "_settings",
+        "_started_at",
+        "_version",
+        "_worker",
+        "drain_grace_s",
+        "models",
+    )
 
     def __init__(
         self,
@@ -49,6 +59,8 @@ class Description:
         self._version = package_version()
         self.models: tuple[str, ...] = ()
         """Loaded now."""
+        self.drain_grace_s: float | None = None
+        """Of the drain, as it was first asked for."""
 
     def registration(self) -> Registration:
         core, settings = self._core, self._settings
@@ -58,6 +70,7 @@ class Description:
             epoch=core.epoch,
             instance=self._instance,
             state="draining" if core.draining else "serving",
+            drain_grace_s=self.drain_grace_s if core.draining else None,
             slots=core.load.total,
             methods={name: task.info() for name, task in self._pool.tasks.items()},
             models=self.models,

@@ -246,7 +246,7 @@ class Worker:
         now = desk.books.now()
         self._leave_by = min(self._leave_by, now + grace_s)
         if self._leaving is None:
-            desk.drain_grace_s = grace_s
+            desk.drain_grace_s = desk.description.drain_grace_s = grace_s
         self.core.drain(self._leave_by, now)
         if grace_s <= 0:
             self.core.expire(now)

@@ -92,6 +92,7 @@ class SimWorker:
     epoch: int = 1
     alive: bool = True
     draining: bool = False
+    drain_grace_s: float | None = None
     plain: int = 0
     holds: dict[tuple[str, int, int], tuple[float, dict[str, tuple[int, int, int]]]] = field(default_factory=dict)
     tombs: set[tuple[str, int, int]] = field(default_factory=set)

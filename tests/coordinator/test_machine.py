@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gangline.schemas.gang_messages import MemberCause
 
+from .model import SimWorker
 from .world import World
 
 PICK = st.integers(min_value=0, max_value=1000)
@@ -60,9 +61,14 @@ class Gangs(RuleBasedStateMachine):
         assert answer.error is not None
         assert self.world.core.get(gang) == before
 
-    @rule(count=st.integers(min_value=0, max_value=2), size=st.integers(min_value=1, max_value=2))
-    def declare(self, count: int, size: int) -> None:
-        self.world.declare("s", count, size=size)
+    @rule(
+        count=st.integers(min_value=0, max_value=2),
+        size=st.integers(min_value=1, max_value=2),
+        surge=st.integers(min_value=0, max_value=1),
+        surge_wait_s=st.sampled_from([0.0, 0.5, 3.0]),
+    )
+    def declare(self, count: int, **fields) -> None:
+        self.world.declare("s", count, **fields)
 
     @precondition(lambda self: self.world.network)
     @rule(pick=PICK)
@@ -95,6 +101,12 @@ class Gangs(RuleBasedStateMachine):
     def restart(self, pick: int) -> None:
         self.world.restart(self.worker(pick))
 
+    @rule(pick=PICK, grace_s=st.sampled_from([None, 1.0, 30.0]))
+    def drain(self, pick: int, grace_s: float | None) -> None:
+        worker = self.worker(pick)
+        if worker.alive:
+            self.world.drain(worker, grace_s)
+
     @rule(pick=PICK)
     def reregister(self, pick: int) -> None:
         worker = self.worker(pick)
@@ -125,12 +137,18 @@ class Gangs(RuleBasedStateMachine):
         if hasattr(self, "world"):
             self.heal()
 
+    def leave(self, worker: SimWorker) -> None:
+        """A draining worker leaves, whatever it still has."""
+        self.world.crash(worker)
+        self.world.gone(worker)
+
     def heal(self) -> None:
         """Everything works again: nothing may stay half done, every slot is accounted for, and who can form forms."""
         world = self.world
         world.flush()
         for worker in world.workers.values():
-            if not worker.alive:
+            if not worker.alive or worker.draining:
+                self.leave(worker)
                 world.restart(worker)
             worker.plain = 0
         for _ in range(15):
@@ -147,6 +165,8 @@ class Gangs(RuleBasedStateMachine):
             for gang, member in worker.members.items():
                 record = world.ledger.gangs().get(gang)
                 assert record is not None and record.generation == member.generation, f"{gang} runs on {worker.id}"
+        # No replacement still waits beside what it replaces: either there was room, or the old gang made way for it
+        # (or could not have made enough).
         waiting = [gang for gang, step in world.states().items() if step == "queued"]
         if waiting:
             why = world.core.why(waiting[0])

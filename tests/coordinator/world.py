@@ -68,6 +68,7 @@ class World:
             address=f"{worker.node}:7000",
             labels=worker.labels,
             draining=worker.draining,
+            drain_grace_s=worker.drain_grace_s if worker.draining else None,
         )
 
     def register(self, worker: SimWorker) -> None:
@@ -84,9 +85,14 @@ class World:
         worker.to_keep.clear()
         worker.plain = 0
 
+    def drain(self, worker: SimWorker, grace_s: float | None = None) -> None:
+        worker.draining, worker.drain_grace_s = True, grace_s
+        self.register(worker)
+
     def restart(self, worker: SimWorker) -> None:
         self.crash(worker)
         worker.alive = True
+        worker.draining = False
         worker.epoch += 1
         self.register(worker)
 
@@ -218,7 +224,7 @@ class World:
 
     def declare(self, name: str, gangs: int, **gang: Any) -> None:
         fields = {"pool": "p", "size": 2, **gang}
-        more = {key: fields.pop(key) for key in ("surge", "retire_s") if key in fields}
+        more = {key: fields.pop(key) for key in ("surge", "surge_wait_s", "retire_s") if key in fields}
         record = GangSetRecord.model_validate({"gangs": gangs, "gang": fields, **more})
         self.ledger.put(f"gangset.{name}", record)
         self.to_leader(on.SetSeen, name=name, record=record)

@@ -75,6 +75,7 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
     """Declared at the beginning, then scaled, rolled or deleted. Members of one slot each, anywhere: whether they fit
     can be told from the number of slots."""
     found: list[SetStep] = []
+    patience = random.Random(f"gangline surge {plan.seed}")
     for number in range(rng.choice((0, 0, 1, 1, 2))):
         pool = rng.choice(sorted({worker.pool for worker in plan.workers}))
         at_s, size = rng.uniform(0, 1), rng.randint(1, 3)
@@ -83,6 +84,7 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
             record = {
                 "gangs": gangs,
                 "surge": rng.choice((0, 1)),
+                "surge_wait_s": patience.choice((0.0, 0.5, 3.0)),
                 "route": rng.choice(("rank0", "all")),
                 "retire_s": 0.3,
                 "gang": {

@@ -88,10 +88,9 @@ def check_sets(world: World) -> None:
     for step in world.operator.declared:
         if step.record is not None:
             declared = GangSetRecord.model_validate_json(step.record)
-            # A replacement that waits for room stands in the way of those behind it.
-            gangs = step.gangs + declared.surge if step.gangs else 0
+            # No room is needed for surge: without it a replacement comes in the place of the old gang.
             for part in (part for rank in declared.template.ranks for part in rank):
-                needs[part.pool] = needs.get(part.pool, 0) + part.slots * gangs
+                needs[part.pool] = needs.get(part.pool, 0) + part.slots * step.gangs
     room = {pool: sum(m.slots for m in world.living_models(pool)) for pool in needs}
     if sets_stand(world) or any(needs[pool] > room[pool] for pool in needs):
         return

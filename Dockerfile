@@ -22,6 +22,7 @@ COPY bus bus
 COPY worker worker
 COPY dispatcher dispatcher
 COPY coordinator coordinator
+COPY bench/wire bench/wire
 RUN /opt/gangline/bin/pip install --no-cache-dir --disable-pip-version-check .
 
 FROM python:${PYTHON_VERSION}-slim

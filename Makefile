@@ -11,7 +11,7 @@ NATS ?= embedded
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format docs sim clean
+.PHONY: help install demo bench test check format docs sim clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP) ## real work through leased slots and gangs on a real nats-server, with kills and a drain in between
 	@$(BIN)/gangline demo $(ARGS)
+
+bench: $(STAMP) ## measure everything, peers included; ARGS=--quick: rougher, in half of the time
+	@$(BIN)/python -m bench $(ARGS)
 
 test: $(STAMP) ## the whole test suite; NATS=container: on a server from a container; ARGS="-k lease": some of it
 	@NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)

@@ -34,7 +34,8 @@ def shipped() -> dict[str, str]:
     top = {name for name in files if name.startswith("src/gangline/") and name.count("/") == 2}
     own = {name for name in files if name.startswith(OWN)}
     folders = {name for name in files if name.split("/")[0] in FOLDERS and "/" in name}
-    return {
+    bench = {name.replace("bench/wire/", "gangline/bench/"): name for name in files if name.startswith("bench/wire/")}
+    return bench | {
         name.removeprefix("src/") if name.startswith("src/") else f"gangline/{name}": name
         for name in top | own | folders
     }

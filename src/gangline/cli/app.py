@@ -29,6 +29,7 @@ COMMANDS: Final = {
     "why": "What a gang waits for, and who stands in its way.",
     "health": "Whether a worker or gateway of this machine answers; for probes.",
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
+    "bench": "How fast it is on this machine, against raw NATS. Under a minute.",
 }
 """Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""
 

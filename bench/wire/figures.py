@@ -1,0 +1,113 @@
+"""The named figures and what they are held to, and the arithmetic that turns rounds into one figure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One named figure."""
+
+    name: str
+    meaning: str
+    target: float
+    at_least: bool
+    """Whether the target is the least that will do; else it is the most."""
+    unit: str = ""
+    """Empty for ratios."""
+    alone: bool = True
+    """Measured by `gangline bench`; the others need peers and are measured by `make bench` only."""
+
+    def meets(self, value: float) -> bool:
+        return value >= self.target if self.at_least else value <= self.target
+
+    @property
+    def shown_target(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.target:g}{' ' + self.unit if self.unit else ''}"
+
+
+def _least(name: str, target: float, meaning: str, *, alone: bool = True) -> Figure:
+    return Figure(name=name, meaning=meaning, target=target, at_least=True, alone=alone)
+
+
+def _most(name: str, target: float, meaning: str, *, unit: str = "", alone: bool = True) -> Figure:
+    return Figure(name=name, meaning=meaning, target=target, at_least=False, unit=unit, alone=alone)
+
+
+FIGURES: Final = (
+    _least("call_serial_vs_raw", 0.9, "calls of a no-op task, one at a time / raw request-reply"),
+    _least("call_c64_vs_raw", 2.0, "64 at once, one worker / raw, 64 at once"),
+    _least("call_c256_vs_raw", 3.0, "256 at once, one worker / raw, 256 at once"),
+    _least("call_c256_4w_vs_raw", 2.0, "256 at once over four workers / raw, 256 at once, one echo"),
+    _least("call_mixed_c256_vs_raw", 1.5, "256 at once, tasks that sleep 0 to 2 ms / a raw echo that does the same"),
+    _least("lease_call_c64_vs_raw", 2.0, "64 at once on a held lease / raw, 64 at once"),
+    _least("reserve_dispatch_c64_vs_raw", 1.0, "choose, then dispatch, 64 at once / raw, 64 at once"),
+    _most("call_p99_c64_vs_raw", 2.0, "p99 latency, open loop, each at half of its own peak at 64"),
+    _least("submit_vs_js_publish", 0.8, "submit / JetStream publish, same window"),
+    _least("durable_vs_best_peer", 3.0, "submit to done, no-op, one worker / best durable peer", alone=False),
+    _most("durable_start_p50_vs_best_peer", 1.0, "submit to start at 100/s, median / best peer", alone=False),
+    _least("rayserve_call_ratio", 20.0, "calls / Ray Serve handle.remote()", alone=False),
+    _least("rayserve_choose_ratio", 20.0, "choose, then dispatch / Ray Serve's", alone=False),
+    _most("gang8_form_vs_raw", 5.0, "form a gang of 8 over 4 workers / one raw round trip"),
+    _most("gang64_form_vs_gang8", 4.0, "form 64 over 16 workers / 8 over 4"),
+    _most("route_10k_vs_10", 1.3, "a router's choice among 10,000 workers / among 10"),
+    _most("form_10k_vs_10", 2.0, "a coordinator's placement among 10,000 workers / among 10"),
+    _most("router_bytes_per_worker", 1500, "router memory per known worker", unit="B"),
+    _most("worker_rss_mb", 60, "memory of a worker at rest", unit="MB"),
+    _most("idle_msgs_per_s", 2, "messages per second of a worker at rest", unit="/s"),
+    _least("trace_off_cost", 0.98, "call rate, tracing configured off / no tracing"),
+    _least("trace_on_cost", 0.6, "call rate, tracing on / no tracing"),
+)
+BY_NAME: Final = {figure.name: figure for figure in FIGURES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A figure over all rounds."""
+
+    figure: Figure
+    rounds: tuple[float, ...]
+
+    @property
+    def value(self) -> float:
+        """The median."""
+        return statistics.median(self.rounds)
+
+    @property
+    def best(self) -> float:
+        return max(self.rounds) if self.figure.at_least else min(self.rounds)
+
+    @property
+    def worst(self) -> float:
+        return min(self.rounds) if self.figure.at_least else max(self.rounds)
+
+    @property
+    def met(self) -> bool:
+        return self.figure.meets(self.value)
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
+    """Round by round, so that what slows the machine for a while slows both sides of a ratio.
+
+    Raises:
+        ValueError: not as many of the one as of the other, or none at all.
+    """
+    if not ours or len(ours) != len(theirs):
+        raise ValueError(f"{len(ours)} rounds of ours, {len(theirs)} of theirs: they are measured in pairs")
+    return tuple(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+def measured(name: str, rounds: Sequence[float]) -> Measured:
+    """The figure of that name.
+
+    Raises:
+        KeyError: there is none.
+        ValueError: no rounds.
+    """
+    if not rounds:
+        raise ValueError(f"{name} has no rounds")
+    return Measured(figure=BY_NAME[name], rounds=tuple(rounds))

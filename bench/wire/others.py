@@ -1,0 +1,79 @@
+"""The other figures: tracing, gangs, what grows with the number of workers, a worker at rest."""
+
+from __future__ import annotations
+
+from .figures import Measured, measured, ratios
+from .rates import Report
+from .resting import at_rest
+from .site import Site
+from .tracing import TRACES
+
+_FORMED = 5
+"""Gangs that one round forms."""
+
+
+async def measure_tracing(site: Site, *, rounds: int, seconds: float, report: Report) -> list[Measured]:
+    """The same calls by three pairs of client and worker."""
+    clients = {}
+    for trace in TRACES:
+        await site.worker(f"trace-{trace}", 512, trace=trace)
+        clients[trace] = await site.client(f"trace-{trace}", trace)
+    rates: dict[str, list[float]] = {trace: [] for trace in TRACES}
+    for trace in TRACES:
+        await clients[trace].ask("closed", what="call", concurrency=64, seconds=seconds / 2)
+    for number in range(rounds):
+        report(f"tracing, round {number + 1} of {rounds}")
+        for trace in TRACES if number % 2 == 0 else TRACES[::-1]:
+            done = await clients[trace].ask("closed", what="call", concurrency=64, seconds=seconds)
+            rates[trace].append(done["count"] / done["seconds"])
+    return [measured(f"trace_{trace}_cost", ratios(rates[trace], rates["none"])) for trace in ("off", "on")]
+
+
+async def measure_gangs(site: Site, *, rounds: int, report: Report) -> tuple[list[Measured], dict[str, list[float]]]:
+    """Gangs of 8 over 4 workers and of 64 over 16, against one raw round trip. Also returns the times, in ms."""
+    await site.start("raw_echo", url=site.url)
+    raw = await site.start("raw_client", url=site.url)
+    await site.start("our_coordinator", url=site.url)
+    await site.worker("gang4", 2, workers=4)
+    await site.worker("gang16", 4, workers=16)
+    client = await site.client("gang4")
+    trips: list[float] = []
+    eight: list[float] = []
+    many: list[float] = []
+    await client.ask("gang", pool="gang4", size=8, times=1)
+    await client.ask("gang", pool="gang16", size=64, times=1)
+    for number in range(rounds):
+        report(f"gangs, round {number + 1} of {rounds}")
+        done = await raw.ask("closed", what="echo", concurrency=1, seconds=0.1)
+        trips.append(done["seconds"] / done["count"] * 1000)
+        eight.append((await client.ask("gang", pool="gang4", size=8, times=_FORMED))["form_s"] * 1000)
+        many.append((await client.ask("gang", pool="gang16", size=64, times=_FORMED))["form_s"] * 1000)
+    figures = [
+        measured("gang8_form_vs_raw", ratios(eight, trips)),
+        measured("gang64_form_vs_gang8", ratios(many, eight)),
+    ]
+    return figures, {"raw_round_trip_ms": trips, "gang8_form_ms": eight, "gang64_form_ms": many}
+
+
+async def measure_scale(site: Site, *, rounds: int, report: Report) -> list[Measured]:
+    """Ten workers against ten thousand."""
+    scale = await site.start("scale")
+    found = []
+    for name, do in (("route_10k_vs_10", "route"), ("form_10k_vs_10", "form")):
+        few, many = [], []
+        for number in range(rounds):
+            report(f"{do} among 10,000 workers, round {number + 1} of {rounds}")
+            done = await scale.ask(do)
+            few.append(done["few_s"])
+            many.append(done["many_s"])
+        found.append(measured(name, ratios(many, few)))
+    report("memory of a router")
+    done = await scale.ask("memory")
+    return [*found, measured("router_bytes_per_worker", [done["bytes_per_worker"]])]
+
+
+async def measure_rest(site: Site, *, seconds: float, report: Report) -> list[Measured]:
+    """A worker at rest."""
+    report("a worker at rest")
+    memory_mb, messages_per_s = await at_rest(site.url, site.monitoring, site.environment, seconds)
+    return [measured("worker_rss_mb", [memory_mb]), measured("idle_msgs_per_s", [messages_per_s])]

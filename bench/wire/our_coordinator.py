@@ -1,0 +1,19 @@
+"""The coordinator that the measured gangs are granted by, with nothing but defaults."""
+
+from __future__ import annotations
+
+from ..bus.jetstream import connect
+from ..bus.settings import ConnectionSettings
+from ..coordinator.service import Coordinator
+from .child import main, serve
+
+
+async def life(url: str) -> None:
+    bus = await connect(ConnectionSettings.from_url(url), name="bench coordinator")
+    async with Coordinator(bus=bus):
+        await serve({})
+    await bus.close()
+
+
+if __name__ == "__main__":
+    main(life)

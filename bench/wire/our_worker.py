@@ -1,0 +1,50 @@
+"""Our far end: workers of one pool, with nothing but defaults."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ..bus.jetstream import connect
+from ..bus.settings import ConnectionSettings
+from ..worker.pool import Pool
+from ..worker.service import Worker
+from .child import main, serve
+from .tracing import set_up
+
+
+def declared(name: str, slots: int) -> Pool:
+    """The pool that is measured: a task that gives back what it got, and one that takes its time about it."""
+    pool = Pool(name, slots=slots)
+
+    @pool.task
+    async def echo(data: bytes) -> bytes:
+        return data
+
+    @pool.task
+    async def nap(data: bytes) -> bytes:
+        await asyncio.sleep(random.uniform(0, 0.002))
+        return data
+
+    return pool
+
+
+async def life(url: str, pool: str, slots: int, workers: int = 1, trace: str = "none") -> None:
+    set_up(trace, "gangline-bench-worker")
+
+    async def cpu() -> dict[str, Any]:
+        return {"cpu_s": time.process_time()}
+
+    async with AsyncExitStack() as stack:
+        for number in range(workers):
+            bus = await connect(ConnectionSettings.from_url(url), name=f"bench {pool} {number}")
+            stack.push_async_callback(bus.close)
+            await stack.enter_async_context(Worker(declared(pool, slots), bus=bus))
+        await serve({"cpu": cpu})
+
+
+if __name__ == "__main__":
+    main(life)

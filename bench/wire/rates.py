@@ -1,0 +1,123 @@
+"""Rates and latencies: each round measures the raw wire and us by turns, and the order changes from round to round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from .figures import Measured, measured, ratios
+from .process import Child
+from .site import Site
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One kind of load on one system."""
+
+    name: str
+    """Of the rate that it gives."""
+    system: str
+    """`raw`, `ours`, or a way of tracing."""
+    what: str
+    concurrency: int
+
+
+LOADS: Final = (
+    Load(name="raw_serial", system="raw", what="echo", concurrency=1),
+    Load(name="call_serial", system="ours", what="call", concurrency=1),
+    Load(name="raw_c64", system="raw", what="echo", concurrency=64),
+    Load(name="call_c64", system="ours", what="call", concurrency=64),
+    Load(name="lease_call_c64", system="ours", what="lease", concurrency=64),
+    Load(name="reserve_dispatch_c64", system="ours", what="reserve", concurrency=64),
+    Load(name="raw_c256", system="raw", what="echo", concurrency=256),
+    Load(name="call_c256", system="ours", what="call", concurrency=256),
+    Load(name="call_c256_4w", system="ours", what="call_4w", concurrency=256),
+    Load(name="raw_mixed_c256", system="raw", what="nap", concurrency=256),
+    Load(name="call_mixed_c256", system="ours", what="nap", concurrency=256),
+    Load(name="js_publish_c64", system="raw", what="js_publish", concurrency=64),
+    Load(name="kv_put_c64", system="raw", what="kv_put", concurrency=64),
+)
+
+RATIOS: Final = {
+    "call_serial_vs_raw": ("call_serial", "raw_serial"),
+    "call_c64_vs_raw": ("call_c64", "raw_c64"),
+    "call_c256_vs_raw": ("call_c256", "raw_c256"),
+    "call_c256_4w_vs_raw": ("call_c256_4w", "raw_c256"),
+    "call_mixed_c256_vs_raw": ("call_mixed_c256", "raw_mixed_c256"),
+    "lease_call_c64_vs_raw": ("lease_call_c64", "raw_c64"),
+    "reserve_dispatch_c64_vs_raw": ("reserve_dispatch_c64", "raw_c64"),
+}
+"""Figure -> (ours, theirs), by the names of loads."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rates:
+    """What was measured, round by round."""
+
+    per_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By load."""
+    client_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """CPU time of the asking process for each request, in microseconds."""
+    far_us: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Likewise of the answering process; only where there is one."""
+    latency_ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Percentiles under open-loop load: `call_c64_at_50_p99` and the like."""
+
+    def figures(self) -> list[Measured]:
+        found = [measured(name, ratios(self.per_s[ours], self.per_s[raw])) for name, (ours, raw) in RATIOS.items()]
+        if self.latency_ms:
+            ours, raw = self.latency_ms["call_c64_at_50_p99"], self.latency_ms["raw_c64_at_50_p99"]
+            found.append(measured("call_p99_c64_vs_raw", ratios(ours, raw)))
+        return found
+
+
+async def measure_rates(site: Site, *, rounds: int, seconds: float, report: Report) -> Rates:
+    """All loads, then latencies at half and at four fifths of each one's own peak."""
+    echo = await site.start("raw_echo", url=site.url)
+    one = await site.worker("one", 512)
+    for _ in range(4):
+        await site.worker("four", 512)
+    systems = {"raw": await site.start("raw_client", url=site.url), "ours": await site.client("one")}
+    far = {"raw": echo, "ours": one}
+    found = Rates()
+    for load in LOADS:  # what is done for the first time is slower
+        await _closed(systems[load.system], load, seconds / 4)
+    for number in range(rounds):
+        report(f"rates, round {number + 1} of {rounds}")
+        for load in LOADS if number % 2 == 0 else reversed(LOADS):
+            await _measure(load, systems[load.system], far[load.system], seconds, found)
+    for number in range(rounds):
+        report(f"latencies, round {number + 1} of {rounds}")
+        for share in (0.5, 0.8):
+            for name, system, what in _by_turns(number):
+                await _paced(name, systems[system], what, share, seconds, found)
+    return found
+
+
+def _by_turns(number: int) -> list[tuple[str, str, str]]:
+    both = [("raw_c64", "raw", "echo"), ("call_c64", "ours", "call")]
+    return both if number % 2 == 0 else both[::-1]
+
+
+async def _closed(system: Child, load: Load, seconds: float) -> dict[str, Any]:
+    return await system.ask("closed", what=load.what, concurrency=load.concurrency, seconds=seconds)
+
+
+async def _measure(load: Load, system: Child, far: Child, seconds: float, found: Rates) -> None:
+    before = await far.ask("cpu")
+    done = await _closed(system, load, seconds)
+    after = await far.ask("cpu")
+    found.per_s[load.name].append(done["count"] / done["seconds"])
+    found.client_us[load.name].append(done["cpu_s"] / done["count"] * 1e6)
+    found.far_us[load.name].append((after["cpu_s"] - before["cpu_s"]) / done["count"] * 1e6)
+
+
+async def _paced(name: str, system: Child, what: str, share: float, seconds: float, found: Rates) -> None:
+    peak = sorted(found.per_s[name])[len(found.per_s[name]) // 2]
+    done = await system.ask("paced", what=what, rate=share * peak, seconds=seconds)
+    for which in ("p50", "p99"):
+        found.latency_ms[f"{name}_at_{round(share * 100)}_{which}"].append(done[which] * 1000)

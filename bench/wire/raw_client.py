@@ -1,0 +1,50 @@
+"""The raw wire's near end: requests, JetStream publishes and KV puts, by nats-py alone, default settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import nats
+from nats.js.api import StorageType
+
+from .child import PAYLOAD, main, serve
+from .loads import Once, closed_loop, open_loop, percentile
+
+STREAM = "RAWBENCH"
+
+
+async def life(url: str) -> None:
+    connection = await nats.connect(url)
+    stream = connection.jetstream()
+    await stream.add_stream(
+        name=STREAM, subjects=["rawbench.>"], storage=StorageType.FILE, max_msgs=200_000, duplicate_window=120.0
+    )
+    bucket = await stream.create_key_value(bucket=f"{STREAM}_KV", storage=StorageType.MEMORY)
+    keys = 0
+
+    async def put() -> None:
+        nonlocal keys
+        keys += 1
+        await bucket.put(f"k{keys % 1000}", PAYLOAD)
+
+    kinds: dict[str, Once] = {
+        "echo": lambda: connection.request("raw.echo", PAYLOAD, timeout=10),
+        "nap": lambda: connection.request("raw.nap", PAYLOAD, timeout=10),
+        "js_publish": lambda: stream.publish("rawbench.task", PAYLOAD, timeout=10),
+        "kv_put": put,
+    }
+
+    async def closed(what: str, concurrency: int, seconds: float) -> dict[str, Any]:
+        return asdict(await closed_loop(kinds[what], concurrency=concurrency, seconds=seconds))
+
+    async def paced(what: str, rate: float, seconds: float) -> dict[str, Any]:
+        latencies = await open_loop(kinds[what], rate=rate, seconds=seconds)
+        return {"p50": percentile(latencies, 0.5), "p99": percentile(latencies, 0.99)}
+
+    await serve({"closed": closed, "paced": paced})
+    await connection.close()
+
+
+if __name__ == "__main__":
+    main(life)

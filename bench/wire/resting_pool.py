@@ -1,0 +1,13 @@
+"""What the worker at rest would serve."""
+
+from __future__ import annotations
+
+from ..worker.pool import Pool
+
+pool = Pool("resting", slots=4)
+
+
+@pool.task
+async def echo(data: bytes) -> bytes:
+    """Give it back."""
+    return data

@@ -1,0 +1,122 @@
+"""What grows with the number of workers, measured in one process without a server: a router's choice and its memory, a
+coordinator's placement."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import tracemalloc
+from typing import Any, Final
+
+from ..bus.memory import MemoryHub
+from ..bus.port import BucketSettings
+from ..coordinator.placement import place
+from ..coordinator.slots import Place, SlotMap
+from ..dispatcher.core import PoolCore, Ticket
+from ..dispatcher.policy import Sticky
+from ..dispatcher.router import Router
+from ..dispatcher.settings import RouterSettings
+from ..schemas.gangs import Bundle, GangSpec, Strategy
+from ..schemas.names import Names, WorkerId
+from ..schemas.records import Heartbeat, MethodInfo, Registration
+from .child import main, serve
+
+FEW: Final = 10
+MANY: Final = 10_000
+_CHOICES: Final = 3_000
+_PLACEMENTS: Final = 200
+_GANG: Final = 8
+
+
+def registration(number: int) -> Registration:
+    """As a worker of a real cluster writes it: every hundredth on a node of its own."""
+    return Registration(
+        pool="p",
+        worker=f"host-{number // 100}-{number:06}",
+        epoch=1_700_000_000_000 + number,
+        instance=f"instance-{number:013}",
+        slots=4,
+        methods={"echo": MethodInfo(description="Give it back."), "nap": MethodInfo(slots=2, idempotent=True)},
+        node=f"node-{number // 100}",
+        zone=f"zone-{number % 3}",
+        address=f"10.0.{number // 250}.{number % 250}:7000",
+        labels={"zone": f"zone-{number % 3}", "gpu": "h100"},
+        pid=number,
+        version="0.1.0",
+    )
+
+
+def routing_s(workers: int) -> float:
+    """Seconds for one request to be given to one of so many workers, and to be settled."""
+    core = PoolCore("p", RouterSettings(), Sticky(), random.Random(7).random)
+    for number in range(workers):
+        core.registered(registration(number), number + 1, 0.0)
+    began_at = time.perf_counter()
+    for _ in range(_CHOICES):
+        ticket = Ticket(method="echo")
+        assert core.admit(ticket, 1.0)
+        core.accepted(ticket, 1.0)
+        core.settle(ticket)
+    return (time.perf_counter() - began_at) / _CHOICES
+
+
+def placing_s(workers: int) -> float:
+    """Seconds to place a gang of eight on so many workers."""
+    slots = SlotMap()
+    for number in range(workers):
+        record = registration(number)
+        worker = WorkerId(record.pool, record.worker)
+        slots.put(Place(worker=worker, node=record.node, labels=record.labels), record.slots)
+    spec = GangSpec(bundles=(Bundle(pool="p", count=_GANG),), strategy=Strategy.SPREAD)
+    began_at = time.perf_counter()
+    for _ in range(_PLACEMENTS):
+        assert place(spec, slots) is not None
+    return (time.perf_counter() - began_at) / _PLACEMENTS
+
+
+async def bytes_per_worker(workers: int) -> float:
+    """What a router keeps for each worker that it knows, all of it: traced, after it has pulled them."""
+    hub, names = MemoryHub(), Names()
+    writer = hub.connect("writer")
+    ledger = await writer.bucket(names.ledger_bucket, BucketSettings())
+    for number in range(workers):
+        record = registration(number)
+        worker = WorkerId(record.pool, record.worker)
+        beat = Heartbeat(epoch=record.epoch, instance=record.instance, running=0, reserved=0, total=4)
+        await ledger.put(names.registration_key(worker), record.model_dump_json().encode())
+        await ledger.put(names.alive_key(worker), beat.model_dump_json().encode())
+    router = Router(hub.connect("router"), names)
+    await router.start()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        pool = await router.pool("p")
+        assert len(pool.core.view.workers) == workers
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        await router.stop()
+    return (after - before) / workers
+
+
+async def life() -> None:
+    async def route() -> dict[str, Any]:
+        few, many = routing_s(FEW), routing_s(MANY)
+        return {"few_s": few, "many_s": many}
+
+    async def form() -> dict[str, Any]:
+        few, many = placing_s(FEW), placing_s(MANY)
+        return {"few_s": few, "many_s": many}
+
+    async def memory() -> dict[str, Any]:
+        return {"bytes_per_worker": await bytes_per_worker(2_000)}
+
+    gc.disable()  # a collection in the middle of one side would be counted as its cost
+    await serve({"route": route, "form": form, "memory": memory})
+
+
+if __name__ == "__main__":
+    main(life)

@@ -1,0 +1,63 @@
+"""Where a run takes place: a server, and the processes that each part of the run needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Final
+
+from ..bus.embedded import EmbeddedServer
+from .process import Child
+from .resting import free_port
+
+_CONNECTION_VARIABLES: Final = ("NATS_", "GANGLINE_", "OTEL_")
+"""What the caller's own set-up may be; the bench has one of its own."""
+
+
+class Site:
+    """Made by `opened`; all that is started ends with it."""
+
+    def __init__(self, server: EmbeddedServer, monitoring: int, stack: AsyncExitStack) -> None:
+        self.url = server.url
+        self.monitoring = monitoring
+        self.server_version = server.version
+        self.environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(_CONNECTION_VARIABLES)
+        }
+        self._stack = stack
+
+    async def start(self, module: str, **arguments: object) -> Child:
+        """Start a child; `module` is one of this folder, which is told where the server is."""
+        child = await Child.start(module, environment=self.environment, **arguments)
+        return await self._stack.enter_async_context(child)
+
+    async def worker(self, pool: str, slots: int, *, workers: int = 1, trace: str = "none") -> Child:
+        """A process with so many workers."""
+        return await self.start("our_worker", url=self.url, pool=pool, slots=slots, workers=workers, trace=trace)
+
+    async def client(self, pool: str, trace: str = "none") -> Child:
+        return await self.start("our_client", url=self.url, pool=pool, trace=trace)
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[Site]:
+    """Start a server of our own; end everything at the end, however that comes.
+
+    Raises:
+        ServerUnreachable: it does not start.
+    """
+    monitoring = free_port()
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(EmbeddedServer(config=f'http: "127.0.0.1:{monitoring}"'))
+        yield Site(server, monitoring, stack)
+
+
+@asynccontextmanager
+async def part_of(site: Site) -> AsyncIterator[Site]:
+    """A part of the run, whose processes end with it: nothing idle takes time from the next."""
+    async with AsyncExitStack() as stack:
+        part = Site.__new__(Site)
+        part.__dict__.update(site.__dict__)
+        part._stack = stack
+        yield part

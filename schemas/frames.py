@@ -87,6 +87,9 @@ class TaskFlag(IntFlag):
     """The caller reads items; without it a streaming task answers with the list of its items."""
     JSON = 2
     """The arguments came as JSON: text given for a bytes parameter is base64."""
+    ATTACH = 4
+    """Only to be told how the job in `meta` ends, or ended: if it is not known here, nothing starts, and the answer is
+    REJECTED "unknown_job"."""
 
 
 class ReserveFlag(IntFlag):
@@ -113,6 +116,8 @@ class Reason(StrEnum):
     """The envelope names another epoch."""
     EXPIRED = "expired"
     """The deadline had passed on arrival, or the request had been released before it arrived."""
+    UNKNOWN_JOB = "unknown_job"
+    """Asked to attach to a job that is not known here."""
 
 
 class TaskState(IntEnum):

@@ -3,7 +3,8 @@
 ::
 
     InvalidRequest
-    └── GangImpossible      no state of the pools as they are now could ever hold it; says what is missing
+    ├── GangImpossible      no state of the pools as they are now could ever hold it; says what is missing
+    └── ShardConflict       a coordinator was to keep pools that another one keeps already
     Unavailable
     └── NoCoordinator       nobody leads right now (or it just stepped down): ask again
     LeaseError
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import DeadlineExceeded, InvalidRequest, LeaseError, TaskError, Unavailable
+from .errors import DeadlineExceeded, InvalidRequest, InvalidSettings, LeaseError, TaskError, Unavailable
 
 
 class GangImpossible(InvalidRequest):
@@ -30,6 +31,11 @@ class GangImpossible(InvalidRequest):
 
     code = "gang_impossible"
     status = 422
+
+
+class ShardConflict(InvalidSettings):
+    code = "shard_conflict"
+    status = 409
 
 
 class NoCoordinator(Unavailable):

@@ -79,6 +79,14 @@ class GangReply(Reply):
 
 class GangListReply(Reply):
     gangs: tuple[GangReply, ...]
+    missing: tuple[str, ...] = ()
+    """Shards of the coordinators that nobody leads right now: their gangs are not in the list."""
+
+
+class ShardReply(Reply):
+    """Answer of the leader of a shard to that of another, which asked whether it knows a gang."""
+
+    known: bool
 
 
 class Obstacle(Reply):

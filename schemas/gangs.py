@@ -276,6 +276,13 @@ class LeaderAlive(Record):
     instance: str
 
 
+class ShardMap(Record):
+    """`shards`: which shard of the coordinators keeps which pools. Changed only by compare-and-set."""
+
+    shards: dict[str, tuple[PoolName, ...]] = Field(default_factory=dict)
+    """Pools by shard; no pool is in two."""
+
+
 class Route(StrEnum):
     """Which members of a standing gang a call runs on."""
 

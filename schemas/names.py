@@ -9,8 +9,15 @@ subject                                                     who asks whom
 `<ns>.worker.<pool>.<worker>.<operation>`                   routers, operators and other languages -> that worker
 `<ns>.event.worker.<pool>.<worker>`                         broadcast: joined, draining, left, epoch
 `<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
+`<ns>.gang-shard.<shard>.<operation>`                       leaders of shards among themselves
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
 `<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    members among themselves (see worker.gang_talk_core)
+`<ns>.task.<endpoint>.<method>`                             anyone; the stream `<NS>_TASKS` keeps it (see submission)
+`<ns>.sched.<id>`                                           anyone; the same stream, which delays and repeats it
+`<ns>.dead.<endpoint>.<method>`                             dispatchers; the stream `<NS>_DEAD` keeps it
+`<ns>.job.<job>.<kind>`                                     dispatchers and workers; the stream `<NS>_JOBS` keeps it
+`<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that has the queue
+`<ns>.dispatcher.<dispatcher>.<operation>`                  dispatchers and operators -> that dispatcher
 ==========================================================  ==================================================
 
 Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
@@ -22,10 +29,21 @@ key                                                         value
 `alive.<pool>.<worker>`                                     Heartbeat; every second, expires after three
 `lease.<pool>.<worker>.<token>`                             LeaseRecord; expires with the lease
 `leader`, `leader_alive`                                    LeaderRecord, LeaderAlive; the latter expires after 2 s
+`leader.<shard>`, `leader_alive.<shard>`                    the same of one shard, where coordinators are sharded
+`shards`                                                    ShardMap: which shard keeps which pools
 `gang.<gang>`                                               GangRecord
 `member.<pool>.<worker>.<gang>`                             MemberRecord
 `gangset.<name>`                                            GangSetRecord
 ==========================================================  ==================================================
+
+Keys of the bucket of results (`<NS>_RESULTS`), of which a task's are never used again by another one:
+
+==========================================================  ==================================================
+`result.<job>`                                              ResultRecord; expires
+`try.<endpoint>.<job>`                                      TryRecord; while a job that failed waits for its next try
+==========================================================  ==================================================
+
+Keys of the bucket of routes (`<NS>_ROUTES`) are the names of endpoints, values RouteRecords.
 """
 
 from __future__ import annotations
@@ -62,6 +80,34 @@ class Operation(StrEnum):
     FORM = "form"
     TEARDOWN = "teardown"
     PING = "ping"
+    JOBS = "jobs"
+    """Which durable tasks run here, or ended a moment ago; dispatchers ask that take a queue over."""
+
+
+class QueueOperation(StrEnum):
+    """Last token of the subjects of an endpoint's queue; see schemas.jobs."""
+
+    GET = "get"
+    """What is known of one job."""
+    CANCEL = "cancel"
+    STATS = "stats"
+    WHY = "why"
+    """What a job waits for."""
+
+
+class DispatcherOperation(StrEnum):
+    """Last token of a dispatcher's own subjects."""
+
+    PING = "ping"
+    STATS = "stats"
+
+
+class JobFeed(StrEnum):
+    """Last token of what is told of one job; see schemas.jobs."""
+
+    STATE = "state"
+    PROGRESS = "progress"
+    ITEM = "item"
 
 
 class GangOperation(StrEnum):
@@ -103,6 +149,10 @@ def split_target(target: str) -> tuple[str, str]:
     if not dot:
         raise InvalidName(f"{target!r} is not ENDPOINT.METHOD, for example 'images.thumbnail'")
     return check_name(endpoint, "endpoint"), check_name(method, "method")
+
+
+def _or_blank(name: str) -> str:
+    return name if _NAME.fullmatch(name) and len(name) <= MAX_NAME_CHARS else "_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +245,15 @@ class Names:
         """What the leading coordinator subscribes to, and nobody else."""
         return f"{self.namespace}.gang.*"
 
+    @property
+    def gang_queue(self) -> str:
+        """The queue group in which one of all leaders of shards gets each request."""
+        return f"{self.namespace}-gang"
+
+    def shard(self, shard: str, operation: str) -> str:
+        """To the leader of one shard, from the leaders of others."""
+        return f"{self.namespace}.gang-shard.{check_name(shard, 'shard')}.{operation}"
+
     def gang_event(self, gang: str) -> str:
         return f"{self.namespace}.event.gang.{check_name(gang, 'gang')}"
 
@@ -207,6 +266,91 @@ class Names:
         """To one member of a gang, or (None) to all of them."""
         to = "all" if rank is None else rank
         return f"{self.namespace}.gang-talk.{check_name(gang, 'gang')}.{generation}.{run}.{to}"
+
+    # -- durable tasks --------------------------------------------------------------------------------------------
+
+    def task(self, endpoint: str, method: str) -> str:
+        return f"{self.namespace}.task.{check_name(endpoint, 'endpoint')}.{check_name(method, 'method')}"
+
+    @property
+    def tasks(self) -> str:
+        """What the stream of tasks captures. Wide, so that a malformed target is kept, and ends as a dead letter."""
+        return f"{self.namespace}.task.>"
+
+    def tasks_of(self, endpoint: str) -> str:
+        """What the queue of one endpoint takes from the stream."""
+        return f"{self.namespace}.task.{check_name(endpoint, 'endpoint')}.>"
+
+    def parse_task(self, subject: str) -> tuple[str, str]:
+        """Inverse of :meth:`task`."""
+        prefix = f"{self.namespace}.task."
+        if not subject.startswith(prefix):
+            raise InvalidName(f"{subject!r} does not start with {prefix!r}")
+        return split_target(subject[len(prefix) :])
+
+    def schedule(self, id: str) -> str:
+        return f"{self.namespace}.sched.{check_name(id, 'schedule')}"
+
+    @property
+    def schedules(self) -> str:
+        return f"{self.namespace}.sched.>"
+
+    @property
+    def tasks_stream(self) -> str:
+        return f"{self.namespace.upper()}_TASKS"
+
+    def dead(self, endpoint: str, method: str) -> str:
+        """Names that cannot stand in a subject are given as `_`."""
+        return f"{self.namespace}.dead.{_or_blank(endpoint)}.{_or_blank(method)}"
+
+    @property
+    def all_dead(self) -> str:
+        return f"{self.namespace}.dead.>"
+
+    @property
+    def dead_stream(self) -> str:
+        return f"{self.namespace.upper()}_DEAD"
+
+    def job(self, job: str, feed: JobFeed | str = "*") -> str:
+        return f"{self.namespace}.job.{check_name(job, 'job')}.{feed}"
+
+    @property
+    def jobs(self) -> str:
+        return f"{self.namespace}.job.>"
+
+    @property
+    def jobs_stream(self) -> str:
+        return f"{self.namespace.upper()}_JOBS"
+
+    def queue(self, endpoint: str, operation: QueueOperation | str = "*") -> str:
+        return f"{self.namespace}.queue.{check_name(endpoint, 'endpoint')}.{operation}"
+
+    def dispatcher(self, dispatcher: str, operation: DispatcherOperation | str = "*") -> str:
+        return f"{self.namespace}.dispatcher.{check_name(dispatcher, 'dispatcher')}.{operation}"
+
+    @property
+    def results_bucket(self) -> str:
+        return f"{self.namespace.upper()}_RESULTS"
+
+    @property
+    def routes_bucket(self) -> str:
+        return f"{self.namespace.upper()}_ROUTES"
+
+    @property
+    def objects_store(self) -> str:
+        return f"{self.namespace.upper()}_OBJECTS"
+
+    @staticmethod
+    def result_key(job: str) -> str:
+        return f"result.{check_name(job, 'job')}"
+
+    @staticmethod
+    def try_key(endpoint: str, job: str) -> str:
+        return f"try.{check_name(endpoint, 'endpoint')}.{check_name(job, 'job')}"
+
+    @staticmethod
+    def tries_of(endpoint: str = "*") -> str:
+        return f"try.{endpoint}.*"
 
     # -- the ledger -----------------------------------------------------------------------------------------------
 
@@ -234,6 +378,16 @@ class Names:
 
     leader_key = "leader"
     leader_alive_key = "leader_alive"
+    shards_key = "shards"
+
+    @staticmethod
+    def leader_key_of(shard: str) -> str:
+        """Of a shard; "" is the coordinator of all pools."""
+        return f"{Names.leader_key}.{check_name(shard, 'shard')}" if shard else Names.leader_key
+
+    @staticmethod
+    def leader_alive_key_of(shard: str) -> str:
+        return f"{Names.leader_alive_key}.{check_name(shard, 'shard')}" if shard else Names.leader_alive_key
 
     @staticmethod
     def gang_key(gang: str = "*") -> str:

@@ -4,8 +4,8 @@ What stays from nats-py is the handshake: choosing a server, INFO and CONNECT, c
 
 * publishing: commands go straight into the client's pending list and out in one write per turn of the event loop,
   instead of one coroutine, one future and one queue hop per message;
-* receiving: the read loop cuts messages with `wire.Parser` and hands each to its subscriber in the same call, instead
-  of two coroutines, a queue and a task per subscription;
+* receiving: what the socket gives is cut by `wire.Parser` and handed to the subscribers in the same call, instead of a
+  stream's buffer, two coroutines, a queue and a task per subscription;
 * flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or to an error in a callback,
   sends what was published while disconnected after the reconnect, stops reconnecting on errors it does not know, and
   waits for ever for a frozen server to take its last bytes.
@@ -64,6 +64,8 @@ class DirectClient(ReconnectingClient):
         """The SUB command of each subscription by its sid; sent again after a reconnect."""
         self._last_sid = 0
         self._background: set[asyncio.Task[None]] = set()
+        self._turn_end: list[Callable[[], None]] = []
+        """Those who have something to publish at the end of this turn."""
 
     # -- state ----------------------------------------------------------------------------------------------------
 
@@ -86,7 +88,21 @@ class DirectClient(ReconnectingClient):
             self._flush_scheduled = True
             self._loop.call_soon(self._write_pending)
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call it, once, just before what this turn has queued is written: what it queues leaves in the same write."""
+        self._turn_end.append(callback)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._write_pending)
+
     def _write_pending(self) -> None:
+        while self._turn_end:
+            callbacks, self._turn_end = self._turn_end, []
+            for callback in callbacks:
+                try:
+                    callback()
+                except Exception:
+                    log.exception("a publisher failed at the end of its turn", extra={"action": "bus.turn_end_failed"})
         self._flush_scheduled = False
         if not self._pending or self._status != Client.CONNECTED or self._transport is None:
             return
@@ -151,22 +167,47 @@ class DirectClient(ReconnectingClient):
         parser = Parser(self._deliver, self._control)
         reason: Exception = nats_errors.UnexpectedEOF()
         transport = self._transport
+        reader: asyncio.StreamReader | None = getattr(transport, "_io_reader", None)
         try:
-            while self._status == Client.CONNECTED and transport is self._transport and transport is not None:
-                chunk = await transport.read(_READ_BYTES)
-                if not chunk:
-                    break
-                parser.feed(chunk)
+            if transport is not None and reader is not None:
+                self._bypass(reader, transport, parser)
+                # From here on there is nothing to be read but the end.
+                while self._status == Client.CONNECTED and transport is self._transport:
+                    if not await transport.read(_READ_BYTES):
+                        break
         except (OSError, ProtocolViolation) as error:
             reason = error
         except asyncio.CancelledError:
             return
         except Exception as error:
-            # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
             log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
             reason = error
         if transport is self._transport:
             self._lose(reason)
+
+    def _bypass(self, reader: asyncio.StreamReader, transport: Any, parser: Parser) -> None:
+        """Take what the socket gives as it comes, not by way of the stream's buffer and a task that is woken for it."""
+
+        def received(chunk: bytes) -> None:
+            if transport is not self._transport or self._status != Client.CONNECTED:
+                return
+            try:
+                parser.feed(chunk)
+            except ProtocolViolation as error:
+                self._lose(error)
+            except Exception as error:
+                # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
+                log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
+                self._lose(error)
+            if self._flush_scheduled:
+                # All that came is worked off: what it led to need not wait for the next turn.
+                self._write_pending()
+
+        buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
+        reader._buffer.clear()  # type: ignore[attr-defined]
+        reader.feed_data = received  # type: ignore[method-assign]
+        if buffered:
+            received(buffered)
 
     def _deliver(self, sid: bytes, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         deliver = self._deliveries.get(sid)

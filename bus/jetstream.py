@@ -198,6 +198,9 @@ class JetStreamBus:
                 f"allowed: the server would close the connection"
             )
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self._client.at_turn_end(callback)
+
     async def writable(self) -> None:
         await self._client.writable()
 

@@ -132,6 +132,9 @@ class MemoryBus:
         message = Message(subject, bytes(data), reply, dict(headers) if headers else None)
         self.depart(lambda: self.hub.route(self, message))
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
+
     async def writable(self) -> None:
         self.check_open()
 

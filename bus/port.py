@@ -512,6 +512,11 @@ class Bus(Protocol):
         """
         ...
 
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, at the end of this turn of the event loop, just before what the turn has published
+        leaves. For those who collect: what they publish then is not held up by another turn. It must not raise."""
+        ...
+
     async def writable(self) -> None:
         """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
         ...

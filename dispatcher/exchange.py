@@ -126,7 +126,7 @@ class Exchange:
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See channel.Sink."""
-        self.loop.call_soon(callback)
+        self.bus.at_turn_end(callback)
 
     def statistics(self) -> dict[str, int]:
         """Flights without an answer, channels, answers that could not be read."""

@@ -59,7 +59,7 @@ class Outbox:
             frames.append(frame)
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._bus.at_turn_end(self.flush)
 
     def refused(self, reply: str, slots: int) -> None:
         """Whoever listens there was told that so many slots are not free: it is invited when they are."""
@@ -70,7 +70,7 @@ class Outbox:
         """There may be room: at the end of the turn, tell those who were refused."""
         if self._contenders and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self.flush)
+            self._bus.at_turn_end(self.flush)
 
     def flush(self) -> None:
         """Publish what is pending now."""

@@ -10,6 +10,8 @@ from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
 
 from gangline.bus.direct import NATS_PY_VERSION, DirectClient, check_client_version
+from gangline.bus.port import Message
+from gangline.bus.wire import Parser
 
 USED = (
     *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
@@ -35,6 +37,14 @@ async def test_the_attributes_that_we_use_exist():
     transport = TcpTransport()
     assert hasattr(transport, "_io_writer")
     assert hasattr(transport, "_bare_io_writer")
+    assert hasattr(transport, "_io_reader")
+    reader = asyncio.StreamReader()
+    assert isinstance(reader._buffer, bytearray)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    taken = []
+    reader.feed_data = taken.append  # the protocol looks it up at every call
+    protocol.data_received(b"x")
+    assert taken == [b"x"]
     assert {"last_attempt", "reconnects"} <= set(Srv.__dataclass_fields__)
 
 
@@ -90,10 +100,76 @@ async def test_all_publications_of_one_turn_leave_in_one_write(connect_to, nats_
 
 
 @pytest.mark.server
-async def test_a_handler_runs_in_the_turn_in_which_its_bytes_are_read(connect_to, nats_url):
+async def test_a_handler_runs_in_the_call_in_which_its_bytes_come(connect_to, nats_url, monkeypatch):
     bus = await connect_to(nats_url)
-    got = []
-    await bus.subscribe("direct.now", lambda message: got.append((message.data, asyncio.current_task())))
+    depth, got = 0, []
+    reader = bus._client._transport._io_reader
+    feed = reader.feed_data
+
+    def fed(chunk: bytes) -> None:
+        nonlocal depth
+        depth += 1
+        feed(chunk)
+        depth -= 1
+
+    monkeypatch.setattr(reader, "feed_data", fed)
+    await bus.subscribe("direct.now", lambda message: got.append((message.data, depth, asyncio.current_task())))
     bus.publish("direct.now", b"x")
     await bus.flush()
-    assert got[0][1] is bus._client._reading_task
+    assert got == [(b"x", 1, None)]
+
+
+@pytest.mark.server
+async def test_what_handlers_publish_leaves_before_the_next_turn(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url)
+    writes, answered = [], asyncio.Event()
+    write = bus._client._transport.write
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+
+    def answer(message: Message) -> None:
+        bus.publish("direct.answer", message.data)
+        asyncio.get_running_loop().call_soon(lambda: (writes.append(b"next turn"), answered.set()))
+
+    await bus.subscribe("direct.question", answer)
+    bus.publish("direct.question", b"?")
+    async with asyncio.timeout(5):
+        await answered.wait()
+    assert b"PUB direct.answer" in writes[-2]
+
+
+@pytest.mark.server
+async def test_those_who_wait_for_the_end_of_the_turn_share_its_write(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url)
+    writes = []
+    write = bus._client._transport.write
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+
+    def publish_more() -> None:
+        bus.publish("direct.y", b"2")
+        bus.at_turn_end(lambda: bus.publish("direct.y", b"3"))
+
+    def fail() -> None:
+        raise RuntimeError("a collector with a bug")
+
+    bus.at_turn_end(fail)
+    bus.at_turn_end(publish_more)
+    bus.publish("direct.y", b"1")
+    assert writes == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    (written,) = writes
+    assert [written.index(f"\r\n{number}\r\n".encode()) for number in (1, 2, 3)] == sorted(
+        written.index(f"\r\n{number}\r\n".encode()) for number in (1, 2, 3)
+    )
+
+
+@pytest.mark.server
+async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+    client, got = bus._client, []
+    await bus.subscribe("direct.early", lambda message: got.append(message.data))
+    reader, transport = asyncio.StreamReader(), client._transport
+    reader.feed_data(b"MSG direct.early %b 2\r\nh" % list(client._deliveries)[-1])
+    client._bypass(reader, transport, Parser(client._deliver, client._control))
+    reader.feed_data(b"i\r\n")
+    assert got == [b"hi"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 from hypothesis import given
@@ -32,6 +32,9 @@ class Wire:
             raise self.error
         assert len(data) <= self.max_payload
         self.sent.append((subject, data))
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
 
     def frames(self) -> list[list[object]]:
         return [list(frame) for _, data in self.sent for frame in frames.decode_answer(data).frames]

@@ -1,0 +1,1 @@
+"""Durable tasks: what the dispatcher does with what was submitted."""

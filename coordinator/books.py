@@ -14,6 +14,7 @@ from .gang import Gang
 from .inventory import Inventory
 from .queue import GangQueue, Head
 from .settings import CoordinatorSettings
+from .shards import WHOLE, Shard
 from .states import Step
 
 
@@ -52,8 +53,9 @@ class SetBooks:
 class Books:
     """The state of the core. Parts change it through the methods of their own modules."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings, shard: Shard = WHOLE) -> None:
         self.settings = settings
+        self.shard = shard
         self.out: list[Effect] = []
         self.now = 0.0
         self.wall = 0.0
@@ -70,7 +72,7 @@ class Books:
         self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
         self.inventory = Inventory()
         self.agenda = Agenda()
-        self.ledger = Ledger()
+        self.ledger = Ledger(self.shard.leader_key)
         self.sets: dict[str, SetBooks] = {}
         self.sets_to_look_at: dict[str, None] = {}
         self.ended: dict[str, Ended] = {}

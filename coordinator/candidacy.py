@@ -34,6 +34,7 @@ class Candidacy:
         leader: LeaderKey,
         clock: Clock,
         *,
+        alive_key: str = Names.leader_alive_key,
         on_lead: Callable[[int], None],
         on_yield: Callable[[str], None],
         on_outage: Callable[[], None],
@@ -41,6 +42,7 @@ class Candidacy:
     ) -> None:
         """
         Args:
+            alive_key: where it is said that the leader lives.
             on_lead: we lead; told the term. The fence is in `leader`.
             on_yield: we do not any more; told why. Called before anything else is done.
             on_outage: storage did not take, or did not answer, something.
@@ -49,6 +51,7 @@ class Candidacy:
         self._kv = kv
         self._leader = leader
         self._clock = clock
+        self._alive_key = alive_key
         self._on_lead = on_lead
         self._on_yield = on_yield
         self._on_outage = on_outage
@@ -72,7 +75,7 @@ class Candidacy:
         Raises:
             Unavailable: the keys cannot be followed.
         """
-        for key in (Names.leader_key, Names.leader_alive_key):
+        for key in (self._leader.key, self._alive_key):
             self._subscriptions.append(await self._kv.watch(key, self._on_entry))
         self._carry_out(self.election.start())
 
@@ -172,7 +175,7 @@ class Candidacy:
         try:
             async with asyncio.timeout(settings.alive_ttl_s - settings.margin_s):
                 if renew.first:
-                    self._alive_revision = await self._kv.put(Names.leader_alive_key, body, ttl_s=renew.ttl_s)
+                    self._alive_revision = await self._kv.put(self._alive_key, body, ttl_s=renew.ttl_s)
                 else:
                     await self._write_alive(body, renew.ttl_s)
         except LeaderLost:
@@ -189,10 +192,10 @@ class Candidacy:
         for _ in range(3):
             try:
                 self._alive_revision = await self._kv.put(
-                    Names.leader_alive_key, body, ttl_s=ttl_s, revision=self._alive_revision
+                    self._alive_key, body, ttl_s=ttl_s, revision=self._alive_revision
                 )
             except Conflict:
-                entry = await self._kv.get(Names.leader_alive_key)
+                entry = await self._kv.get(self._alive_key)
                 found = _alive_of(entry)
                 if entry is None:
                     # Expired, or the whole bucket went: either way it is still ours if `leader` is.
@@ -209,7 +212,7 @@ class Candidacy:
     async def _withdraw(self) -> None:
         try:
             async with asyncio.timeout(1.0):
-                await self._kv.delete(Names.leader_alive_key, revision=self._alive_revision)
+                await self._kv.delete(self._alive_key, revision=self._alive_revision)
         except (GanglineError, TimeoutError) as error:
             self._log.info("leadership is left to expire: %s", error, extra={"action": "election.left"})
 
@@ -218,7 +221,7 @@ class Candidacy:
     def _on_entry(self, entry: KvEntry) -> None:
         if entry.operation is KvOperation.DELETE:
             self._look()
-        elif entry.key == Names.leader_key:
+        elif entry.key == self._leader.key:
             record = leader_of(entry)
             if record is None or (record.instance, record.term) != (self.election.instance, self.election.term):
                 self._look()
@@ -254,11 +257,11 @@ class Candidacy:
 
     async def _read_once(self) -> on.LeaderRead:
         """Raises LeaderLost: we led, the bucket vanished, and somebody was faster to lead in the new one."""
-        entry = await self._kv.get(Names.leader_key)
+        entry = await self._kv.get(self._leader.key)
         if entry is None and self.election.role is Role.LEADER:
             await self._leader.restore()
-            entry = await self._kv.get(Names.leader_key)
-        alive = _alive_of(await self._kv.get(Names.leader_alive_key))
+            entry = await self._kv.get(self._leader.key)
+        alive = _alive_of(await self._kv.get(self._alive_key))
         return on.LeaderRead(
             **self._clock.moment(),
             leader=leader_of(entry),

@@ -25,6 +25,7 @@ from ..telemetry.logs import Log
 from .chores import Chores
 from .events import WorkerFacts
 from .ledger_reader import parse, read_workers
+from .shards import WHOLE, Shard
 from .shell_settings import ShellSettings
 
 _TICK_S: Final = 0.25
@@ -77,10 +78,11 @@ class Entry:
 
 
 class Census:
-    """Follows all workers of a namespace."""
+    """Follows all workers of a namespace, or of one shard's pools."""
 
-    def __init__(self, kv: KeyValue, names: Names, settings: ShellSettings, log: Log) -> None:
+    def __init__(self, kv: KeyValue, names: Names, settings: ShellSettings, log: Log, *, shard: Shard = WHOLE) -> None:
         self._kv = kv
+        self._pools = ["*"] if shard.pools is None else sorted(shard.pools)
         self._names = names
         self._settings = settings
         self._log = log
@@ -113,8 +115,9 @@ class Census:
             Unavailable: the ledger cannot be followed.
         """
         self._up_since = self._ticked_at = self._loop.time()
-        self._subscriptions.append(await self._kv.observe(self._names.alive_of(), self._on_heartbeat))
-        self._subscriptions.append(await self._kv.watch(self._names.registrations_of(), self._on_registration))
+        for pool in self._pools:
+            self._subscriptions.append(await self._kv.observe(self._names.alive_of(pool), self._on_heartbeat))
+            self._subscriptions.append(await self._kv.watch(self._names.registrations_of(pool), self._on_registration))
         self._chores.start(self._look_for_silence())
         self._chores.start(self._reconcile())
 
@@ -143,7 +146,9 @@ class Census:
             if self._pulled_at >= asked_at:
                 return
             began_at = self._loop.time()
-            entries = await self._kv.entries(self._names.alive_of(), self._names.registrations_of())
+            names = self._names
+            patterns = [key for pool in self._pools for key in (names.alive_of(pool), names.registrations_of(pool))]
+            entries = await self._kv.entries(*patterns)
             reading = read_workers(entries, self._names, self._log)
             self.merge(reading.registrations, reading.beats)
             self._pulled_at = began_at

@@ -58,9 +58,10 @@ class Pending:
 class Ledger:
     """The line of pending commits."""
 
-    __slots__ = ("fence", "in_flight", "line", "number", "refencing")
+    __slots__ = ("fence", "in_flight", "leader_key", "line", "number", "refencing")
 
-    def __init__(self) -> None:
+    def __init__(self, leader_key: str = Names.leader_key) -> None:
+        self.leader_key = leader_key
         self.fence = 0
         """Revision of our `leader` record."""
         self.line: deque[Pending] = deque()
@@ -89,7 +90,7 @@ class Ledger:
         return any(pending.kind is kind and pending.gang == gang for pending in self.line)
 
     def fenced(self, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
-        return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=Names.leader_key, revision=self.fence)
+        return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=self.leader_key, revision=self.fence)
 
 
 def record_of(gang: Gang, state: GangState, *, fence: int | None = None) -> GangRecord:

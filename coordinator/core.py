@@ -9,8 +9,8 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
   start before the batch that grants it was committed.
 - **L8 gang fate.** Each generation is torn down once, whatever else fails; a restart is the next generation, with fresh
   leases, and is queued when the old members have confirmed, are gone, or had their grace time and a margin.
-- **L9 one coordinator.** Every batch is conditioned on our own `leader` record. Before LeadershipGained and after
-  LeadershipLost the core does nothing at all.
+- **L9 one coordinator** (of each shard). Every batch is conditioned on our own `leader` record. Before LeadershipGained
+  and after LeadershipLost the core does nothing at all.
 - **No deadlock.** A gang that waits holds nothing, but for what is kept for the head of the queue, and but for the
   survivors of a repair, whose wait is bounded.
 - **One commit in flight.** The others wait in line; one of unknown fate is voided and looked up before the next.
@@ -38,6 +38,7 @@ from .owners import Owners
 from .recovery import Recovery
 from .sets import Sets
 from .settings import CoordinatorSettings
+from .shards import WHOLE, Shard
 from .teardown import Teardown
 from .why import why
 from .writing import Writing
@@ -46,8 +47,9 @@ from .writing import Writing
 class GangCore:
     """All gangs of one coordinator. `event.now` must never go backwards from call to call."""
 
-    def __init__(self, settings: CoordinatorSettings | None = None) -> None:
-        self._books = books = Books(settings or CoordinatorSettings())
+    def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
+        """What belongs to other shards must not be given to it; it is not known here."""
+        self._books = books = Books(settings or CoordinatorSettings(), shard)
         self._teardown = Teardown(books)
         self._members = Members(books, self._teardown)
         self._forming = Forming(books, self._members, self._teardown)

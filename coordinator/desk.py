@@ -48,6 +48,9 @@ class _Waiting:
     """No further try."""
 
 
+Counts = dict[str, list[int]]
+
+
 class Desk:
     """Takes requests of one leadership, and answers each exactly once."""
 
@@ -64,7 +67,7 @@ class Desk:
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],
-        counts: dict[str, list[int]],
+        counts: Counts,
         log: Log,
     ) -> None:
         """
@@ -210,11 +213,15 @@ class Desk:
             raise _unknown(query.id)
         asker.reply(found)
 
-    def _list(self, asker: Asker, body: Any) -> None:
-        wanted = parse_request(GangListRequest, body)
+    def list(self, wanted: GangListRequest) -> GangListReply:
+        """The gangs of this leader."""
         gangs = tuple(g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
-        bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
-        asker.reply(GangListReply(gangs=gangs), shorter=GangListReply(gangs=bare))
+        return GangListReply(gangs=gangs)
+
+    def _list(self, asker: Asker, body: Any) -> None:
+        found = self.list(parse_request(GangListRequest, body))
+        bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
+        asker.reply(found, shorter=GangListReply(gangs=bare))
 
     def _why(self, asker: Asker, body: Any) -> None:
         query = parse_request(GangQuery, body)

@@ -10,6 +10,7 @@ from ..bus.ambient import Ambient
 from ..bus.port import Bus
 from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
 from ..schemas.names import GangOperation, Names
+from .shards import Shard
 
 SERVICE: Final = "gangline-coordinator"
 
@@ -25,11 +26,13 @@ class Discovery:
         ambient: Ambient,
         instance: str,
         node: str,
+        shard: Shard,
         counts: Mapping[str, list[int]],
     ) -> None:
         """`counts`: requests and errors by operation, read at each question."""
         self._names = names
         self._node = node
+        self._shard = shard
         self._counts = counts
         self._responder = ServiceResponder(
             bus, self._describe("standby", 0), statistics=self._statistics, ambient=ambient, instance=instance
@@ -52,6 +55,7 @@ class Discovery:
             version = metadata.version("gangline")
         except metadata.PackageNotFoundError:
             version = "0.0.0"
+        shard = self._shard
         operations = list(GangOperation) if role == "leader" else []
         return ServiceDescription(
             name=SERVICE,
@@ -62,6 +66,7 @@ class Discovery:
                 "node": self._node,
                 "role": role,
                 "term": str(term),
+                **({"shard": shard.name, "pools": ",".join(sorted(shard.pools))} if shard.pools is not None else {}),
             },
             endpoints=[Endpoint(name=str(operation), subject=self._names.gang(operation)) for operation in operations],
         )

@@ -278,6 +278,8 @@ class Cause(StrEnum):
     """Not formed in time."""
     REPLACED = "replaced"
     """A standing gang gave way to a newer one, or its set shrank."""
+    RESHARDED = "resharded"
+    """Its pools are kept by two shards by now."""
 
 
 Happening = (

@@ -21,10 +21,11 @@ class LedgerLost(Exception):
 
 
 class LeaderKey:
-    """Writes `leader` by compare-and-set only. One write at a time."""
+    """Writes `leader` (or that of a shard) by compare-and-set only. One write at a time."""
 
-    def __init__(self, kv: KeyValue) -> None:
+    def __init__(self, kv: KeyValue, key: str = Names.leader_key) -> None:
         self._kv = kv
+        self.key = key
         self._lock = asyncio.Lock()
         self._record: LeaderRecord | None = None
         self.fence = 0
@@ -42,7 +43,7 @@ class LeaderKey:
             Conflict: somebody was faster.
             Unavailable: it may have been written.
         """
-        return await self._kv.put(Names.leader_key, _body(record), revision=revision)
+        return await self._kv.put(self.key, _body(record), revision=revision)
 
     def take(self, record: LeaderRecord, fence: int) -> None:
         """The record stands, and is ours."""
@@ -59,7 +60,7 @@ class LeaderKey:
             assert self._record is not None
             while True:
                 try:
-                    self.fence = await self._kv.put(Names.leader_key, _body(self._record), revision=self.fence)
+                    self.fence = await self._kv.put(self.key, _body(self._record), revision=self.fence)
                 except Conflict:
                     # Perhaps an earlier rewrite of our own whose answer was lost.
                     self.fence = (await self._ours()).revision
@@ -81,14 +82,14 @@ class LeaderKey:
             except LedgerLost:
                 pass
             try:
-                self.fence = await self._kv.put(Names.leader_key, _body(self._record), revision=0)
+                self.fence = await self._kv.put(self.key, _body(self._record), revision=0)
             except Conflict:
                 self.fence = (await self._ours()).revision
             if self.on_restored is not None:
                 await self.on_restored(self.fence)
 
     async def _ours(self) -> KvEntry:
-        entry = await self._kv.get(Names.leader_key)
+        entry = await self._kv.get(self.key)
         if entry is None:
             raise LedgerLost
         found = leader_of(entry)

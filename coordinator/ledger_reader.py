@@ -15,6 +15,7 @@ from ..schemas.gangs import GangRecord, GangSetRecord, MemberRecord
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Heartbeat, Record, Registration
 from ..telemetry.logs import Log
+from .shards import WHOLE, Shard
 
 _RETRY_S: Final = 0.1
 R = TypeVar("R", bound=Record)
@@ -34,14 +35,16 @@ class Reading:
     """By key, as they stand there."""
 
 
-async def read_ledger(kv: KeyValue, names: Names, *, fence: Callable[[], int], log: Log) -> Reading:
+async def read_ledger(
+    kv: KeyValue, names: Names, *, shard: Shard = WHOLE, fence: Callable[[], int], log: Log
+) -> Reading:
     """Read until it succeeds. A copy of the stream that lags behind, and does not have our own `leader` record at
     `fence` yet, is read again: what an earlier leader wrote is then all in the reading. (The fence moves, and backwards
-    too, when the bucket is lost meanwhile.)"""
+    too, when the bucket is lost meanwhile.) What belongs to other shards is left out."""
     while True:
         try:
             entries = await kv.entries(
-                Names.leader_key,
+                shard.leader_key,
                 Names.gang_key(),
                 Names.gangset_key(),
                 names.members_of(),
@@ -51,19 +54,34 @@ async def read_ledger(kv: KeyValue, names: Names, *, fence: Callable[[], int], l
         except GanglineError as error:
             log.warning("cannot read the ledger: %s", error, extra={"action": "ledger.read_failed"})
         else:
-            if any(entry.key == Names.leader_key and entry.revision >= fence() for entry in entries):
-                return _sorted(entries, names, log)
+            if any(entry.key == shard.leader_key and entry.revision >= fence() for entry in entries):
+                return _of_shard(_sorted(entries, names, log), shard)
             log.info("a copy of the ledger lags behind; reading again", extra={"action": "ledger.stale"})
         await asyncio.sleep(_RETRY_S)
 
 
-async def read_members(kv: KeyValue, names: Names, log: Log) -> tuple[tuple[WorkerId, MemberRecord], ...]:
-    """All member records, but those of gangs whose record cannot be read.
+async def read_members(
+    kv: KeyValue, names: Names, log: Log, shard: Shard = WHOLE
+) -> tuple[tuple[WorkerId, MemberRecord], ...]:
+    """All member records of the shard, but those of gangs whose record cannot be read.
 
     Raises:
         Unavailable: it may not be concluded that there are none.
     """
-    return tuple(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log).members)
+    return tuple(_of_shard(_sorted(await kv.entries(names.members_of(), Names.gang_key()), names, log), shard).members)
+
+
+def _of_shard(reading: Reading, shard: Shard) -> Reading:
+    """Members are those of our gangs, wherever they are, and on our workers those of no gang at all."""
+    if shard.pools is None:
+        return reading
+    ours = {gang.id: shard.owns(gang.spec) for gang, _ in reading.gangs}
+    reading.members = [(w, member) for w, member in reading.members if ours.get(member.gang, shard.keeps(w.pool))]
+    reading.gangs = [(gang, revision) for gang, revision in reading.gangs if ours[gang.id]]
+    reading.sets = [(name, gangset) for name, gangset in reading.sets if shard.keeps_all(gangset.template)]
+    reading.registrations = [(record, at) for record, at in reading.registrations if shard.keeps(record.pool)]
+    reading.beats = [(worker, beat) for worker, beat in reading.beats if shard.keeps(worker.pool)]
+    return reading
 
 
 def read_workers(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:

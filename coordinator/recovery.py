@@ -51,7 +51,9 @@ class Recovery:
             self._restore(gang_record, revision, granted)
         self.sweep(event.members)
         for gang in list(books.gangs.values()):
-            if gang.gangset is not None and gang.gangset not in books.sets:
+            if not books.shard.keeps_all(gang.spec):
+                self._teardown.end(gang, Failure(cause=Cause.RESHARDED))
+            elif gang.gangset is not None and gang.gangset not in books.sets:
                 self._teardown.end(gang, Failure(cause=Cause.REPLACED))
         books.look_for_room = True
 
@@ -104,6 +106,8 @@ class Recovery:
         gang.step = Step.RETIRING if record.state is GangState.RETIRING else Step.FORMED
         books.add(gang)
         books.seat(gang)
+        if not books.shard.keeps_all(gang.spec):
+            return  # it ends in a moment: nothing can be said of workers that are not ours
         lost: dict[int, tuple[Cause, str]] = {}
         for worker, seats in gang.seats_by_worker.items():
             view = books.inventory.workers.get(worker)

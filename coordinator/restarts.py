@@ -12,7 +12,7 @@ from .settings import CoordinatorSettings
 UNCOUNTED = frozenset({Cause.DRAINED, Cause.PREEMPTED})
 """Planned: no fault of the gang, so they use up no restart."""
 
-FINAL = frozenset({Cause.RELEASED, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE})
+FINAL = frozenset({Cause.RELEASED, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE, Cause.RESHARDED})
 """Nobody wants it any more."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
@@ -12,6 +12,7 @@ from typing import Final, Self
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, ConnectionEvent, KeyValue
 from ..schemas.errors import ClosedError, ServerUnsupported, Unavailable
+from ..schemas.gang_errors import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
 from .candidacy import Candidacy
@@ -21,6 +22,8 @@ from .election import Election, ElectionSettings
 from .leader_key import LeaderKey
 from .moment import Clock
 from .settings import CoordinatorSettings
+from .shard_registry import ShardRegistry
+from .shards import Shard
 from .shell_settings import ShellSettings
 from .term import Office, Term
 
@@ -76,6 +79,8 @@ class Coordinator:
         settings: CoordinatorSettings | None = None,
         election: ElectionSettings | None = None,
         shell: ShellSettings | None = None,
+        shard: str | None = None,
+        pools: Iterable[str] | None = None,
         ambient: Ambient | None = None,
     ) -> None:
         """
@@ -85,8 +90,16 @@ class Coordinator:
             settings: of the decisions about gangs.
             election: how leaders are elected. The same for all coordinators of a namespace.
             shell: storage, feeds and patience with workers.
+            shard: with `pools`: grant gangs of these pools only, under this name. All coordinators of one shard have
+                the same pools, and no pool is in two shards; without shards, all coordinators keep all pools.
+            pools: see `shard`.
             ambient: wall clock, randomness and tokens; the system's if not given.
+
+        Raises:
+            InvalidSettings: a shard without pools, or pools without a shard.
+            InvalidName: of the shard or of a pool.
         """
+        self.shard = Shard.of(shard, pools)
         self.names = names or Names()
         self.settings = settings or CoordinatorSettings()
         self.shell = shell or ShellSettings()
@@ -106,11 +119,15 @@ class Coordinator:
             ambient=self.ambient,
             instance=self.instance,
             node=self.shell.node,
+            shard=self.shard,
             counts=self._counts,
         )
         self._office: Office | None = None
         self._ended: set[asyncio.Task[None]] = set()
         """Clearing away after terms that are over."""
+        self._failure: ShardConflict | None = None
+        """Why it stopped by itself."""
+        self._leaving: set[asyncio.Task[None]] = set()
         self._forget_connection: Callable[[], None] = _nothing
         self._leads = asyncio.Event()
         self._closed = asyncio.Event()
@@ -128,6 +145,7 @@ class Coordinator:
         Raises:
             Unavailable: no connection, or storage did not answer within `start_timeout_s`.
             ServerUnsupported: a nats-server without JetStream, or older than 2.12.
+            ShardConflict: other coordinators, which run, keep some of the pools.
             ClosedError: it was stopped before.
         """
         if self.state is CoordinatorState.CLOSED:
@@ -144,13 +162,15 @@ class Coordinator:
     async def _start(self) -> None:
         kv = await self._open_bucket()
         clock = Clock(self.ambient)
-        leader = LeaderKey(kv)
-        census = Census(kv, self.names, self.shell, self._log)
+        registry = ShardRegistry(kv, self.shard, clock, self._log)
+        leader = LeaderKey(kv, self.shard.leader_key)
+        census = Census(kv, self.names, self.shell, self._log, shard=self.shard)
         candidacy = Candidacy(
             kv,
             self._election,
             leader,
             clock,
+            alive_key=self.shard.leader_alive_key,
             on_lead=self._lead,
             on_yield=self._yield,
             on_outage=census.outage,
@@ -166,10 +186,14 @@ class Coordinator:
             candidacy=candidacy,
             settings=self.settings,
             shell=self.shell,
+            shard=self.shard,
+            registry=registry,
+            unfit=self._unfit,
             counts=self._counts,
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
+        await registry.start()
         await office.census.start()
         await self._discovery.start()
         self.state = CoordinatorState.STANDBY
@@ -204,6 +228,7 @@ class Coordinator:
             if office is not None:
                 await office.candidacy.stop()
                 await office.census.stop()
+                await office.registry.stop()
             await self._discovery.stop()
             if self._ended:
                 await asyncio.wait(self._ended)
@@ -218,8 +243,14 @@ class Coordinator:
         await self._leads.wait()
 
     async def wait_closed(self) -> None:
-        """Wait until it was stopped."""
+        """Wait until it was stopped.
+
+        Raises:
+            ShardConflict: it stopped by itself, because other coordinators keep its pools by now.
+        """
         await self._closed.wait()
+        if self._failure is not None:
+            raise self._failure
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -269,6 +300,13 @@ class Coordinator:
         clearing = asyncio.get_running_loop().create_task(term.rest(), name="gangline end of term")
         self._ended.add(clearing)
         clearing.add_done_callback(self._ended.discard)
+
+    def _unfit(self, conflict: ShardConflict) -> None:
+        self._log.error("%s", conflict, extra={"action": "coordinator.unfit"})
+        self._failure = conflict
+        leaving = asyncio.get_running_loop().create_task(self.stop(), name="gangline unfit coordinator")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if self._office is not None:

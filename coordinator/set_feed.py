@@ -16,6 +16,7 @@ from .chores import Chores
 from .leader_key import LeaderKey, LeaderLost
 from .ledger_reader import parse
 from .moment import Clock
+from .shards import Shard
 
 _RETRY_S: Final = 0.2
 
@@ -27,6 +28,7 @@ class SetFeed:
         self,
         kv: KeyValue,
         leader: LeaderKey,
+        shard: Shard,
         clock: Clock,
         chores: Chores,
         *,
@@ -36,6 +38,7 @@ class SetFeed:
     ) -> None:
         self._kv = kv
         self._leader = leader
+        self._shard = shard
         self._clock = clock
         self._chores = chores
         self._feed = feed
@@ -111,6 +114,11 @@ class SetFeed:
 
     def _tell(self, key: str, record: GangSetRecord | None) -> None:
         name = key.partition(".")[2]
+        if record is not None and not self._shard.keeps_all(record.template):
+            if self._shard.owns(record.template):
+                text = "its pools are kept by different shards of the coordinators: it is not kept up"
+                self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
+            record = None  # another shard's, from now on perhaps
         self._log.info(
             "%s", "removed" if record is None else f"{record.gangs} gangs",
             extra={"action": "gangset.declared", "gangset": name},

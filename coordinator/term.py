@@ -14,6 +14,7 @@ from typing import Final, assert_never
 from ..bus.port import Bus, KeyValue, Message, Subscription
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Load
+from ..schemas.gang_errors import ShardConflict
 from ..schemas.gang_messages import GangEvent, PingRequest
 from ..schemas.gangs import GangState
 from ..schemas.names import Names, WorkerId
@@ -36,7 +37,10 @@ from .moment import Clock
 from .scribe import Scribe
 from .set_feed import SetFeed
 from .settings import CoordinatorSettings
+from .shard_registry import ShardRegistry
+from .shards import Shard
 from .shell_settings import ShellSettings
+from .switchboard import Switchboard
 from .traces import Traces
 
 _RETRY_S: Final = 0.1
@@ -58,6 +62,10 @@ class Office:
     candidacy: Candidacy
     settings: CoordinatorSettings
     shell: ShellSettings
+    shard: Shard
+    registry: ShardRegistry
+    unfit: Callable[[ShardConflict], None]
+    """Told that others keep our pools: we must not lead any more."""
     counts: dict[str, list[int]]
     """Requests and errors by operation."""
     log: Log
@@ -73,7 +81,7 @@ class Term:
             on_ready: told when the ledger was read and requests are served.
         """
         self.number = number
-        self.core = GangCore(office.settings)
+        self.core = GangCore(office.settings, office.shard)
         self._office = office
         self._on_ready = on_ready
         self._log = log = office.log.bind(term=number)
@@ -102,7 +110,7 @@ class Term:
         )
         deposed = office.candidacy.deposed
         self._scribe = Scribe(office.kv, office.leader, *parts, feed=self.feed, deposed=deposed, log=log)
-        self._sets = SetFeed(office.kv, office.leader, *parts, feed=self.feed, deposed=deposed, log=log)
+        self._sets = SetFeed(office.kv, office.leader, office.shard, *parts, feed=self.feed, deposed=deposed, log=log)
         self._desk = Desk(
             office.bus,
             office.kv,
@@ -116,6 +124,20 @@ class Term:
             counts=office.counts,
             log=log,
         )
+        self._switchboard: Switchboard | None = None
+        if office.shard.pools is not None:
+            self._switchboard = Switchboard(
+                office.bus,
+                office.kv,
+                office.names,
+                office.shard,
+                chores,
+                self.core,
+                self._desk,
+                shards=lambda: office.registry.shards,
+                trusted=self._trusted,
+                log=log,
+            )
 
     def __repr__(self) -> str:
         return f"<Term {self.number} {self.core!r}>"
@@ -167,7 +189,11 @@ class Term:
 
     async def _take_over(self) -> None:
         office = self._office
-        reading = await read_ledger(office.kv, office.names, fence=lambda: office.leader.fence, log=self._log)
+        if not await self._entered():
+            return
+        reading = await read_ledger(
+            office.kv, office.names, shard=office.shard, fence=lambda: office.leader.fence, log=self._log
+        )
         self._gain(reading)
         while True:
             try:
@@ -176,7 +202,10 @@ class Term:
             except GanglineError as error:
                 self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
                 await asyncio.sleep(_RETRY_S)
-        await self._listen(office.names.gang_operations, self._desk.take)
+        if self._switchboard is not None:
+            self._subscriptions += await self._switchboard.listen()
+        else:
+            await self._listen(office.names.gang_operations, self._desk.take)
         if office.shell.disconnects:
             await self._listen(office.shell.disconnects, self._on_disconnect)
         await self._heard_by_the_server()
@@ -186,6 +215,13 @@ class Term:
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()
+
+    async def _entered(self) -> bool:
+        """Whether our pools are still ours; if not, somebody made sure that we are not alive, and we were."""
+        conflict = await self._office.registry.restored()
+        if conflict is not None:
+            self._office.unfit(conflict)
+        return conflict is None
 
     async def _heard_by_the_server(self) -> None:
         """Only then may anybody be told that requests are served."""
@@ -226,7 +262,7 @@ class Term:
         while True:
             await asyncio.sleep(office.shell.sweep_s)
             try:
-                members = await read_members(office.kv, office.names, self._log)
+                members = await read_members(office.kv, office.names, self._log, office.shard)
             except GanglineError as error:
                 self._log.debug("cannot read the members: %s", error, extra={"action": "gang.sweep"})
                 continue
@@ -236,7 +272,8 @@ class Term:
         """The bucket vanished, and our record stands in a new one."""
         self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
         self.feed(on.LedgerVanished(**self._office.clock.moment(), fence=fence))
-        await self._sets.restore()
+        if await self._entered():
+            await self._sets.restore()
 
     # -- events ------------------------------------------------------------------------------------------------------
 

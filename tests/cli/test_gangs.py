@@ -60,8 +60,10 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     assert commands.json("gang", "ls") == []
     assert commands.run("gang", "ls").stderr.strip() == "no gangs"
     events.await_output(rf"torn_down +{gang['id']} +generation 1 +released")
-    rows = commands.json("workers")
-    assert [row["load"]["reserved"] + row["load"]["running"] for row in rows] == [0, 0]
+    until(
+        lambda: [row["load"]["reserved"] + row["load"]["running"] for row in commands.json("workers")] == [0, 0],
+        "the heartbeats never say that all slots are back",
+    )
 
 
 def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(commands, running):
@@ -189,3 +191,19 @@ def test_health_sees_a_coordinator(commands):
     commands.start("coordinator", "--node", "here").await_output(r"coordinator\.leads")
     done = commands.run("health", "--node", "here")
     assert (done.returncode, done.stdout.strip()) == (0, "gangline-coordinator")
+
+
+def test_shards_are_started_by_name_and_pools_and_no_pool_is_kept_twice(commands):
+    coordinator = commands.start("coordinator", "--shard", "east", "--pools", "words, other")
+    coordinator.await_output(r"coordinator\.leads")
+    commands.start("worker", "words:pool", "--id", "w1").await_output(r"worker\.started")
+    gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
+    assert gang["state"] == "formed"
+    late = commands.run("coordinator", "--shard", "west", "--pools", "words")
+    assert (late.returncode, "shard east keeps other, words" in late.stderr) == (2, True), late.stderr
+    late = commands.run("coordinator")
+    assert (late.returncode, "shard east keeps other, words" in late.stderr) == (2, True), late.stderr
+    odd = commands.run("coordinator", "--shard", "west")
+    assert (odd.returncode, "at least one pool" in odd.stderr) == (2, True), odd.stderr
+    unkept = commands.run("gang", "acquire", "elsewhere", "1")
+    assert "no coordinator keeps pool 'elsewhere'" in unkept.stderr

@@ -366,7 +366,13 @@ class System:
         return worker
 
     async def coordinator(
-        self, name: str = "coordinator", settings: CoordinatorSettings | None = None, **shell: Any
+        self,
+        name: str = "coordinator",
+        settings: CoordinatorSettings | None = None,
+        *,
+        shard: str | None = None,
+        pools: tuple[str, ...] = (),
+        **shell: Any,
     ) -> Coordinator:
         """A started one; `await coordinator.wait_leading()` if it shall lead."""
         made = Coordinator(
@@ -374,6 +380,8 @@ class System:
             names=self.names,
             settings=settings,
             shell=ShellSettings(bucket=self.bucket, **shell),
+            shard=shard,
+            pools=pools,
         )
         await self.stack.enter_async_context(made)
         return made

@@ -79,8 +79,8 @@ async def opened(url: str, namespace: str, bucket: BucketSettings | None = None)
     return system
 
 
-async def leading(system: RealSystem, name: str = "coordinator") -> Coordinator:
-    coordinator = await system.coordinator(name)
+async def leading(system: RealSystem, name: str = "coordinator", **shard: Any) -> Coordinator:
+    coordinator = await system.coordinator(name, **shard)
     await coordinator.wait_leading()
     return coordinator
 
@@ -154,7 +154,7 @@ async def test_nobody_responds_when_nobody_leads(nats_url, namespace):
         with pytest.raises(NoResponders):
             await system.owner.ask("list", timeout_s=5)
         first = await leading(system)
-        assert await system.owner.ask("list") == {"gangs": []}
+        assert (await system.owner.ask("list"))["gangs"] == []
         await first.stop()
         with pytest.raises(NoResponders):
             await system.owner.ask("list", timeout_s=5)
@@ -208,8 +208,8 @@ def process(nats_url: str, namespace: str) -> Iterator[Process]:
     made.close()
 
 
-async def leader_of(system: RealSystem) -> LeaderRecord:
-    entry = await system.ledger.get(Names.leader_key)
+async def leader_of(system: RealSystem, key: str = Names.leader_key) -> LeaderRecord:
+    entry = await system.ledger.get(key)
     assert entry is not None
     return LeaderRecord.model_validate_json(entry.value)
 
@@ -258,12 +258,13 @@ async def test_a_standby_takes_over_from_a_frozen_leader_while_gangs_run_on(nats
     assert system.watcher.broken == []
 
 
-async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url, namespace):
+@pytest.mark.parametrize("shard", [{}, {"shard": "s", "pools": ("train", "more")}], ids=["all pools", "one shard"])
+async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url, namespace, shard):
     system = await opened(nats_url, namespace)
     try:
         await system.serve("w1")
-        first = await leading(system, "first")
-        second = await system.coordinator("second")
+        first = await leading(system, "first", **shard)
+        second = await system.coordinator("second", **shard)
         term = first.term
         assert term is not None and first._office is not None
         candidacy = first._office.candidacy
@@ -287,7 +288,7 @@ async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url
         assert [entry.key for entry in await system.ledger.entries(system.names.members_of(gang="zombie"))] == []
         # What it held in vain comes back by itself, since it tells nobody.
         await system.until(lambda: system.slots_in_use == 2, within_s=5)
-        assert (await leader_of(system)).instance == second.instance
+        assert (await leader_of(system, first.shard.leader_key)).instance == second.instance
         del candidacy.trusted, candidacy.tell
         candidacy.deposed()
         await system.until(lambda: first.term is None)

@@ -19,7 +19,8 @@ async def apply_sets(connection: Connection, sets: dict[str, GangSetRecord]) -> 
     async with open_bus(connection, "gangline gangset") as bus:
         ledger = await open_ledger(bus, connection)
         changes = {name: await _declare(ledger, name, record) for name, record in sets.items()}
-        return changes, await ledger.get(Names.leader_alive_key) is not None
+        led = await ledger.entries(Names.leader_alive_key, f"{Names.leader_alive_key}.*")
+        return changes, bool(led)
 
 
 async def _declare(ledger: KeyValue, name: str, record: GangSetRecord) -> str:

@@ -8,21 +8,32 @@ from ..bus.lifetime import run_until_left
 from ..bus.port import BucketSettings, Bus
 from ..coordinator.service import Coordinator
 from ..coordinator.settings import CoordinatorSettings
+from ..coordinator.shards import WHOLE, Shard
 from ..coordinator.shell_settings import ShellSettings
 from .children import tied_to_parent
 from .options import Connection
 from .session import open_bus, telemetry
 
 
-async def serve_coordinator(connection: Connection, settings: CoordinatorSettings, shell: ShellSettings) -> None:
+async def serve_coordinator(
+    connection: Connection, settings: CoordinatorSettings, shell: ShellSettings, shard: Shard = WHOLE
+) -> None:
     """Lead or stand by until a signal; a leader then gives way at once.
 
     Raises:
         Disconnected: the server closed the connection for good.
         Unavailable: no server, no storage.
+        ShardConflict: other coordinators keep some of the shard's pools.
     """
     async with telemetry("gangline-coordinator"), open_bus(connection, "gangline coordinator") as bus:
-        coordinator = Coordinator(bus=bus, names=connection.names, settings=settings, shell=shell)
+        coordinator = Coordinator(
+            bus=bus,
+            names=connection.names,
+            settings=settings,
+            shell=shell,
+            shard=shard.name or None,
+            pools=shard.pools,
+        )
         ends: set[asyncio.Task[None]] = set()
 
         def end() -> bool:

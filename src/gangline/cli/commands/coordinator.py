@@ -11,6 +11,8 @@ from ..options import Connection, connection_options, logging_options
 
 @click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
+@click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: keep these pools only. [all]")
+@click.option("--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Of the shard. No pool is in two shards.")
 @click.option("--starve-after", "starve_after_s", type=float, metavar="SECONDS", help="Then keep slots for a gang. [5]")
 @click.option("--max-queued", type=int, metavar="N", help="Gangs that may wait. [10000]")
 @click.option("--sweep", "sweep_s", type=float, metavar="SECONDS", help="How often leaked records are looked for. [30]")
@@ -19,6 +21,8 @@ from ..options import Connection, connection_options, logging_options
 def command(
     connection: Connection,
     node: str | None,
+    shard: str | None,
+    pools: str | None,
     starve_after_s: float | None,
     max_queued: int | None,
     sweep_s: float | None,
@@ -30,10 +34,14 @@ def command(
     Run two or more: one leads, the others stand by, and gangs run on while leadership changes. The first SIGTERM or
     Ctrl-C gives leadership away at once.
 
+    Where one leader has too much to do, give each set of pools coordinators of its own: all of one shard with the same
+    --shard and --pools. Callers need not know.
+
         nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
     """
     from ...bus.port import BucketSettings
     from ...coordinator.settings import CoordinatorSettings
+    from ...coordinator.shards import Shard
     from ...coordinator.shell_settings import ShellSettings
     from ...telemetry.logformat import configure_logging
     from ..serve_coordinator import serve_coordinator
@@ -50,5 +58,6 @@ def command(
                 bucket=BucketSettings.from_environment(),
                 **{name: value for name, value in shell.items() if value is not None},
             ),
+            Shard.of(shard, [pool.strip() for pool in pools.split(",")] if pools else None),
         )
     )

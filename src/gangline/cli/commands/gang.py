@@ -153,7 +153,10 @@ async def _list(connection: Connection, gangset: str | None) -> tuple[GangReply,
 
     body = {} if gangset is None else {"gangset": gangset}
     async with open_bus(connection, "gangline gang") as bus:
-        return (await ask(bus, connection.names, GangOperation.LIST, body, GangListReply)).gangs
+        found = await ask(bus, connection.names, GangOperation.LIST, body, GangListReply)
+    for shard in found.missing:
+        click.echo(f"shard {shard} has no leader right now: its gangs are not listed", err=True)
+    return found.gangs
 
 
 async def _ask(

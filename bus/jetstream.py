@@ -96,6 +96,8 @@ class JetStreamBus:
         """Subjects that may be published to, so that each is checked once. Bounded."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
         self._buckets: dict[str, JetStreamKeyValue] = {}
+        self._only_read: set[str] = set()
+        """Buckets among these that nobody asked us to make."""
         self._inboxes = 0
         self._closed = False
         self._refused: set[str] = set()
@@ -268,12 +270,18 @@ class JetStreamBus:
 
     # -- storage --------------------------------------------------------------------------------------------------
 
-    async def bucket(self, name: str, settings: BucketSettings) -> JetStreamKeyValue:
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> JetStreamKeyValue:
         found = self._buckets.get(name)
         if found is None:
             found = JetStreamKeyValue(self, name, settings)
-            await found.ensure()
+            if make:
+                await found.ensure()
+            else:
+                self._only_read.add(name)
             found = self._buckets.setdefault(name, found)
+        elif make and name in self._only_read:
+            await found.ensure()
+            self._only_read.discard(name)
         return found
 
     # -- the connection's life ------------------------------------------------------------------------------------

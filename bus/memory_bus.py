@@ -276,9 +276,10 @@ class MemoryBus:
         except Exception:
             _log.exception("connection listener failed", extra={"action": "bus.listener_failed", "bus": self.name})
 
-    async def bucket(self, name: str, settings: BucketSettings) -> KeyValue:
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         bucket = MemoryKeyValue(self, name, settings)
-        await bucket.create()
+        if make:
+            await bucket.create()
         return bucket
 
     async def close(self) -> None:

@@ -550,8 +550,12 @@ class Bus(Protocol):
         """Call `listener` on the loop at every change; returns a function that stops that."""
         ...
 
-    async def bucket(self, name: str, settings: BucketSettings) -> KeyValue:
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         """Open a bucket, making it if need be (with atomic batches and expiring keys).
+
+        Args:
+            make: False makes nothing, asks nothing and never raises: for those who only read. Where there is no bucket
+                they see it empty, until the first write makes it.
 
         Raises:
             ServerUnsupported: no JetStream, or a server older than 2.12, with its version in the text.

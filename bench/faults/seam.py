@@ -69,8 +69,8 @@ class SeamBus:
             await self._seam.passes(moment)
         return await self._bus.request(subject, data, timeout_s=timeout_s, headers=headers)
 
-    async def bucket(self, name: str, settings: BucketSettings) -> KeyValue:
-        return SeamKeyValue(await self._bus.bucket(name, settings), self._seam)  # type: ignore[return-value]
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
+        return SeamKeyValue(await self._bus.bucket(name, settings, make=make), self._seam)  # type: ignore[return-value]
 
 
 class SeamKeyValue:

@@ -57,6 +57,21 @@ async def test_values_may_be_empty_and_binary(open_bucket):
     }
 
 
+async def test_a_bucket_that_is_only_read_is_not_made_until_the_first_write(connect, namespace):
+    reader, writer = await connect(), await connect()
+    read = await reader.bucket(namespace, BucketSettings(), make=False)
+    seen = collect()
+    await read.observe("*", seen)
+    assert await read.entries("*") == []
+    assert await read.get("a") is None
+    written = await writer.bucket(namespace, BucketSettings())
+    await reader.flush()
+    revision = await written.put("a", b"1")
+    assert [entry.key for entry in await seen.count(1)] == ["a"]
+    assert await read.entries("*") == [put("a", b"1", revision)]
+    assert await (await reader.bucket(namespace, BucketSettings())).get("a") == put("a", b"1", revision)
+
+
 async def test_a_bucket_opened_twice_is_one_bucket(connect, namespace):
     bus = await connect()
     one = await bus.bucket(namespace, BucketSettings())

@@ -238,3 +238,44 @@ class WorkerJob(Reply):
 class JobsReply(Reply):
     epoch: int
     jobs: tuple[WorkerJob, ...] = ()
+
+
+# -- dispatchers ------------------------------------------------------------------------------------------------------
+
+
+class DispatcherEvent(Record):
+    """`<ns>.event.dispatcher.<dispatcher>`"""
+
+    dispatcher: str
+    event: Literal["joined", "handed_over", "left"]
+    queues: tuple[str, ...] = ()
+    """Of `handed_over`: endpoints whose queues are free now."""
+    at: float
+
+
+class TaskDeadEvent(Record):
+    """`<ns>.event.task.<endpoint>`: a task became a dead letter."""
+
+    job: str
+    endpoint: str
+    method: str
+    reason: DeadReason
+    attempts: int
+    error: JobFailure | None = None
+    sequence: int | None = None
+    """In the stream of tasks, where it is no longer."""
+    at: float
+    trace: str | None = None
+
+
+class DispatcherStats(Reply):
+    """`<ns>.dispatcher.<dispatcher>.{ping,stats}`"""
+
+    dispatcher: str
+    name: str = ""
+    node: str = ""
+    since: float = 0.0
+    queues: tuple[QueueStats, ...] = ()
+    """Of `stats` only."""
+    counts: dict[str, int] = Field(default_factory=dict)
+    """Since the start; of `stats` only."""

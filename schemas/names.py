@@ -18,6 +18,8 @@ subject                                                     who asks whom
 `<ns>.job.<job>.<kind>`                                     dispatchers and workers; the stream `<NS>_JOBS` keeps it
 `<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that has the queue
 `<ns>.dispatcher.<dispatcher>.<operation>`                  dispatchers and operators -> that dispatcher
+`<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, queues handed over, left
+`<ns>.event.task.<endpoint>`                                broadcast: a task became a dead letter
 ==========================================================  ==================================================
 
 Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
@@ -327,6 +329,18 @@ class Names:
 
     def dispatcher(self, dispatcher: str, operation: DispatcherOperation | str = "*") -> str:
         return f"{self.namespace}.dispatcher.{check_name(dispatcher, 'dispatcher')}.{operation}"
+
+    def dispatcher_event(self, dispatcher: str) -> str:
+        return f"{self.namespace}.event.dispatcher.{check_name(dispatcher, 'dispatcher')}"
+
+    @property
+    def dispatcher_events(self) -> str:
+        """Events of all dispatchers."""
+        return f"{self.namespace}.event.dispatcher.*"
+
+    def task_event(self, endpoint: str) -> str:
+        """A name that cannot stand in a subject is given as `_`."""
+        return f"{self.namespace}.event.task.{_or_blank(endpoint)}"
 
     @property
     def results_bucket(self) -> str:

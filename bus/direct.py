@@ -205,7 +205,7 @@ class DirectClient(ReconnectingClient):
 
         buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
         reader._buffer.clear()  # type: ignore[attr-defined]
-        reader.feed_data = received  # type: ignore[method-assign]
+        reader.feed_data = received  # type: ignore[method-assign, assignment]
         if buffered:
             received(buffered)
 

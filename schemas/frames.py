@@ -219,6 +219,8 @@ def decode_request(data: bytes) -> RequestEnvelope:
         raise MalformedMessage("sender must be a short text")
     checked = 0
     for frame in frames:
+        if _is_plain_task(frame):
+            continue
         _check(frame, _REQUEST_PLACES)
         if frame[0] == Request.CHECK:
             checked += len(frame[2])
@@ -237,7 +239,8 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
     if not (isinstance(load, list) and len(load) == 4 and all(type(x) is int and x >= 0 for x in load)):
         raise MalformedMessage("load must be [running, reserved, total, flags]")
     for frame in frames:
-        _check(frame, _ANSWER_PLACES)
+        if not _is_plain_result(frame):
+            _check(frame, _ANSWER_PLACES)
     return AnswerEnvelope(epoch, Load(*load), frames)
 
 
@@ -365,6 +368,43 @@ _ANSWER_PLACES: dict[int, _Places] = {
     Answer.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
     Answer.END: (("id", _id), ("count", _int)),
 }
+
+
+def _is_plain_task(frame: Any) -> bool:
+    """Whether it is a TASK frame as they commonly are; a quick yes for those, by the rules of `_REQUEST_PLACES`."""
+    if type(frame) is not list or len(frame) != _TASK_PLACES or frame[0] is not _TASK:
+        return False
+    _, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
+    return (
+        type(id) is int
+        and 0 <= id < 1 << 63
+        and type(method) is str
+        and (args is None or type(args) is list)
+        and (kwargs is None or _map(kwargs))
+        and (deadline_ms is None or _deadline(deadline_ms))
+        and (token is None or _token(token))
+        and (trace is None or type(trace) is str)
+        and type(flags) is int
+        and flags >= 0
+        and (meta is None or _map(meta))
+    )
+
+
+def _is_plain_result(frame: Any) -> bool:
+    """Whether it is an OK frame; a quick yes."""
+    return (
+        type(frame) is list
+        and len(frame) == 3
+        and frame[0] is _OK
+        and type(frame[1]) is int
+        and 0 <= frame[1] < 1 << 63
+    )
+
+
+# Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
+_TASK: Final = int(Request.TASK)
+_TASK_PLACES: Final = len(_REQUEST_PLACES[Request.TASK]) + 1
+_OK: Final = int(Answer.OK)
 
 
 def _check(frame: Any, places: dict[int, _Places]) -> None:

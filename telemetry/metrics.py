@@ -139,15 +139,23 @@ class WorkerMetrics:
         self._finished = _finished.of(self)
         self._leases = _leases.of(self)
         self._rejections = _rejections.of(self)
+        self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
+        """By method: what a start and a success are counted under."""
         _workers.add(self)
 
     def started(self, method: str) -> None:
         """A task's code began to run."""
-        self._started[self.pool, self.worker, method] += 1
+        keys = self._keys.get(method)
+        if keys is None:
+            keys = self._keys[method] = (self.pool, self.worker, method), (self.pool, self.worker, method, "ok")
+        self._started[keys[0]] += 1
 
     def finished(self, method: str, seconds: float, outcome: str) -> None:
         """A task's code ended. `outcome`: `ok`, or the error's stable code."""
-        self._finished[self.pool, self.worker, method, outcome] += 1
+        if outcome == "ok" and method in self._keys:
+            self._finished[self._keys[method][1]] += 1
+        else:
+            self._finished[self.pool, self.worker, method, outcome] += 1
         if metrics_enabled():
             _task_time.record(seconds, {"pool": self.pool, "worker": self.worker, "method": method})
 

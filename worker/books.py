@@ -23,6 +23,7 @@ class Books:
     """Binds one WorkerCore to the event loop. `after` must be called after each decision, in the same turn."""
 
     __slots__ = (
+        "_collecting",
         "_handle",
         "_timer_at",
         "ambient",
@@ -64,6 +65,7 @@ class Books:
         """Called after decisions while this worker has something of a gang."""
         self.on_room: Callable[[], None] | None = None
         """Called after each decision that leaves slots free."""
+        self._collecting = False
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
 
@@ -71,8 +73,19 @@ class Books:
         """Monotonic seconds."""
         return self.loop.time()
 
+    def collect(self) -> None:
+        """Many decisions follow in this call: `after` may wait for `collected`."""
+        self._collecting = True
+
+    def collected(self) -> None:
+        """They were made: `after` for all of them."""
+        self._collecting = False
+        self.after()
+
     def after(self) -> None:
         """Pass on what the last decision changed, and set the timer for what is due next."""
+        if self._collecting:
+            return
         self.tell()
         if self.on_gangs is not None and self.core.gangs.busy:
             self.on_gangs()
@@ -84,8 +97,9 @@ class Books:
 
     def tell(self) -> None:
         """Pass on what became of leases; in the order of decisions, if called after each."""
-        for change, lease in self.core.take_changes():
-            self._tell(change, lease)
+        if self.core.changes:
+            for change, lease in self.core.take_changes():
+                self._tell(change, lease)
 
     def record(self, event: str, **facts: object) -> None:
         """Write into the journal, after what was decided before."""

@@ -11,7 +11,8 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 - **L2 balance.** Each acquire meets exactly one release, whichever way it ends: answer, error, cancellation, expiry,
   release, drain, new epoch. A task leaves its slots in `finish` and nowhere else.
 - **L3 single use.** A single-use token ends with the first task that names it, even one that is refused. A multi-use
-  lease has at most its slots in use at once. A task id starts at most once, and never after it was withdrawn.
+  lease has at most its slots in use at once. A task id starts at most once, and never after it was withdrawn. A durable
+  job is in at most one execution at once (see worker.job_table).
 - **L4 no leak.** Every living lease has a time at which it ends by itself: the claim timeout until the first use, then
   its time to live after the last one. (A gang's seats end with the gang; see worker.gang_core.)
 - **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even before the timer came to
@@ -23,6 +24,7 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,6 +32,7 @@ from ..schemas.frames import Load, LoadFlag, TaskState
 from .deadlines import NEVER, DeadlineHeap
 from .epochs import Fences
 from .gang_core import GangCore
+from .job_table import Hearer, Job, JobKey, JobTable
 from .leases import Change, Lease, LeaseChange, LeaseTable, Refusal
 from .limiter import SlotLimiter
 from .memory import WITHDRAWN, Memory, RequestId, Sender, TaskRecord
@@ -75,10 +78,12 @@ class WorkerCore:
         "_leases",
         "_limiter",
         "_memory",
+        "changes",
         "draining",
         "epoch",
         "epochs",
         "gangs",
+        "jobs",
         "tasks",
     )
 
@@ -99,7 +104,7 @@ class WorkerCore:
         """Every epoch this process has had. Who names another one speaks to a process that is gone."""
         self.draining = False
         """Set by `drain`, never reset."""
-        self.tasks: dict[TaskRecord, None] = {}
+        self.tasks: dict[TaskRecord, TaskRecord] = {}
         """On their slots, oldest first; the limiter's running borrowers are exactly these. A dict, for its order."""
         self._cut_at = NEVER
         """No lease lives longer than this: the end of the drain's grace."""
@@ -108,8 +113,12 @@ class WorkerCore:
         self._fences = Fences(epoch)
         self._limiter = SlotLimiter(total)
         self._leases = LeaseTable(self._limiter, keep=settings.keep, keep_s=settings.keep_s)
+        self.changes = self._leases.changes
+        """What became of leases since `take_changes`; not to be changed."""
         self.gangs = GangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
         """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
+        self.jobs = JobTable(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
+        """Durable jobs that run here, or ended a moment ago; to be read. Changed by the methods below."""
         self._memory = Memory(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
 
@@ -151,10 +160,9 @@ class WorkerCore:
 
     def take_changes(self) -> list[LeaseChange]:
         """What became of leases since the last call, in order. Must be called after every decision."""
-        changes = self._leases.changes
-        if changes:
-            self._leases.changes = []
-        return changes
+        taken = self.changes.copy()
+        self.changes.clear()
+        return taken
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
@@ -264,19 +272,19 @@ class WorkerCore:
         A Refusal means that nothing starts and nothing more is held; the answer must be noted with `settle`.
         `deadline_at` is NEVER when there is none. The id must be new, see `repeated`.
         """
-        sender.saw_new(task_id)
+        if sender.doubtful:
+            sender.saw_new(task_id)
         if deadline_at <= now:
             if token is not None:
                 self._leases.spend(token, now)
             return Refusal.EXPIRED
         if token is not None:
             return self._admit_on_lease(sender, task_id, cost, token, deadline_at, now)
-        refusal = self._no_room(cost)
-        if refusal is not None:
-            return refusal
+        if self.draining:
+            return Refusal.DRAINING
         record = TaskRecord(sender, task_id, cost, None, deadline_at)
         if not self._limiter.run_nowait(record, cost):
-            return Refusal.FULL
+            return self._no_room(cost) or Refusal.FULL
         return self._admitted(record)
 
     def refuse(self, token: str | None, now: float) -> None:
@@ -286,7 +294,7 @@ class WorkerCore:
 
     def settle(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
         """Note the answer to a task id, once for each: a repeated one gets it again and starts nothing."""
-        record = sender.running.get(task_id)
+        record = sender.running.pop(task_id, None)
         if record is not None:
             record.answered = True
             record.due_at = NEVER
@@ -298,12 +306,13 @@ class WorkerCore:
         The answer may be noted before (code that cannot be stopped) or after; a task is `running` until it is.
         """
         del self.tasks[record]
-        record.due_at = NEVER
         if record.lease is None:
             self._limiter.finish(record)
         else:
             self._leases.give_back(record.lease, record)
-        self._deadlines.compact(len(self.tasks))
+        if record.queued_at != NEVER:
+            record.due_at = NEVER
+            self._deadlines.compact(len(self.tasks))
 
     def withdraw(self, sender: Sender, task_id: int, now: float) -> TaskRecord | None:
         """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will
@@ -325,6 +334,28 @@ class WorkerCore:
             return Repeat(TaskState.UNKNOWN, WITHDRAWN)
         return known
 
+    # -- durable jobs ---------------------------------------------------------------------------------------------
+
+    def known_job(self, key: JobKey, attempt: int, *, attach: bool) -> Job | None:
+        """The job whose answer a request for an attempt of it is to get, in place of a start: it runs; or it ended, in
+        that attempt or a later one, or well. `attach`: nothing is to start, so whatever is known of it will do."""
+        job = self.jobs.find(key)
+        if job is None or job.running or attach or not job.failed or attempt <= job.attempt:
+            return job
+        return None
+
+    def attach(self, job: Job, hearer: Hearer, items: int | None) -> Iterator[bytes]:
+        """A request is to hear how a running job ends, and takes no slot for it. Until then its id is `running`: it can
+        be withdrawn, which is to cancel the job, and looked up. See JobTable.attach. The id must be new."""
+        hearer.sender.saw_new(hearer.id)
+        hearer.sender.running[hearer.id] = job.record
+        return self.jobs.attach(job, hearer, items)
+
+    def settle_refused(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+        """Note the answer to a task id that came for the first time and takes no part in anything."""
+        sender.saw_new(task_id)
+        self._memory.note_done(sender, task_id, answer, now)
+
     # -- time and operators ---------------------------------------------------------------------------------------
 
     def expire(self, now: float) -> Overdue:
@@ -339,6 +370,7 @@ class WorkerCore:
         """Forget what is too old to matter. To be called every second or so."""
         self._leases.expire(now)
         self._memory.sweep(now)
+        self.jobs.sweep(now)
         self.gangs.sweep(now)
 
     def next_deadline(self) -> float | None:
@@ -375,13 +407,19 @@ class WorkerCore:
 
     def statistics(self) -> dict[str, int]:
         """Sizes of all that is remembered."""
-        return {"leases": len(self._leases.living), "tasks": len(self.tasks), **self._memory.statistics()}
+        return {
+            "leases": len(self._leases.living),
+            "tasks": len(self.tasks),
+            "jobs": len(self.jobs),
+            **self._memory.statistics(),
+        }
 
     def check(self) -> None:
         """Raise AssertionError if a law is broken. For tests, after every event; it looks at everything."""
         self._limiter.check()
         self._leases.check()
         self._memory.check()
+        self.jobs.check()
         self.gangs.check()
         held = sum(lease.slots - lease.busy for lease in self._leases.living.values()) + self.gangs.reserved
         assert self._limiter.reserved == held, self  # L12
@@ -390,6 +428,8 @@ class WorkerCore:
             assert self._limiter.held(record) == (0, record.cost), record  # L2
             assert record.answered or record.sender.running.get(record.id) is record, record
             assert record.lease is None or record.lease.busy >= record.cost, record
+        for sender, task_id, record in self._memory.waiting():
+            assert (sender is record.sender and task_id == record.id) or self.jobs.hears(record, sender, task_id), record
         # A record may wait for its answer after it left its slots, never the other way about.
         borrowers = len(self._leases.living) + len(self.tasks) + self.gangs.borrowers
         assert self._limiter.statistics().borrowers <= borrowers, self
@@ -415,8 +455,9 @@ class WorkerCore:
         return self._admitted(record) if refusal is None else refusal
 
     def _admitted(self, record: TaskRecord) -> TaskRecord:
-        assert record.id not in record.sender.running
-        self.tasks[record] = None
-        record.sender.running[record.id] = record
-        self._deadlines.push(record)
+        running = record.sender.running
+        assert record.id not in running
+        self.tasks[record] = running[record.id] = record
+        if record.due_at != NEVER:
+            self._deadlines.push(record)
         return record

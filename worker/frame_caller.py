@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
 from ..schemas.frames import Answer, Frame, encode_frame
@@ -11,6 +11,7 @@ from .outbox import Outbox
 from .runs import Run
 from .tasks import Outcome
 
+_OK: Final = int(Answer.OK)
 MAX_MESSAGE_CHARS = 2000
 """An error's text is cut to so many characters if its frame does not fit a message."""
 
@@ -81,7 +82,7 @@ class FrameCaller:
             return error_frame(task_id, outcome.error, self._outbox.largest_frame)
         if outcome.items is not None:
             return encode_frame((Answer.END, task_id, outcome.items))
-        return self._fitting((Answer.OK, task_id, outcome.value), "the result", run)
+        return self._fitting((_OK, task_id, outcome.value), "the result", run)
 
     def _fitting(self, frame: Frame, what: str, run: Run) -> bytes:
         limit = self._outbox.largest_frame

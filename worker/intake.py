@@ -5,6 +5,8 @@ Plain functions from one end to the other: a message is worked off in the turn i
 
 from __future__ import annotations
 
+from typing import Final
+
 from ..bus.port import Message
 from ..schemas import frames
 from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
@@ -22,6 +24,12 @@ from .pool import Pool
 from .refusals import REASONS, error_of
 from .runs import Run, Runs
 from .tasks import BoundCall
+
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
+_TASK: Final = int(Request.TASK)
+_CHECK: Final = int(Request.CHECK)
+_JSON: Final = int(TaskFlag.JSON)
+_STREAM: Final = int(TaskFlag.STREAM)
 
 
 class Intake:
@@ -62,24 +70,30 @@ class Intake:
         stale = envelope.epoch != core.epoch
         ours = envelope.epoch in core.epochs
         caller = FrameCaller(message.reply, self._outbox, self._books)
-        for frame in envelope.frames:
-            try:
-                if frame[0] == Request.CHECK:
-                    self._check(sender, caller, frame, ours, now)
-                else:
-                    self._one(sender, caller, frame, stale, now, stall_s)
-            except Exception as error:
-                # A bug in here must not take the other frames of this message with it.
-                self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
-                self._broken(sender, caller, frame, error, now)
-            self._books.tell()
-        self._books.after()
+        books, changes = self._books, core.changes
+        books.collect()
+        try:
+            for frame in envelope.frames:
+                try:
+                    if frame[0] == _TASK:
+                        self._task(sender, caller, frame, stale, now, stall_s)
+                    elif frame[0] == _CHECK:
+                        self._check(sender, caller, frame, ours, now)
+                    else:
+                        self._one(sender, caller, frame, stale, now, stall_s)
+                except Exception as error:
+                    # A bug in here must not take the other frames of this message with it.
+                    self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
+                    self._broken(sender, caller, frame, error, now)
+                if changes:
+                    books.tell()
+            self._runs.step()
+        finally:
+            books.collected()
 
     def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
         operation = frame[0]
-        if operation == Request.TASK:
-            self._task(sender, caller, frame, stale, now, stall_s)
-        elif operation == Request.RESERVE:
+        if operation == Request.RESERVE:
             self._reserve(sender, caller, frame, stale, now, stall_s)
         elif operation == Request.RELEASE:
             self._core.release(sender, frame[1], frame[2], now)
@@ -95,8 +109,9 @@ class Intake:
     def _task(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
         _, task_id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
         core = self._core
-        known = core.repeated(sender, task_id)
-        if known is not None:
+        if task_id <= sender.floor or task_id in sender.running or task_id in sender.done:
+            known = core.repeated(sender, task_id)
+            assert known is not None
             core.refuse(token, now)
             self._repeated(caller, task_id, known)
             return
@@ -110,23 +125,25 @@ class Intake:
             self._settle_error(sender, caller, task_id, self._unknown(method), now)
             return
         deadline_at = NEVER if deadline_ms is None else now + deadline_ms / 1000 - stall_s
-        lease = core.leases.get(token) if token is not None else None
+        fence = 0
+        if token is not None and (lease := core.leases.get(token)) is not None:
+            fence = lease.fence
         record = core.admit(sender, task_id, cost=task.slots, token=token, deadline_at=deadline_at, now=now)
         if isinstance(record, Refusal):
             self._refused(sender, caller, task_id, record, task.slots, token, now)
             return
         try:
-            call: BoundCall = task.bind(args, kwargs, json=bool(flags & TaskFlag.JSON))
+            call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
             self._runs.start(
                 record,
                 call,
                 caller,
-                fence=lease.fence if lease is not None else 0,
+                fence=fence,
                 token=token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
                 trace=trace,
                 meta=meta,
-                stream=bool(flags & TaskFlag.STREAM),
+                stream=flags & _STREAM != 0,
             )
         except GanglineError as error:
             self._settle_error(sender, caller, task_id, error, now)

@@ -87,7 +87,8 @@ class SlotLimiter:
 
     def run_nowait(self, borrower: Borrower, slots: int = 1) -> bool:
         """Acquire slots for a task that starts at once. False, and nothing taken, when fewer than `slots` are free."""
-        _check_slots(slots)
+        if slots < 1:
+            _check_slots(slots)
         if borrower in self._running:
             raise LimiterError(f"{borrower!r} already runs: release it first")
         if self.reserved + self.running + slots > self.total:

@@ -11,6 +11,7 @@ Pure: no clock, no randomness; part of worker.core, whose laws it keeps.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from .deadlines import NEVER
@@ -30,7 +31,13 @@ there are more of them than answers may be."""
 class TaskRecord:
     """One task that was admitted and is still on its slots."""
 
-    __slots__ = ("answered", "cost", "due_at", "handle", "id", "lease", "queued_at", "sender")
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    queued_at = NEVER
+    answered = False
+    """The caller has its answer. Code that cannot be stopped may still be on the slots."""
+    handle: object = None
+    """For whoever drives the core; not looked at in here."""
 
     def __init__(self, sender: Sender, task_id: int, cost: int, lease: Lease | None, due_at: float) -> None:
         self.sender = sender
@@ -41,11 +48,6 @@ class TaskRecord:
         """The multi-use lease that its slots go back to; None: they become free."""
         self.due_at = due_at
         """The caller's deadline; NEVER when there is none or it was already acted on."""
-        self.queued_at = NEVER
-        self.answered = False
-        """The caller has its answer. Code that cannot be stopped may still be on the slots."""
-        self.handle: object = None
-        """For whoever drives the core; not looked at in here."""
 
     def __repr__(self) -> str:
         return f"<TaskRecord {self.sender.name}:{self.id} cost={self.cost}{' answered' if self.answered else ''}>"
@@ -63,7 +65,7 @@ class Sender:
         self.reserves: dict[RequestId, Lease | Refusal] = {}
         """Answer to each reserve; EXPIRED also marks one that was released before it came."""
         self.running: dict[int, TaskRecord] = {}
-        """Admitted and not answered."""
+        """By id of the request: admitted and not answered. Of a durable job, also those that only wait for its end."""
         self.done: dict[int, bytes] = {}
         """Answered, or WITHDRAWN."""
         self.floor = -1
@@ -121,15 +123,16 @@ class Memory:
             self._forget_reserve(now)
 
     def note_done(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
-        """Remember that a task was answered (or WITHDRAWN), and the answer."""
-        sender.running.pop(task_id, None)
+        """Remember that a task was answered (or WITHDRAWN), and the answer. It must not be among those that run."""
         assert task_id not in sender.done
         sender.done[task_id] = answer
         sender.remembered += 1
         self._bytes += len(answer)
         self._done.append((now + self._keep_s, sender, task_id))
-        while self._done and (len(self._done) > self._keep or self._bytes > self._keep_bytes):
+        if len(self._done) > self._keep or self._bytes > self._keep_bytes:
             self._forget_done()
+            while self._done and self._bytes > self._keep_bytes:
+                self._forget_done()
 
     def sweep(self, now: float) -> None:
         """Forget what is too old."""
@@ -152,6 +155,12 @@ class Memory:
             "answer_bytes": self._bytes,
         }
 
+    def waiting(self) -> Iterator[tuple[Sender, int, TaskRecord]]:
+        """Each request that is not answered, with the task that it waits for. For checks."""
+        for sender in self.senders.values():
+            for task_id, record in sender.running.items():
+                yield sender, task_id, record
+
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
         assert self._bytes == sum(len(answer) for s in self.senders.values() for answer in s.done.values())
@@ -161,7 +170,7 @@ class Memory:
             assert sender.name == name
             assert sender.remembered == len(sender.done) + len(sender.reserves), sender
             assert not sender.running.keys() & sender.done.keys(), sender
-            assert all(task.sender is sender and not task.answered for task in sender.running.values()), sender
+            assert not any(task.answered for task in sender.running.values()), sender
 
     def _forget_done(self) -> None:
         _, sender, task_id = self._done.popleft()

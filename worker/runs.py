@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
@@ -50,29 +50,18 @@ class Seats(Protocol):
 class Run:
     """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
 
-    __slots__ = (
-        "_error",
-        "_execution",
-        "_runs",
-        "_stop",
-        "_uncredited",
-        "call",
-        "caller",
-        "context",
-        "record",
-        "span",
-        "started_at",
-    )
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    _execution: Execution | None = None
+    _stop: CancelReason | None = None
+    _error: GanglineError | None = None
+    """What the caller was told."""
+    _uncredited = 0
+    """Items that were sent and are not known to have been read."""
+    context: TaskContext | None = None
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
-        self._execution: Execution | None = None
-        self._stop: CancelReason | None = None
-        self.context: TaskContext | None = None
-        self._error: GanglineError | None = None
-        """What the caller was told."""
-        self._uncredited = 0
-        """Items that were sent and are not known to have been read."""
         self.record = record
         self.call = call
         self.caller = caller
@@ -125,6 +114,11 @@ class Run:
         # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
         self._runs.finished(self, outcome, self._error or outcome.error)
 
+    def ended(self) -> None:
+        """Let go of what points back here: with thousands of tasks a second, cycles are much work to find."""
+        self._execution = None
+        self.record.handle = None
+
     def __repr__(self) -> str:
         return f"<Run {self.call.task.full_name} {self.record!r}>"
 
@@ -170,10 +164,11 @@ class Runs:
             trace = span.traceparent()
         run = Run(self, record, call, caller, span, books.now())
         record.handle = run
-        context = _context(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta or {})
+        context = RunContext(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta)
         self.counts["started"] += 1
         books.metrics.started(task.name)
-        books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
+        if books.journal.enabled:
+            books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
@@ -233,6 +228,10 @@ class Runs:
         )
         run.launched(execution)
 
+    def step(self) -> None:
+        """What was started needs not wait for the loop's next turn; see Executors.step."""
+        self._executors.step()
+
     def overdue(self, record: TaskRecord) -> None:
         """The deadline has passed: the caller hears at once, the code is stopped."""
         run = record.handle
@@ -253,11 +252,14 @@ class Runs:
         """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
-        books.record("end", id=_unique(record), method=method, cost=record.cost)
+        run.ended()
+        if books.journal.enabled:
+            books.record("end", id=_unique(record), method=method, cost=record.cost)
         self.counts[_count_of(error)] += 1
         code = "ok" if error is None else error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
-        run.span.end(error)
+        if run.span is not NO_SPAN:
+            run.span.end(error)
         lease = record.lease
         if self.seats is not None and lease is not None and lease.gang is not None and run.context is not None:
             self.seats.ended(lease, run.context, outcome)
@@ -271,34 +273,65 @@ class Runs:
         books.after()
 
 
-def _context(
-    record: TaskRecord,
-    method: str,
-    worker: WorkerId,
-    books: Books,
-    fence: int,
-    token: str | None,
-    deadline_at: float | None,
-    trace: str | None,
-    meta: dict[str, Any],
-) -> TaskContext:
-    attempt, labels = meta.get("attempt"), meta.get("labels")
-    return TaskContext(
-        id=_unique(record),
-        pool=worker.pool,
-        worker=worker.worker,
-        method=method,
-        token=token,
-        epoch=books.core.epoch,
-        fence=fence,
-        attempt=attempt if type(attempt) is int and attempt > 0 else 1,
-        deadline=deadline_at,
-        key=_text(meta.get("key")),
-        model_id=_text(meta.get("model")),
-        trace=trace,
-        labels={str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else None,
-        clock=books.loop.time,
+class RunContext(TaskContext):
+    """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
+
+    __slots__ = ("_facts",)
+
+    def __init__(
+        self,
+        record: TaskRecord,
+        method: str,
+        worker: WorkerId,
+        books: Books,
+        fence: int,
+        token: str | None,
+        deadline_at: float | None,
+        trace: str | None,
+        meta: dict[str, Any] | None,
+    ) -> None:
+        self.deadline = deadline_at
+        self._gang = None
+        self._reason = None
+        self._scope = None
+        self._ended = False
+        self._waiting = None
+        self._facts = (record, method, worker, books.core.epoch, books.loop, fence, token, trace, meta)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of a place that is still empty."""
+        if name not in _FACTS:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+        record, method, worker, epoch, loop, fence, token, trace, meta = self._facts
+        meta = meta or {}
+        attempt, labels = meta.get("attempt"), meta.get("labels")
+        self.id = _unique(record)
+        self.pool, self.worker, self.method = worker.pool, worker.worker, method
+        self.epoch, self.fence, self.token, self.trace = epoch, fence, token, trace
+        self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
+        self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
+        self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+        self.clock = loop.time
+        return object.__getattribute__(self, name)
+
+
+_FACTS: Final = frozenset(
+    (
+        "id",
+        "pool",
+        "worker",
+        "method",
+        "epoch",
+        "fence",
+        "token",
+        "trace",
+        "attempt",
+        "key",
+        "model_id",
+        "labels",
+        "clock",
     )
+)
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:

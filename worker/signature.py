@@ -70,8 +70,8 @@ def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
 class Signature:
     """The parameters of one task."""
 
-    __slots__ = ("_by_name", "_function", "_only_by_place", "_places", "_required", "resolved", "_rest", "_rest_named",
-                 "_where", "returns")  # fmt: skip
+    __slots__ = ("_by_name", "_exact", "_function", "_only_by_place", "_places", "_required", "_rest", "_rest_named",
+                 "_where", "resolved", "returns")  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
         """Resolve annotations now if possible; else `resolve()` does it when the module is complete.
@@ -92,6 +92,8 @@ class Signature:
         self._only_by_place: tuple[str, ...] = ()
         self._required: tuple[tuple[int, str], ...] = ()
         """Place (or a huge number for keyword-only ones) and name of each parameter without default."""
+        self._exact: tuple[type, ...] | None = None
+        """Types of arguments by place that are all that is wanted, as they are; None: there are no such."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
         self.resolved = False
@@ -142,6 +144,9 @@ class Signature:
                         only_by_place.append(declared.name)
         self._places, self._by_name, self._only_by_place = places, by_name, tuple(only_by_place)
         self._required, self._rest, self._rest_named = tuple(required), rest, rest_named
+        exact = [parameter.exact for parameter in places if parameter.exact is not None]
+        if len(exact) == len(places) and len(by_name) == len(places):
+            self._exact = tuple(exact)
         self.returns = hints.get("return", inspect.Parameter.empty)
         self.resolved = True
 
@@ -149,6 +154,8 @@ class Signature:
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
+        if args is not None and not kwargs and self._exact is not None and tuple(map(type, args)) == self._exact:
+            return args, {}  # all of them by place, and each of its very type
         if not self.resolved:
             self.resolve()
         problems: list[_Problem] = []

@@ -13,6 +13,7 @@ from ..tasks import BoundCall, Execution, ExecutorKind
 from .loop import LoopRun
 from .processes import Processes, ProcessRun
 from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Site
+from .stepper import Stepper
 from .threads import ThreadRun, Threads
 
 
@@ -53,7 +54,9 @@ class Executors:
             return
         for task in self._pool.tasks.values():
             task.prepare()
-        self._site = Site(loop=asyncio.get_running_loop(), scope=self._scope, settings=self._settings)
+        loop = asyncio.get_running_loop()
+        self._stepper = Stepper(loop)
+        self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
         self._threads = Threads(f"gangline-{self._pool.name}")
         self._processes = Processes(self._pool, self._settings, self._models_changed)
         await self._scope.open()
@@ -73,6 +76,7 @@ class Executors:
         if not self._running:
             return
         self._running = False
+        self._stepper.close()
         self._threads.close()
         try:
             await self._processes.stop()
@@ -121,7 +125,8 @@ class Executors:
         run: LoopRun | ThreadRun | ProcessRun
         if task.executor is ExecutorKind.ASYNC:
             run = LoopRun(call, context, self._site, on_done, on_item, on_abandoned)
-            run.arm()
+            if task.timeout_s is not None:
+                run.arm()
             run.start(window)
         elif task.executor is ExecutorKind.PROCESS:
             run = ProcessRun(call, context, self._site, on_done, on_item, on_abandoned)
@@ -132,6 +137,12 @@ class Executors:
             run.arm()
             run.start(window, self._threads)
         return run
+
+    def step(self) -> None:
+        """Run what was launched on the event loop up to its first wait, now and not in the loop's next turn. To be
+        called when nothing more is launched in this one; without it all goes its way a little later."""
+        if self._running:
+            self._stepper.step()
 
     def statistics(self) -> dict[str, int]:
         """Counts: launched since the start; threads and children now, and how many of them are idle."""

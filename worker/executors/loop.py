@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 
@@ -12,56 +13,86 @@ from ..context import CURRENT
 from ..tasks import Outcome, Shape
 from .collect import Collected
 from .run import Run
+from .stepper import Blocked
 
 _TURN_ITEMS = 16
 """A generator that awaits nothing lets others have the loop after so many items."""
 
 
 class LoopRun(Run):
-    """One execution as an asyncio task.
+    """One execution on the event loop; see stepper for how it is stepped.
 
     Cancelling raises CancelledError at the task's current await. A task that swallows it runs on, and its slot stays in
     use until it ends; what it returns then is its result.
     """
 
-    __slots__ = ("_begun", "_room", "_room_freed", "_task")
+    _carrier: asyncio.Task[None] | None = None
+    """The asyncio task that it runs as, once it has begun."""
+    _room_freed: asyncio.Future[None] | None = None
 
     def start(self, window: int) -> None:  # type: ignore[override]
-        self._begun = False
         self._room = window
-        self._room_freed: asyncio.Future[None] | None = None
-        self._task = self.loop.create_task(self._main(), name=self.call.task.full_name)
+        self._variables = contextvars.copy_context()
+        self._site.stepper.add(self)
 
     def stop(self, reason: GanglineError) -> None:
-        # Before its first step a cancelled asyncio task would end without a word; _main finds the reason instead.
-        if self._begun:
-            self._task.cancel()
+        if self._carrier is not None:  # else `begin` finds the reason
+            self._carrier.cancel()
 
     def credit(self, items: int) -> None:
         self._room += items
         if self._room > 0 and self._room_freed is not None and not self._room_freed.done():
             self._room_freed.set_result(None)
 
-    async def _main(self) -> None:
+    # -- for the stepper ------------------------------------------------------------------------------------------
+
+    def begin(self, carrier: asyncio.Task[None]) -> Blocked | None:
         if self.reason is not None:
             self.finish(Outcome(error=self.reason))
-            return
-        self._begun = True
-        CURRENT.set(self.context)
-        begin_under(self.context.deadline)
-        call = self.call
-        task = call.task
+            return None
+        self._carrier = carrier
+        return self._variables.run(self._first_step)
+
+    def ended(self, result: Any, error: BaseException | None) -> None:
+        self.finish(self._outcome(result) if error is None else self.failed(error))
+
+    def _first_step(self) -> Blocked | None:
+        context, call = self.context, self.call
+        CURRENT.set(context)
+        if context.deadline is not None:
+            begin_under(context.deadline)
         try:
-            if task.shape is Shape.COROUTINE:
-                outcome = Outcome(value=task.result.write(await task.function(*call.args, **call.kwargs)))
-            elif task.shape is Shape.FUNCTION:
-                outcome = Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
+            if call.task.shape is Shape.COROUTINE:
+                coroutine = call.task.function(*call.args, **call.kwargs)
             else:
-                outcome = await self._stream(task.function(*call.args, **call.kwargs))
+                coroutine = self._collected()
+            waits_for = coroutine.send(None)
+        except StopIteration as end:
+            outcome = self._outcome(end.value)
         except BaseException as error:
             # SystemExit and its like too: a task ends itself, never its worker.
             outcome = self.failed(error)
+        else:
+            return Blocked(self, call.task.full_name, coroutine, self._variables, waits_for)
         self.finish(outcome)
+        return None
+
+    def _outcome(self, result: Any) -> Outcome:
+        if type(result) is Outcome:
+            return result
+        try:
+            return Outcome(self.call.task.result.write(result))
+        except BaseException as error:
+            return self.failed(error)
+
+    # -- what is no coroutine function ----------------------------------------------------------------------------
+
+    async def _collected(self) -> Outcome:
+        call = self.call
+        task = call.task
+        if task.shape is Shape.FUNCTION:
+            return Outcome(value=task.result.write(task.function(*call.args, **call.kwargs)))
+        return await self._stream(task.function(*call.args, **call.kwargs))
 
     async def _stream(self, generator: Any) -> Outcome:
         if self.call.task.shape is Shape.GENERATOR:

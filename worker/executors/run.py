@@ -14,6 +14,7 @@ from ..context import TaskContext, end, stop
 from ..failures import failure_of
 from ..scope import Scope
 from ..tasks import BoundCall, CancelReason, Outcome
+from .stepper import Stepper
 
 OnDone = Callable[[Outcome], None]
 OnItem = Callable[[int, Any], None]
@@ -59,6 +60,7 @@ class Site:
     loop: asyncio.AbstractEventLoop
     scope: Scope
     settings: ExecutorSettings
+    stepper: Stepper
 
 
 class Run:
@@ -67,8 +69,12 @@ class Run:
     Invariant: `_on_done` is called exactly once, never from inside `launch`, and nothing of the task runs after it.
     """
 
-    __slots__ = ("_on_abandoned", "_on_done", "_on_item", "_site", "_timer", "call", "context", "done", "loop",
-                 "reason")  # fmt: skip
+    # No slots: what most executions never set stands in the class, which makes one of them cheaper to make.
+
+    reason: GanglineError | None = None
+    """Why it was told to stop."""
+    done = False
+    _timer: asyncio.TimerHandle | None = None
 
     def __init__(
         self,
@@ -83,14 +89,10 @@ class Run:
         self.call = call
         self.context = context
         self.loop = site.loop
-        self.reason: GanglineError | None = None
-        """Why it was told to stop."""
-        self.done = False
         self._site = site
         self._on_done = on_done
         self._on_item = on_item
         self._on_abandoned = on_abandoned
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def where(self) -> str:

@@ -1,0 +1,65 @@
+package gangline
+
+import (
+	"context"
+	"time"
+)
+
+// Call is what a task gets.
+type Call struct {
+	Context context.Context // ends when the caller cancels, at the deadline, and at the end of a drain
+	Args    []any
+	Named   map[string]any
+	Job     string // of a durable task; else empty
+	Attempt int64
+	Fence   int64
+	yield   func(any) bool
+}
+
+// Yield gives one item of a streamed result; false: nobody reads on, or the task shall stop.
+func (c *Call) Yield(item any) bool { return c.yield(item) }
+
+// Argument is an argument by name or by place; nil if it was not given.
+func (c *Call) Argument(place int, name string) any {
+	if value, ok := c.Named[name]; ok {
+		return value
+	}
+	if place < len(c.Args) {
+		return c.Args[place]
+	}
+	return nil
+}
+
+// Task is one method of the pool. It takes one slot.
+type Task struct {
+	Run         func(*Call) (any, error)
+	Description string
+	Idempotent  bool
+	Streams     bool
+}
+
+// answerTo is a caller of a run: the router that sent the frame, one that attached to its job, or a request.
+type answerTo struct {
+	sender *sender
+	id     int64
+	items  bool // it reads items as they come
+	send   func([]any)
+}
+
+// run is one execution.
+type run struct {
+	method   string
+	endpoint string
+	job      string
+	attempt  int64
+	lease    *Lease
+	cancel   context.CancelCauseFunc
+	callers  []*answerTo
+	credit   chan struct{} // one for each item that the reader has room for; nil: it reads none
+	count    int64         // items sent
+	credited int64         // of them, what the reader has said it took
+	ended    time.Time
+	answer   []any // of the first caller
+}
+
+func (r *run) over() bool { return !r.ended.IsZero() }

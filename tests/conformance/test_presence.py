@@ -1,0 +1,114 @@
+"""How a worker shows itself in the ledger, and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+
+import pytest
+
+from gangline.bus.port import NoResponders
+
+from .conftest import HERE, Refusal, Subject, clean_environment, task
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+async def test_it_registers_what_it_serves(subject: Subject):
+    registration = await subject.registration()
+    assert (registration.pool, registration.worker, registration.slots) == ("shop", "w1", 2)
+    assert registration.state == "serving"
+    assert set(registration.methods) == {"count", "pause", "fail", "upto"}
+    assert registration.methods["count"].idempotent and not registration.methods["pause"].idempotent
+    assert registration.methods["upto"].streams
+    assert registration.epoch > 1_700_000_000_000 and registration.instance
+
+
+async def test_its_heartbeat_goes_on_and_tells_the_load(subject: Subject):
+    router = await subject.router()
+    router.send(task(1, "pause", 3.0))
+
+    async def busy() -> bool:
+        return (await subject.heartbeat()).running == 1
+
+    await subject.until(busy, within_s=3.0)
+    beat = await subject.heartbeat()
+    assert (beat.total, beat.draining) == (2, False)
+    assert beat.epoch == (await subject.registration()).epoch
+
+
+async def test_its_heartbeat_expires_when_it_is_killed(subject: Subject):
+    subject.process.kill()
+
+    async def gone() -> bool:
+        return await subject.ledger.get(subject.names.alive_key(subject.id)) is None
+
+    await subject.until(gone, within_s=5.0)
+
+
+async def test_a_second_process_with_its_id_is_refused(subject, command, nats_url, namespace):
+    second = await asyncio.to_thread(
+        subprocess.run,
+        command("w1"),
+        env=clean_environment(nats_url, namespace),
+        cwd=HERE,
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert second.returncode != 0
+    assert "another id" in second.stderr + second.stdout
+    assert (await subject.request("stats"))["worker"] == "w1"
+
+
+async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Subject):
+    router = await subject.router()
+    router.send(task(1, "pause", 1.0))
+    await subject.until(lambda: _running(subject))
+    subject.process.send_signal(signal.SIGTERM)
+    await subject.until(lambda: _draining(subject))
+    assert (await router.ask(task(2, "count", "a b")))[2] == "draining"
+    assert (await router.answer(1))[2] == 1.0
+    assert await subject.exit_code() == 0
+    assert await subject.ledger.get(subject.names.registration_key(subject.id)) is None
+    assert await subject.ledger.get(subject.names.alive_key(subject.id)) is None
+
+
+async def test_an_operator_drains_it_and_a_task_over_the_grace_is_cancelled(subject: Subject):
+    router = await subject.router()
+    router.send(task(1, "pause", 60.0))
+    await subject.until(lambda: _running(subject))
+    assert (await subject.request("drain", {"grace_s": 0.2}))["draining"] is True
+    assert (await router.answer(1))[2] == "task_cancelled"
+    assert await subject.exit_code() == 0
+    with pytest.raises(NoResponders):
+        await subject.request("stats")
+
+
+async def test_it_is_a_nats_service(subject: Subject):
+    answer = await subject.bus.request("$SRV.INFO.gangline-worker", b"", timeout_s=5.0)
+    # Other tests' workers may be there as well: ask until ours answered is not needed, since the server is shared.
+    info = json.loads(answer.data)
+    assert info["name"] == "gangline-worker" and {"pool", "worker"} <= set(info["metadata"])
+
+
+async def test_it_can_be_resized_live(subject: Subject):
+    assert (await subject.request("resize", {"slots": 1}))["slots"] == 1
+    router = await subject.router()
+    router.send(task(1, "pause", 60.0))
+    assert (await router.ask(task(2, "count", "a")))[2] == "full"
+    await subject.request("resize", {"slots": 2})
+    assert (await router.ask(task(3, "count", "a b")))[2] == 2
+    with pytest.raises(Refusal) as caught:
+        await subject.request("resize", {"slots": -1})
+    assert caught.value.code == "invalid_request"
+
+
+async def _running(subject: Subject) -> bool:
+    return bool((await subject.load())["running"])
+
+
+async def _draining(subject: Subject) -> bool:
+    return (await subject.registration()).state == "draining"

@@ -14,6 +14,7 @@ from .connection import open_client
 from .direct import DirectClient
 from .jetstream_api import JetStreamApi
 from .jetstream_kv import JetStreamKeyValue
+from .jetstream_stream import JetStreamStream
 from .port import (
     BucketSettings,
     ConnectionEvent,
@@ -21,6 +22,7 @@ from .port import (
     Message,
     NotPermitted,
     RequestTimeout,
+    StreamSettings,
 )
 from .replies import Replies
 from .settings import ConnectionSettings
@@ -98,6 +100,7 @@ class JetStreamBus:
         self._buckets: dict[str, JetStreamKeyValue] = {}
         self._only_read: set[str] = set()
         """Buckets among these that nobody asked us to make."""
+        self._streams: dict[str, JetStreamStream] = {}
         self._inboxes = 0
         self._closed = False
         self._refused: set[str] = set()
@@ -175,6 +178,12 @@ class JetStreamBus:
                 details={"size": len(block) + len(data), "limit": client._max_payload},
             )
         client.send(publication(subject, reply, data, block))
+
+    def publish_known(self, subject: str, data: bytes, reply: str) -> None:
+        """Publish to a subject that the server made, or we did: without the checks, and without keeping it in mind."""
+        if not self._client.ready:
+            raise self._unusable()
+        self._send(subject, data, reply, None)
 
     def _unusable(self) -> Disconnected | ClosedError:
         if self._closed:
@@ -284,6 +293,20 @@ class JetStreamBus:
             self._only_read.discard(name)
         return found
 
+    async def stream(self, name: str, settings: StreamSettings) -> JetStreamStream:
+        found = self._streams.get(name)
+        if found is None or found.settings != settings:
+            opened = JetStreamStream(self, name, settings)
+            try:
+                await opened.upkeep.ensure()
+            except BaseException:
+                opened.stop()
+                raise
+            found = self._streams.setdefault(name, opened)
+            if found is not opened:
+                opened.stop()
+        return found
+
     # -- the connection's life ------------------------------------------------------------------------------------
 
     def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
@@ -352,4 +375,6 @@ class JetStreamBus:
     async def close(self) -> None:
         for bucket in self._buckets.values():
             bucket.stop()
+        for stream in self._streams.values():
+            stream.stop()
         await self._client.shut()

@@ -38,10 +38,8 @@ func (w *Worker) takeFrames(m *nats.Msg) {
 			send([]any{opChecked, id, w.check(from, frame[2], w.epochs[received.Epoch], send, now)})
 		case opCredit:
 			items, _ := whole(frame[2])
-			if r := from.running[id]; r != nil { // no more than were sent: the window cannot be talked larger
-				items = min(items, r.count-r.credited)
-				r.credited += items
-				r.give(items)
+			if r := from.running[id]; r != nil && r.reader != nil && r.reader.sender == from && r.reader.id == id {
+				r.take(r.taken + items)
 			}
 		}
 	}
@@ -71,18 +69,27 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 		send(errorFrame(id, afterStart("result_lost", "task %d was seen too long ago", id)))
 		return
 	}
-	if stale {
+	attaches := flags&flagAttach != 0 // only that: it starts nothing, so it is safe in any epoch
+	if stale && !attaches {
 		send(reject(id, reasonStale))
 		return
 	}
 	settle := func(answer []any) { from.settle(id, answer, now); send(answer) }
 	caller := &answerTo{sender: from, id: id, items: flags&flagStream != 0, send: send}
-	job := text(meta["job"])
-	if job != "" && w.attach(job, caller, settle) {
+	attempt, ok := whole(meta["attempt"])
+	if !ok || attempt < 1 {
+		attempt = 1
+	}
+	key := jobKey{text(meta["endpoint"]), text(meta["job"])}
+	if key.endpoint == "" {
+		key.endpoint = w.Pool
+	}
+	if r := w.jobs[key]; r != nil && (!r.over() || attaches || !r.failed || attempt <= r.attempt) {
 		w.slots.Spend(token, now)
+		w.attach(r, caller, meta["items"], settle)
 		return
 	}
-	if flags&flagAttach != 0 {
+	if attaches {
 		settle(reject(id, reasonUnknownJob))
 		return
 	}
@@ -121,42 +128,42 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 	}
 	args, _ := frame[3].([]any)
 	named, _ := frame[4].(map[string]any)
-	attempt, ok := whole(meta["attempt"])
-	if !ok {
-		attempt = 1
-	}
 	window, ok := whole(meta["window"])
 	if !ok {
 		window = 64
 	}
-	if job != "" {
+	if key.job != "" {
 		fence = attempt
 	}
-	r := &run{method: method, endpoint: text(meta["endpoint"]), job: job, attempt: attempt, lease: lease,
+	r := &run{method: method, endpoint: key.endpoint, job: key.job, attempt: attempt, lease: lease,
 		callers: []*answerTo{caller}}
 	if caller.items {
+		r.reader = caller
 		r.credit = make(chan struct{}, 1<<16)
-		r.give(window)
+		r.allow(window)
 	}
 	if single := w.slots.ended[token]; single != nil {
 		w.presence.forget(single)
 	}
-	w.launch(r, task, &Call{Args: args, Named: named, Job: job, Attempt: attempt, Fence: fence}, deadline)
+	w.launch(r, task, &Call{Args: args, Named: named, Job: key.job, Attempt: attempt, Fence: fence}, deadline)
 }
 
-// attach lets a caller have the answer of a durable task that runs here, or ended a moment ago.
-func (w *Worker) attach(job string, caller *answerTo, settle func([]any)) bool {
-	r := w.jobs[job]
-	if r == nil {
-		return false
+// attach lets a caller have the answer of a durable task that runs here, or ended a moment ago. One that reads items
+// gets those from number `items` on that were not taken yet, and is the reader from then on.
+func (w *Worker) attach(r *run, caller *answerTo, items any, settle func([]any)) {
+	if caller.items && r.credit != nil {
+		if start, given := whole(items); given {
+			r.take(start)
+		}
+		r.resend(caller)
+		r.reader = caller
 	}
 	if r.over() {
 		settle(withID(r.answer, caller.id))
-		return true
+		return
 	}
 	caller.sender.running[caller.id] = r
 	r.callers = append(r.callers, caller)
-	return true
 }
 
 func withID(frame []any, id int64) []any {
@@ -196,7 +203,7 @@ func (w *Worker) launch(r *run, task Task, call *Call, deadline time.Time) {
 		caller.sender.running[caller.id] = r
 	}
 	if r.job != "" {
-		w.jobs[r.job] = r
+		w.jobs[jobKey{r.endpoint, r.job}] = r
 	}
 	w.counts["started"]++
 	go func() {
@@ -222,22 +229,13 @@ func protected(work func(*Call) (any, error), call *Call) (value any, err error)
 	return work(call)
 }
 
-func (r *run) give(items int64) {
-	for ; items > 0 && r.credit != nil; items-- {
-		select {
-		case r.credit <- struct{}{}:
-		default:
-			return
-		}
-	}
-}
-
 func (w *Worker) onItem(r *run, item any) {
 	for _, caller := range r.callers {
 		if caller.items {
 			caller.send([]any{opItem, caller.id, r.count, item})
 		}
 	}
+	r.kept = append(r.kept, item)
 	r.count++
 }
 
@@ -257,12 +255,13 @@ func (w *Worker) onEnd(r *run, value any, err error) {
 	} else if err != nil {
 		problem = asFailure(err, w.Pool+"."+r.method)
 	}
+	r.failed = problem != nil
 	for place, caller := range r.callers {
 		var answer []any
 		switch {
 		case problem != nil:
 			answer = errorFrame(caller.id, problem)
-		case caller.items:
+		case caller.items && r.credit != nil:
 			answer = []any{opEnd, caller.id, r.count}
 		default:
 			answer = []any{opOK, caller.id, value}

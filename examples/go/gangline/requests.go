@@ -78,7 +78,7 @@ var fields = map[string]map[string]byte{
 	"drain":    {"grace_s": 'n'},
 	"resize":   {"slots": 'n'},
 	"stats":    {},
-	"jobs":     {"endpoint": 't'},
+	"jobs":     {"endpoint": 't', "after": 't'},
 	// Asked by the leading coordinator: this worker takes no part in gangs.
 	"hold": nil, "keep": nil,
 }
@@ -376,9 +376,9 @@ func (w *Worker) statistics(now time.Time) map[string]any {
 
 func (w *Worker) listJobs(endpoint string) []any {
 	jobs := []any{}
-	for job, r := range w.jobs {
-		if endpoint == "" || endpoint == r.endpoint {
-			jobs = append(jobs, map[string]any{"job": job, "endpoint": r.endpoint, "attempt": r.attempt, "running": !r.over()})
+	for key, r := range w.jobs {
+		if endpoint == "" || endpoint == key.endpoint {
+			jobs = append(jobs, map[string]any{"job": key.job, "endpoint": key.endpoint, "attempt": r.attempt, "running": !r.over()})
 		}
 	}
 	return jobs

@@ -55,11 +55,46 @@ type run struct {
 	lease    *Lease
 	cancel   context.CancelCauseFunc
 	callers  []*answerTo
-	credit   chan struct{} // one for each item that the reader has room for; nil: it reads none
+	reader   *answerTo     // whose credit counts: the newest caller that reads items
+	credit   chan struct{} // one for each item that the reader has room for; nil: it is started to read none
 	count    int64         // items sent
-	credited int64         // of them, what the reader has said it took
+	taken    int64         // of them, what the reader has said it took
+	kept     []any         // the others
 	ended    time.Time
+	failed   bool
 	answer   []any // of the first caller
 }
 
+// jobKey names a durable task: ids are the producers', who may use one again at another endpoint.
+type jobKey struct{ endpoint, job string }
+
 func (r *run) over() bool { return !r.ended.IsZero() }
+
+// take notes that the reader has all items before number upTo, and lets so many more come.
+// No more than were sent: the window cannot be talked larger.
+func (r *run) take(upTo int64) {
+	more := min(upTo, r.count) - r.taken
+	if more <= 0 {
+		return
+	}
+	r.taken += more
+	r.kept = r.kept[more:]
+	r.allow(more)
+}
+
+func (r *run) allow(items int64) {
+	for ; items > 0 && r.credit != nil; items-- {
+		select {
+		case r.credit <- struct{}{}:
+		default:
+			return
+		}
+	}
+}
+
+// resend gives a new reader what was sent and not taken.
+func (r *run) resend(caller *answerTo) {
+	for place, item := range r.kept {
+		caller.send([]any{opItem, caller.id, r.taken + int64(place), item})
+	}
+}

@@ -31,7 +31,7 @@ type Worker struct {
 	slots     *Slots
 	memory    memory
 	runs      map[*run]bool
-	jobs      map[string]*run // durable tasks that run here, or ended less than keepFor ago
+	jobs      map[jobKey]*run // durable tasks that run here, or ended less than keepFor ago
 	outbox    map[string][][]any
 	counts    map[string]int
 	presence  *presence
@@ -51,7 +51,7 @@ func NewWorker(conn *nats.Conn, namespace, pool, id string, slots int, tasks map
 	}
 	w := &Worker{Names: Names{namespace}, Pool: pool, ID: id, Tasks: tasks, conn: conn,
 		epochs: map[int64]bool{}, instance: randomName(), startedAt: time.Now(),
-		memory: memory{map[string]*sender{}}, runs: map[*run]bool{}, jobs: map[string]*run{},
+		memory: memory{map[string]*sender{}}, runs: map[*run]bool{}, jobs: map[jobKey]*run{},
 		outbox: map[string][][]any{}, counts: map[string]int{}, events: make(chan func(), 4096),
 		drained: make(chan struct{})}
 	w.slots = newSlots(slots, 0)
@@ -148,9 +148,9 @@ func (w *Worker) onTick(now time.Time) {
 		w.presence.forget(lease)
 	}
 	w.memory.sweep(now)
-	for job, r := range w.jobs {
+	for key, r := range w.jobs {
 		if r.over() && now.Sub(r.ended) > keepFor {
-			delete(w.jobs, job)
+			delete(w.jobs, key)
 		}
 	}
 	w.presence.tick(now)

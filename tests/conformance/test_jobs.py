@@ -1,0 +1,100 @@
+"""Durable tasks at a worker: one execution of each, and whoever asks hears how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.schemas.frames import Answer, Request, TaskFlag
+
+from .conftest import Subject, task
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+ATTACH = TaskFlag.ATTACH
+
+
+async def test_while_a_job_runs_another_task_of_it_starts_nothing_and_gets_the_same_answer(subject: Subject):
+    first, second = await subject.router(), await subject.router()
+    first.send(task(1, "pause", 0.6, job="j1", endpoint="shop", attempt=1))
+    await subject.until(lambda: _running(subject))
+    second.send(task(7, "pause", 0.6, job="j1", endpoint="shop", attempt=2))
+    assert await first.answer(1) == [Answer.OK, 1, 0.6]
+    assert await second.answer(7) == [Answer.OK, 7, 0.6]
+    assert (await subject.request("stats"))["tasks"]["started"] == 1
+
+
+async def test_a_job_that_ended_well_is_not_run_again_and_one_that_failed_is_in_a_later_attempt(subject: Subject):
+    router = await subject.router()
+    assert (await router.ask(task(1, "count", "a b", job="j1", attempt=1)))[2] == 2
+    assert (await router.ask(task(2, "count", "a b c", job="j1", attempt=2)))[2] == 2
+    assert (await router.ask(task(3, "fail", "once", job="j2", attempt=1)))[2] == "task_failed"
+    assert (await router.ask(task(4, "count", "a", job="j2", attempt=1)))[2] == "task_failed"
+    assert (await router.ask(task(5, "count", "a", job="j2", attempt=2)))[2] == 1
+    assert (await subject.request("stats"))["tasks"]["started"] == 3
+
+
+async def test_attaching_starts_nothing_and_says_so_when_the_job_is_not_known(subject: Subject):
+    router = await subject.router()
+    assert (await router.ask(task(1, "count", flags=ATTACH, job="j1", attempt=1)))[2] == "unknown_job"
+    await router.ask(task(2, "count", "a b", job="j1", attempt=1))
+    attached = await router.ask(task(3, "count", flags=ATTACH, job="j1", attempt=9), epoch=router.epoch + 1)
+    assert attached[2] == 2, "in any epoch"
+    assert (await subject.request("stats"))["tasks"]["started"] == 1
+
+
+async def test_attaching_takes_no_slot(subject: Subject):
+    router = await subject.router()
+    router.send(task(1, "pause", 1.0, job="j1", attempt=1), task(2, "pause", 1.0, job="j2", attempt=1))
+    router.send(task(3, "pause", flags=ATTACH, job="j1", attempt=1))
+    assert (await router.answer(3))[2] == 1.0
+    assert (await subject.load())["running"] <= 2
+
+
+async def test_whoever_attached_can_cancel_the_job(subject: Subject):
+    first, second = await subject.router(), await subject.router()
+    first.send(task(1, "pause", 60.0, job="j1", attempt=1))
+    await subject.until(lambda: _running(subject))
+    second.send(task(7, "pause", flags=ATTACH, job="j1", attempt=1))
+    second.send((Request.CANCEL, 7))
+    assert (await first.answer(1))[2] == "task_cancelled"
+    assert (await second.answer(7))[2] == "task_cancelled"
+
+
+async def test_a_reader_that_attaches_gets_the_items_that_nobody_took(subject: Subject):
+    first, second = await subject.router(), await subject.router()
+    first.send(task(1, "upto", 10, flags=TaskFlag.STREAM, window=4, job="j1", attempt=1))
+    for _ in range(4):
+        await first.answer(1, Answer.ITEM)
+    second.send(task(7, "upto", flags=TaskFlag.STREAM | ATTACH, job="j1", attempt=1, items=2))
+    assert [(await second.answer(7, Answer.ITEM))[2] for _ in range(4)] == [2, 3, 4, 5]
+    second.send((Request.CREDIT, 7, 4))
+    assert [(await second.answer(7, Answer.ITEM))[2] for _ in range(4)] == [6, 7, 8, 9]
+    assert await second.answer(7) == [Answer.END, 7, 10]
+
+
+async def test_it_lists_the_jobs_that_run_and_those_that_ended_a_moment_ago(subject: Subject):
+    router = await subject.router()
+    await router.ask(task(1, "count", "a", job="done", endpoint="shop", attempt=1))
+    router.send(task(2, "pause", 60.0, job="on", endpoint="other", attempt=3))
+    await subject.until(lambda: _running(subject))
+    reply = await subject.request("jobs", {"endpoint": None})
+    found = {job["job"]: (job["endpoint"], job["attempt"], job["running"]) for job in reply["jobs"]}
+    assert found == {"done": ("shop", 1, False), "on": ("other", 3, True)}
+    assert reply["epoch"] == router.epoch
+    of_one = await subject.request("jobs", {"endpoint": "other"})
+    assert [job["job"] for job in of_one["jobs"]] == ["on"]
+
+
+async def test_the_answer_of_an_attached_request_can_be_asked_for(subject: Subject):
+    router = await subject.router()
+    router.send(task(1, "pause", 0.5, job="j1", attempt=1))
+    router.send(task(2, "pause", flags=ATTACH, job="j1", attempt=1))
+    checked = await router.ask((Request.CHECK, 10, [2]), Answer.CHECKED)
+    assert checked[2] == [1]
+    await router.answer(2)
+    checked = await router.ask((Request.CHECK, 11, [2]), Answer.CHECKED)
+    assert checked[2] == [2] and (await router.answer(2))[2] == 0.5
+
+
+async def _running(subject: Subject) -> bool:
+    return bool((await subject.load())["running"])

@@ -350,6 +350,10 @@ class Names:
     def routes_bucket(self) -> str:
         return f"{self.namespace.upper()}_ROUTES"
 
+    def route_event(self, endpoint: str) -> str:
+        """A name that cannot stand in a subject is given as `_`."""
+        return f"{self.namespace}.event.route.{_or_blank(endpoint)}"
+
     @property
     def objects_store(self) -> str:
         return f"{self.namespace.upper()}_OBJECTS"

@@ -6,7 +6,7 @@ endpoint is the pool of its name. Pure.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -88,6 +88,25 @@ class RouteRecord(_Part):
     def pools(self, endpoint: str) -> dict[str, float]:
         """Weights of the pools that answer."""
         return dict(self.to) or {endpoint: 1.0}
+
+
+class RouteEvent(BaseModel):
+    """On `<ns>.event.route.<endpoint>`: somebody put a value into the bucket of routes that cannot be followed. Told
+    once by each router for each revision, so listeners take the first of a revision."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    v: int = WIRE_VERSION
+    endpoint: str
+    """The key, which may not even be a name."""
+    kind: Literal["invalid"] = "invalid"
+    revision: int
+    error: str
+    """What is wrong with it."""
+    kept: bool
+    """Whether an earlier route of that endpoint stays in force; otherwise the endpoint is the pool of its name."""
+    by: str
+    """The connection that tells."""
 
 
 def parse_route(endpoint: str, value: bytes) -> RouteRecord:

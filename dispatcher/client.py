@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,9 @@ from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.names import Names
 from ..schemas.records import LeaseRecord
+from .durable.task_streams import TaskStorage
 from .gang import Ganging
+from .jobs_client import DurableTasks
 from .leases import Leasing
 from .operators import Operators, WorkerInfo
 from .order import CallOptions
@@ -21,6 +24,7 @@ from .policy import Policy
 from .router import Router
 from .selection import Choosing, Selection
 from .settings import RouterSettings
+from .submit_options import submit_options
 
 if TYPE_CHECKING:
     from ..bus.settings import ConnectionSettings
@@ -29,7 +33,7 @@ ASK_TIMEOUT_S = 5.0
 """How long workers are given to answer an operator, and without `options(timeout_s=...)`."""
 
 
-class Client:
+class Client(DurableTasks):
     """Runs tasks on workers.
 
     ::
@@ -49,6 +53,7 @@ class Client:
         settings: RouterSettings | None = None,
         ambient: Ambient | None = None,
         bucket: BucketSettings | None = None,
+        tasks: TaskStorage | None = None,
         policy: Callable[[str], Policy] | None = None,
         name: str = "",
         owns_bus: bool = False,
@@ -60,6 +65,8 @@ class Client:
             settings: see RouterSettings.
             ambient: randomness and tokens; the system's if not given.
             bucket: how the ledger is made if it does not exist yet.
+            tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
+                (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
             policy: makes the routing policy of a pool from its name; by default Sticky.
             name: shown in the ledger as the owner of leases; the bus's name if not given.
             owns_bus: whether `close` closes the bus.
@@ -71,6 +78,7 @@ class Client:
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
         self._operators = Operators(bus, self._router.names)
+        self._use_storage(bus, self._router.names, tasks, ambient or Ambient())
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -111,10 +119,21 @@ class Client:
         max_attempts: int | None = None,
         labels: Mapping[str, str] | None = None,
         pool: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+        deadline_s: float | None = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        ordered: bool | None = None,
+        backoff_s: float | None = None,
+        result_ttl_s: float | None = None,
+        events: bool | None = None,
     ) -> Client:
         """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
 
-        See CallOptions for what they mean.
+        See CallOptions for what the first seven mean, and SubmitOptions for the others, which are for `submit` alone.
+        For `submit`, `timeout_s` bounds one try, and `max_attempts` counts tries that were started.
 
         Raises:
             InvalidSettings: a value out of its bounds.
@@ -130,6 +149,19 @@ class Client:
             max_attempts=base.max_attempts if max_attempts is None else max_attempts,
             labels=base.labels if labels is None else labels,
             pool=base.pool if pool is None else pool,
+            submit=submit_options(
+                base.submit,
+                priority,
+                idempotency_key,
+                deadline_s,
+                delay_s,
+                at,
+                cron,
+                ordered,
+                backoff_s,
+                result_ttl_s,
+                events,
+            ),
         )
         return bound
 
@@ -392,6 +424,7 @@ def connect(
     settings: RouterSettings | None = None,
     policy: Callable[[str], Policy] | None = None,
     bucket: BucketSettings | None = None,
+    tasks: TaskStorage | None = None,
     ambient: Ambient | None = None,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
@@ -404,6 +437,8 @@ def connect(
         settings: see RouterSettings.
         policy: makes the routing policy of a pool from its name; by default Sticky.
         bucket: how the ledger is made if it does not exist yet.
+        tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
+            (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
 
     Raises:
         ServerUnreachable: no server answered, or it refused us; on entering or awaiting.
@@ -421,7 +456,15 @@ def connect(
         names = Names(namespace)
         bus = await connect_bus(how, name=name or "gangline-client", ambient=ambient)
         client = Client(
-            bus, names=names, settings=settings, policy=policy, bucket=bucket, ambient=ambient, name=name, owns_bus=True
+            bus,
+            names=names,
+            settings=settings,
+            policy=policy,
+            bucket=bucket,
+            tasks=tasks,
+            ambient=ambient,
+            name=name,
+            owns_bus=True,
         )
         try:
             return await client.start()

@@ -19,6 +19,7 @@ from ..schemas.frames import Answer, Frame, Request
 from ..schemas.limits import MAX_DEADLINE_S
 from ..schemas.names import check_name
 from .core import Ticket
+from .submit_options import SubmitOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class CallOptions:
     """Labels that the worker must have."""
     pool: str | None = None
     """The pool to use. Default: the one that is named as the endpoint."""
+    submit: SubmitOptions | None = None
+    """What is said of submitted tasks alone."""
 
     def __post_init__(self) -> None:
         timeout_s = self.timeout_s

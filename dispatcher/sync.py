@@ -6,6 +6,7 @@ A `SyncClient` runs an ordinary Client on a loop in a thread of its own. It may 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.records import LeaseRecord
 from .client import Client, connect
+from .durable.task_streams import TaskStorage
 from .gang_sync import SyncGanging
+from .jobs_sync import SyncDurableTasks
 from .leases import Lease, Leasing
 from .loop_thread import LoopThread, SyncContext, iterate
 from .operators import WorkerInfo
@@ -132,7 +135,7 @@ class SyncLeasing(SyncContext[SyncLease]):
         super().__init__(thread, leasing, lambda lease: SyncLease(thread, lease))
 
 
-class SyncClient:
+class SyncClient(SyncDurableTasks):
     """Client for plain code; see Client for what each method means and raises.
 
     ::
@@ -183,6 +186,16 @@ class SyncClient:
         max_attempts: int | None = None,
         labels: Mapping[str, str] | None = None,
         pool: str | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+        deadline_s: float | None = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        ordered: bool | None = None,
+        backoff_s: float | None = None,
+        result_ttl_s: float | None = None,
+        events: bool | None = None,
     ) -> SyncClient:
         """See Client.options."""
         bound = SyncClient.__new__(SyncClient)
@@ -195,6 +208,16 @@ class SyncClient:
             max_attempts=max_attempts,
             labels=labels,
             pool=pool,
+            priority=priority,
+            idempotency_key=idempotency_key,
+            deadline_s=deadline_s,
+            delay_s=delay_s,
+            at=at,
+            cron=cron,
+            ordered=ordered,
+            backoff_s=backoff_s,
+            result_ttl_s=result_ttl_s,
+            events=events,
         )
         return bound
 
@@ -298,6 +321,7 @@ def connect_sync(
     settings: RouterSettings | None = None,
     policy: Callable[[str], Policy] | None = None,
     bucket: BucketSettings | None = None,
+    tasks: TaskStorage | None = None,
 ) -> SyncClient:
     """Connect to NATS from plain code; see `connect` for the arguments.
 
@@ -307,6 +331,8 @@ def connect_sync(
     """
 
     async def open_client() -> Client:
-        return await connect(server, namespace=namespace, name=name, settings=settings, policy=policy, bucket=bucket)
+        return await connect(
+            server, namespace=namespace, name=name, settings=settings, policy=policy, bucket=bucket, tasks=tasks
+        )
 
     return SyncClient(open_client)

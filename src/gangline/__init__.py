@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from .coordinator.shell_settings import ShellSettings as ShellSettings
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
+    from .dispatcher.dead_letters import DeadLetter as DeadLetter
+    from .dispatcher.durable.task_streams import TaskStorage as TaskStorage
     from .dispatcher.gang import Gang as Gang
     from .dispatcher.gateway import Gateway as Gateway
     from .dispatcher.gateway import GatewaySettings as GatewaySettings
+    from .dispatcher.jobs import Job as Job
     from .dispatcher.leases import Lease as Lease
     from .dispatcher.operators import WorkerInfo as WorkerInfo
     from .dispatcher.policy import Hooks as Hooks
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from .dispatcher.sync import connect_sync as connect_sync
     from .schemas.errors import GanglineError as GanglineError
     from .schemas.gangs import Bundle as Bundle
+    from .schemas.jobs import JobState as JobState
     from .schemas.names import Names as Names
     from .worker.context import TaskContext as TaskContext
     from .worker.context import current_task as current_task
@@ -52,6 +56,7 @@ _PUBLIC = {
     "ConnectionSettings": "bus.settings",
     "Coordinator": "coordinator.service",
     "CoordinatorSettings": "coordinator.settings",
+    "DeadLetter": "dispatcher.dead_letters",
     "ElectionSettings": "coordinator.election",
     "Gang": "dispatcher.gang",
     "GangContext": "worker.gang_context",
@@ -60,6 +65,8 @@ _PUBLIC = {
     "Gateway": "dispatcher.gateway",
     "GatewaySettings": "dispatcher.gateway",
     "Hooks": "dispatcher.policy",
+    "Job": "dispatcher.jobs",
+    "JobState": "schemas.jobs",
     "Lease": "dispatcher.leases",
     "Names": "schemas.names",
     "Policy": "dispatcher.policy",
@@ -71,6 +78,7 @@ _PUBLIC = {
     "Sticky": "dispatcher.policy",
     "SyncClient": "dispatcher.sync",
     "TaskContext": "worker.context",
+    "TaskStorage": "dispatcher.durable.task_streams",
     "Worker": "worker.service",
     "WorkerInfo": "dispatcher.operators",
     "WorkerSettings": "worker.settings",
@@ -87,6 +95,7 @@ __all__ = [
     "ConnectionSettings",
     "Coordinator",
     "CoordinatorSettings",
+    "DeadLetter",
     "ElectionSettings",
     "Gang",
     "GangContext",
@@ -95,6 +104,8 @@ __all__ = [
     "Gateway",
     "GatewaySettings",
     "Hooks",
+    "Job",
+    "JobState",
     "Lease",
     "Names",
     "Policy",
@@ -106,6 +117,7 @@ __all__ = [
     "Sticky",
     "SyncClient",
     "TaskContext",
+    "TaskStorage",
     "Worker",
     "WorkerInfo",
     "WorkerSettings",

@@ -14,6 +14,8 @@ from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client, connect
 from gangline.dispatcher.gang import Gang
 from gangline.dispatcher.gang_sync import SyncGang
+from gangline.dispatcher.jobs import Job
+from gangline.dispatcher.jobs_sync import SyncJob
 from gangline.dispatcher.leases import Lease
 from gangline.dispatcher.sync import SyncClient, SyncLease, connect_sync
 from gangline.schemas.deadline import deadline
@@ -217,7 +219,7 @@ def shape(function: Any) -> list[tuple[str, Any, Any]]:
     return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
 
 
-@pytest.mark.parametrize(("kind", "twin"), [(Client, SyncClient), (Lease, SyncLease), (Gang, SyncGang)])
+@pytest.mark.parametrize(("kind", "twin"), [(Client, SyncClient), (Lease, SyncLease), (Gang, SyncGang), (Job, SyncJob)])
 def test_both_clients_have_the_same_names_and_signatures(kind: type, twin: type) -> None:
     ours, its = public(kind), public(twin)
     ours.pop("router", None)

@@ -1,0 +1,273 @@
+"""Dead letters: tasks that will not be tried again. To be read, sent anew, or thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from ..bus.ambient import Ambient
+from ..bus.port import Conflict, StreamMessage
+from ..schemas import codec, headers
+from ..schemas.codec import Format
+from ..schemas.duration import parse_duration
+from ..schemas.errors import GanglineError, InvalidRequest
+from ..schemas.jobs import JobFailure, JobState
+from ..schemas.names import check_name
+from ..schemas.task_errors import JobError, UnknownJob
+from .durable.task_streams import TaskStreams
+from .jobs_desk import JobRef, parse_result
+
+QUIET_S: Final = 5.0
+"""A reader that expects more letters, and got none for so long, was told of some that have gone since."""
+
+_DROPPED: Final = frozenset(
+    name.lower()
+    for name in (
+        headers.DEAD_REASON,
+        headers.DEAD_ERROR,
+        headers.DEAD_AT,
+        headers.ATTEMPTS,
+        headers.SUBJECT,
+        headers.DELAY,
+    )
+)
+"""Headers of a letter that its task does not get again; neither does it wait again for its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One task that will not be tried again."""
+
+    job: str
+    endpoint: str
+    """As it was published; may be no valid name."""
+    method: str
+    reason: str
+    """See schemas.jobs.DeadReason."""
+    attempts: int
+    error: JobFailure | None
+    """The last; of a task that raised, `details` has `type` and `traceback`."""
+    dead_at: float
+    """Unix time."""
+    sequence: int
+    """In the stream of dead letters."""
+    subject: str
+    """That it was published to."""
+    data: bytes
+    """Its body."""
+    headers: Mapping[str, str]
+    """All that it has."""
+
+    @property
+    def target(self) -> str:
+        return f"{self.endpoint}.{self.method}"
+
+    @property
+    def trace(self) -> str | None:
+        """`traceparent` of whoever published it."""
+        return _header(self.headers, headers.TRACEPARENT)
+
+    @property
+    def arguments(self) -> Any:
+        """The body, read; as it is where it cannot be."""
+        try:
+            return codec.decode(self.data, Format.of(self.headers))
+        except GanglineError:
+            return self.data
+
+    @classmethod
+    def parse(cls, message: StreamMessage, prefix: str) -> DeadLetter:
+        """Read one; never fails.
+
+        Args:
+            prefix: of the subjects of tasks.
+        """
+        fields = message.headers or {}
+        subject = _header(fields, headers.SUBJECT) or ""
+        endpoint, _, method = subject.removeprefix(prefix).partition(".")
+        return cls(
+            job=_header(fields, headers.JOB) or f"dead-{message.sequence}",
+            endpoint=endpoint,
+            method=method,
+            reason=_header(fields, headers.DEAD_REASON) or "",
+            attempts=_number(_header(fields, headers.ATTEMPTS)),
+            error=_failure(_header(fields, headers.DEAD_ERROR)),
+            dead_at=_moment(_header(fields, headers.DEAD_AT)) or message.at,
+            sequence=message.sequence,
+            subject=subject,
+            data=message.data,
+            headers=dict(fields),
+        )
+
+
+class DeadLetters:
+    """Reads and empties the stream of dead letters. One per client."""
+
+    def __init__(self, streams: TaskStreams, ambient: Ambient) -> None:
+        self._streams = streams
+        self._names = streams.names
+        self._ambient = ambient
+
+    async def newest(self, endpoint: str | None = None, *, limit: int = 1000) -> list[DeadLetter]:
+        """The newest of them, oldest first."""
+        if limit < 1:
+            raise InvalidRequest(f"limit is {limit}: give at least 1")
+        found: deque[DeadLetter] = deque(maxlen=limit)
+        await self._read(endpoint, found.append)
+        return list(found)
+
+    async def find(self, job: str) -> DeadLetter:
+        """The newest letter of a job.
+
+        Raises:
+            UnknownJob: there is none.
+        """
+        check_name(job, "job")
+        found: deque[DeadLetter] = deque(maxlen=1)
+        await self._read(None, lambda letter: found.append(letter) if letter.job == job else None)
+        if not found:
+            raise UnknownJob(
+                f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}
+            )
+        return found[0]
+
+    async def replay(self, job: str) -> JobRef:
+        """Publish the task anew, as the same job, with all its attempts before it.
+
+        Whatever fails on the way leaves the letter where it is, and it can be replayed again: within two minutes that
+        makes no second task.
+
+        Raises:
+            UnknownJob: there is no such letter.
+            JobError: the job has ended otherwise since, or somebody else replays it.
+            InvalidRequest: its subject is none of a task.
+        """
+        letter = await self.find(job)
+        prefix = self._names.tasks[:-1]
+        if not letter.subject.startswith(prefix):
+            raise InvalidRequest(
+                f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
+                "publish it yourself, or drop it"
+            )
+        await self._forget_result(job)
+        await (await self._streams.jobs()).purge(self._names.job(job))
+        fields = self._fields_again(letter)
+        stored = await (await self._streams.tasks()).publish(letter.subject, letter.data, headers=fields)
+        await (await self._streams.dead()).delete(letter.sequence)
+        try:
+            endpoint: str | None = check_name(letter.endpoint, "endpoint")
+        except InvalidRequest:
+            endpoint = None
+        return JobRef(id=job, endpoint=endpoint, method=letter.method or None, sequence=stored.sequence, submitted=True)
+
+    async def drop(self, job: str) -> None:
+        """Throw a letter away; the job's result goes on saying that it is dead.
+
+        Raises:
+            UnknownJob: there is no such letter.
+        """
+        letter = await self.find(job)
+        await (await self._streams.dead()).delete(letter.sequence)
+
+    async def drop_all(self, endpoint: str | None = None) -> int:
+        """Throw all of them away, or all of an endpoint; how many they were."""
+        return await (await self._streams.dead()).purge(self._pattern(endpoint))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _pattern(self, endpoint: str | None) -> str:
+        if endpoint is None:
+            return self._names.all_dead
+        return f"{self._names.dead(check_name(endpoint, 'endpoint'), '_').removesuffix('_')}>"
+
+    async def _read(self, endpoint: str | None, take: Callable[[DeadLetter], object]) -> None:
+        """Every letter that is there now."""
+        stream = await self._streams.dead()
+        pattern = self._pattern(endpoint)
+        state = await stream.state(pattern)
+        expected = sum(state.subjects.values())
+        if not expected:
+            return
+        news: asyncio.Queue[StreamMessage] = asyncio.Queue()
+        reading = await stream.read(pattern, news.put_nowait)
+        try:
+            for _ in range(expected):
+                async with asyncio.timeout(QUIET_S):
+                    message = await news.get()
+                if message.sequence > state.last_sequence:
+                    break
+                take(DeadLetter.parse(message, self._names.tasks[:-1]))
+        except TimeoutError:
+            return
+        finally:
+            await reading.unsubscribe()
+
+    async def _forget_result(self, job: str) -> None:
+        """Remove the record that says that the job is dead, so that it can get another one."""
+        results, key = await self._streams.results(), self._names.result_key(job)
+        entry = await results.get(key)
+        if entry is None:
+            return
+        record = parse_result(job, entry.value)
+        if record.state is not JobState.DEAD:
+            raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
+        try:
+            await results.delete(key, revision=entry.revision)
+        except Conflict as error:
+            raise JobError(f"somebody else replays job {job!r} just now", details={"job": job}) from error
+
+    def _fields_again(self, letter: DeadLetter) -> dict[str, str]:
+        fields = {
+            name: value
+            for name, value in letter.headers.items()
+            if name.lower() not in _DROPPED and not name.lower().startswith("nats-")
+        }
+        deadline = _header(fields, headers.DEADLINE)
+        if deadline is not None and self._passed(deadline):
+            fields = {name: value for name, value in fields.items() if name.lower() != headers.DEADLINE.lower()}
+        fields = {name: value for name, value in fields.items() if name.lower() != headers.JOB.lower()}
+        return {
+            **fields,
+            headers.JOB: letter.job,
+            headers.MESSAGE_ID: f"replay-{letter.job}-{letter.sequence}",
+        }
+
+    def _passed(self, deadline: str) -> bool:
+        """Whether it is a moment that has gone by; one in words of time starts anew."""
+        try:
+            parse_duration(deadline)
+        except ValueError:
+            moment = _moment(deadline)
+            return moment is not None and moment <= self._ambient.wall()
+        return False
+
+
+def _header(fields: Mapping[str, str], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None:
+        return value
+    wanted = name.lower()
+    return next((text for key, text in fields.items() if key.lower() == wanted), None)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return None
+
+
+def _failure(text: str | None) -> JobFailure | None:
+    try:
+        return None if text is None else JobFailure.model_validate(json.loads(text))
+    except ValueError:
+        return JobFailure(code="unknown", message=text or "")

@@ -1,0 +1,190 @@
+"""What is told of a job while it runs: states, progress, and the items of a task that yields. From the beginning, also
+for those who come late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ..bus.port import StreamMessage
+from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
+from ..schemas.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
+from ..schemas.names import JobFeed
+from ..telemetry.logs import logger_for
+from .jobs_desk import JobDesk, JobRef
+from .jobs_result import failure_of, plain_value, value_of, wait_for_record
+
+REST_S: Final = 5.0
+"""After the end of a job: how long what was told before it, and is not here yet, is waited for."""
+
+_log = logger_for("dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    record: ResultRecord | None
+    error: BaseException | None
+    last: int
+    """Sequence of the newest message by then."""
+
+
+async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
+    """Messages of these kinds, oldest first and then as they come; last, the record of how the job ended.
+
+    Raises:
+        UnknownJob: there is no such job.
+    """
+    names = desk.streams.names
+    jobs = await desk.streams.jobs()
+    news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue()
+    pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
+    wanted = {names.job(ref.id, kind) for kind in kinds}
+
+    async def wait() -> None:
+        try:
+            record = await wait_for_record(desk, ref)
+            newest = [await jobs.last(subject) for subject in sorted(wanted)]
+        except GanglineError as error:
+            news.put_nowait(_Ended(None, error, 0))
+        else:
+            last = max((message.sequence for message in newest if message is not None), default=0)
+            news.put_nowait(_Ended(record, None, last))
+
+    reading = await jobs.read(pattern, news.put_nowait)
+    waiting = asyncio.create_task(wait(), name="gangline job end")
+    seen, end = 0, None
+    try:
+        while end is None or seen < end.last:
+            try:
+                async with asyncio.timeout(None if end is None else REST_S):
+                    item = await news.get()
+            except TimeoutError:
+                break  # it was deleted, or grew too old
+            if isinstance(item, _Ended):
+                if item.error is not None:
+                    raise item.error
+                end = item
+                continue
+            seen = item.sequence
+            if item.subject in wanted:
+                yield item
+        assert end is not None and end.record is not None
+        yield end.record
+    finally:
+        waiting.cancel()
+        await asyncio.wait((waiting,))
+        await reading.unsubscribe()
+
+
+async def events_of(desk: JobDesk, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
+    """See Job.events."""
+    async with contextlib.aclosing(follow(desk, ref, JobFeed.STATE, JobFeed.PROGRESS)) as feed:
+        async for item in feed:
+            if isinstance(item, ResultRecord):
+                yield _final(item)
+                return
+            kind = JobEvent if item.subject.endswith(JobFeed.STATE) else JobProgress
+            try:
+                event = kind.model_validate_json(item.data)
+            except ValidationError as error:
+                _unreadable(item, error)
+                continue
+            yield event
+            if isinstance(event, JobEvent) and event.state.final:
+                return
+
+
+def _final(record: ResultRecord) -> JobEvent:
+    return JobEvent(
+        job=record.job,
+        state=record.state,
+        attempt=record.attempts,
+        worker=record.worker,
+        at=record.finished_at,
+        error=record.error,
+        reason=None if record.reason is None else record.reason.value,
+    )
+
+
+async def items_of(desk: JobDesk, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
+    """See Job.items."""
+    reader = _Items(ref.id, skip=skip)
+    jobs = await desk.streams.jobs()
+    newest = await jobs.last(desk.streams.names.job(ref.id, JobFeed.ITEM))
+    if newest is not None and (item := _item(newest)) is not None:
+        reader.attempt = item.attempt
+    async with contextlib.aclosing(follow(desk, ref, JobFeed.ITEM)) as feed:
+        async for message in feed:
+            if isinstance(message, ResultRecord):
+                await reader.end(desk, message)
+                return
+            item = _item(message)
+            if item is not None and reader.takes(item):
+                yield plain_value(item.value, item.encoding)
+
+
+class _Items:
+    """Which items are handed out: each place once, none left out."""
+
+    def __init__(self, job: str, *, skip: bool) -> None:
+        self.attempt = 0
+        self._job = job
+        self._skip = skip
+        self._next = 0
+        self._given = 0
+
+    def takes(self, item: JobItem) -> bool:
+        """Raises StreamBroken: one is missing, or a new attempt started over."""
+        if item.attempt < self.attempt:
+            return False
+        if item.attempt > self.attempt:
+            self.attempt, self._next = item.attempt, 0
+            if self._given and not self._skip:
+                raise StreamBroken(
+                    f"job {self._job!r} failed and starts over (attempt {item.attempt}): the {self._given} items so "
+                    "far do not count; read items() again, or items(skip=True) if each attempt yields the same",
+                    details={"job": self._job, "attempt": item.attempt, "items": self._given},
+                )
+        if item.index < self._next:
+            return False  # told twice
+        if item.index > self._next:
+            raise self._missing(item.index)
+        self._next += 1
+        if item.index < self._given:
+            return False
+        self._given += 1
+        return True
+
+    async def end(self, desk: JobDesk, record: ResultRecord) -> None:
+        """Raises what became of the job, if that is not that it is done, with all its items."""
+        if record.state is not JobState.DONE:
+            await value_of(desk.streams, record)
+            raise failure_of(record)
+        if record.items is None:
+            raise InvalidRequest(f"job {self._job!r} yields no items: result() has what it returned")
+        if self._next < record.items:
+            raise self._missing(record.items)
+
+    def _missing(self, index: int) -> StreamBroken:
+        return StreamBroken(
+            f"items {self._next} to {index - 1} of job {self._job!r} are not there: items are kept for a limited time",
+            details={"job": self._job, "next": self._next},
+        )
+
+
+def _item(message: StreamMessage) -> JobItem | None:
+    try:
+        return JobItem.model_validate_json(message.data)
+    except ValidationError as error:
+        _unreadable(message, error)
+        return None
+
+
+def _unreadable(message: StreamMessage, error: ValidationError) -> None:
+    extra = {"action": "job.unreadable", "subject": message.subject, "sequence": message.sequence}
+    _log.warning("what is told on %s cannot be read: %s", message.subject, error, extra=extra)

@@ -1,0 +1,135 @@
+"""Publishing durable tasks, until the stream has acknowledged them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..bus.ambient import Ambient
+from ..bus.port import Published, Refused, StorageUnavailable
+from ..schemas.deadline import current_deadline
+from ..schemas.errors import Disconnected, GanglineError
+from ..schemas.task_errors import InvalidSchedule
+from ..telemetry.tracing import tracer
+from .durable.task_streams import TaskStreams
+from .order import CallOptions
+from .submit_message import TaskMessage, task_message
+
+SUBMIT_TIMEOUT_S: Final = 30.0
+"""How long a submission is tried again while the stream does not acknowledge it; no later than the deadline of the task
+that submits. The server knows a `Nats-Msg-Id` again for much longer, so that no try makes a second task."""
+TRY_S: Final = 5.0
+"""How long one try waits for the acknowledgement."""
+AT_ONCE: Final = 512
+"""Submissions of `many` that are under way together."""
+_PAUSE_FIRST_S: Final = 0.05
+_PAUSE_MAX_S: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted:
+    """A task that is stored."""
+
+    message: TaskMessage
+    sequence: int | None
+    """In the stream. None: it ended before; nothing was published."""
+
+
+class Submitter:
+    """Submits tasks. One per client."""
+
+    def __init__(self, streams: TaskStreams, ambient: Ambient) -> None:
+        self._streams = streams
+        self._ambient = ambient
+
+    async def one(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        *,
+        part: int | None = None,
+    ) -> Submitted:
+        """Submit a task; returns when it is stored.
+
+        Raises:
+            GanglineError: see Client.submit.
+        """
+        attributes = {"gangline.endpoint": target.partition(".")[0]}
+        with tracer.span(f"gangline.submit {target}", kind="producer", attributes=attributes) as span:
+            message = task_message(
+                self._streams.names,
+                target,
+                args,
+                kwargs,
+                options,
+                token=self._ambient.token(),
+                wall=self._ambient.wall(),
+                trace=span.traceparent(),
+                part=part,
+            )
+            span.set(gangline__job=message.job)
+            keyed = options.submit is not None and options.submit.idempotency_key is not None
+            return Submitted(message=message, sequence=await self._stored(message, look=keyed and not message.repeats))
+
+    async def many(
+        self, target: str, arguments: Sequence[Mapping[str, Any]], options: CallOptions
+    ) -> list[Submitted | GanglineError]:
+        """Submit a task with each of the arguments; in order, what was stored, or why it was not."""
+
+        async def attempt(part: int) -> Submitted | GanglineError:
+            try:
+                return await self.one(target, (), arguments[part], options, part=part)
+            except GanglineError as error:
+                return error
+
+        found: list[Submitted | GanglineError] = []
+        for start in range(0, len(arguments), AT_ONCE):
+            parts = range(start, min(start + AT_ONCE, len(arguments)))
+            found += await asyncio.gather(*map(attempt, parts))
+        return found
+
+    async def _stored(self, message: TaskMessage, *, look: bool) -> int | None:
+        """Have it in the stream, once; its sequence there, or None if its result is there already."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + SUBMIT_TIMEOUT_S
+        inherited = current_deadline()
+        if inherited is not None:
+            give_up_at = min(give_up_at, inherited)
+        pause_s, sent = _PAUSE_FIRST_S, False
+        while True:
+            try:
+                if look and await self._ended(message):
+                    return None
+                return (await self._publish(message, min(TRY_S, max(0.001, give_up_at - loop.time())))).sequence
+            except Refused as error:
+                if message.scheduled:
+                    raise InvalidSchedule(f"the server refused the schedule: {error.message}") from error
+                raise
+            except (StorageUnavailable, Disconnected) as error:
+                sent = sent or error.may_have_started
+                if loop.time() + pause_s >= give_up_at:
+                    raise _not_stored(message, error, sent) from error
+            await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
+            pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+
+    async def _publish(self, message: TaskMessage, timeout_s: float) -> Published:
+        stream = await self._streams.tasks()
+        return await stream.publish(message.subject, message.data, headers=message.headers, timeout_s=timeout_s)
+
+    async def _ended(self, message: TaskMessage) -> bool:
+        """Whether a job of this idempotency key has a result, longer ago perhaps than the stream remembers."""
+        results = await self._streams.results()
+        return await results.get(self._streams.names.result_key(message.job)) is not None
+
+
+def _not_stored(message: TaskMessage, error: GanglineError, sent: bool) -> StorageUnavailable:
+    certain = "it may be stored all the same: submit it with an idempotency_key to try again safely"
+    return StorageUnavailable(
+        f"{message.target} was not acknowledged ({error.message}); {certain if sent else 'nothing was stored'}",
+        may_have_started=sent,
+        details={"job": message.job},
+    )

@@ -273,6 +273,15 @@ class Router:
         self._check_open()
         return await self._following.get(name, deadline)
 
+    async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> Hold:
+        """Slots of one worker of the pool, for whoever sends on them by itself; released by `Hold.release`, or by
+        `stop`. Cancelling gives back what may have been granted. Errors as of `lease`.
+
+        Args:
+            method: only of a worker that has this task.
+        """
+        return await self._reserve(check_name(pool, "pool"), method, slots, ttl_s, ReserveFlag(0), _DEFAULTS)
+
     @property
     def running(self) -> bool:
         return self._state == "running"

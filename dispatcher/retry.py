@@ -10,6 +10,7 @@ FULL           REJECTED full                                               yes
 DRAINING       REJECTED draining                                           yes
 STALE          REJECTED stale                                              yes
 LATE           REJECTED expired                                            yes, if there is time left
+NOT_HERE       REJECTED unknown_job                                        yes: nothing started
 SLOW           a reservation without an answer, now released               yes
 GONE           the worker left or died before anything was sent            yes
 LOST           the worker vanished and had (or may have had) it            only if the task is idempotent
@@ -35,6 +36,7 @@ class Fate(Enum):
     DRAINING = "the worker is draining"
     STALE = "the worker has a newer epoch"
     LATE = "it arrived after its deadline"
+    NOT_HERE = "the worker knows no such job"
     SLOW = "the worker did not answer in time"
     GONE = "the worker is gone"
     LOST = "the worker vanished"
@@ -61,6 +63,7 @@ _BY_REASON: Final[dict[str, Fate]] = {
     Reason.DRAINING: Fate.DRAINING,
     Reason.STALE: Fate.STALE,
     Reason.EXPIRED: Fate.LATE,
+    Reason.UNKNOWN_JOB: Fate.NOT_HERE,
 }
 
 

@@ -6,8 +6,9 @@ here: every frame from outside is checked by `decode_request` / `decode_answer`,
 
 Request envelope `[version, epoch, sender, frames]`, published to `<ns>.worker.<pool>.<worker>.frames` with a reply
 subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it; a worker of
-another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL and CHECK are
-safe in any epoch and are honoured). `sender` is unguessable and unique for each router; with it, ids are unique.
+another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL, CHECK and a
+TASK that only attaches are safe in any epoch and are honoured). `sender` is unguessable and unique for each router;
+with it, ids are unique.
 
 =========  ==============================================================================================
 TASK       `[1, id, method, args, kwargs, deadline_ms, token, trace, flags, meta]`
@@ -35,9 +36,14 @@ END        `[8, id, count]`, the stream is complete
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
 nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, and for a stream `window`: how many items may come
-ahead of the CREDIT for them (unsaid: as the worker is set). Ids are integers that a sender never uses twice, each
-greater than those it used before: a worker keeps answers for a while only, and takes an id up to the newest forgotten
-one for seen (ERROR result_lost).
+ahead of the CREDIT for them (unsaid: as the worker is set). An attempt of a durable task has `job`, `endpoint` and
+`attempt` there. While the job runs on a worker, and after its end for as long as the answer is kept, a further TASK of
+it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes no slot and no token, and
+gets the same answer under its own id. One with STREAM gets the items from number `items` of its meta on (unsaid: from
+the first one on), as far as they were not credited before; from then on only its CREDIT counts.
+
+Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
+while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
 """
 
 from __future__ import annotations

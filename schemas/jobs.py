@@ -225,6 +225,8 @@ class JobsRequest(Request):
     """`<ns>.worker.<pool>.<worker>.jobs`: which durable tasks of an endpoint (None: all) are here."""
 
     endpoint: str | None = None
+    after: str | None = None
+    """`next` of the answer before, for those that had no room in it."""
 
 
 class WorkerJob(Reply):
@@ -238,6 +240,9 @@ class WorkerJob(Reply):
 class JobsReply(Reply):
     epoch: int
     jobs: tuple[WorkerJob, ...] = ()
+    """What runs, then what ended, the newest end first."""
+    next: str | None = None
+    """There are more: ask again with this as `after`."""
 
 
 # -- dispatchers ------------------------------------------------------------------------------------------------------

@@ -25,8 +25,11 @@ class TaskContext:
         pool, worker, method: who runs what.
         token: the lease's token; None for a call without one.
         epoch: the worker's epoch when this started.
-        fence: a number that only grows, for resources that refuse zombies. 0 when there is no lease.
-        attempt: 1 for the first try of this call, 2 for its first retry, and so on.
+        fence: a number that only grows, for resources that refuse zombies. 0 when there is no lease. Of a durable task
+            the attempt: to be compared within one job.
+        attempt: 1 for the first try of this call or job, 2 for its first retry, and so on.
+        job: id of the durable task (see `client.submit`) that this is an attempt of; None for a call.
+        endpoint: where it was submitted to; None for a call.
         deadline: when the execution is stopped, on `clock`; None: never.
         key: session or shard key that the caller named.
         model_id: multiplexed model that the caller named.
@@ -43,9 +46,11 @@ class TaskContext:
         "attempt",
         "clock",
         "deadline",
+        "endpoint",
         "epoch",
         "fence",
         "id",
+        "job",
         "key",
         "labels",
         "method",
@@ -74,6 +79,8 @@ class TaskContext:
         labels: dict[str, str] | None = None,
         clock: Callable[[], float] | None = None,
         gang: GangContext | None = None,
+        job: str | None = None,
+        endpoint: str | None = None,
     ) -> None:
         self.id = id
         self.pool = pool
@@ -83,6 +90,8 @@ class TaskContext:
         self.epoch = epoch
         self.fence = fence
         self.attempt = attempt
+        self.job = job
+        self.endpoint = endpoint
         self.deadline = deadline
         self.key = key
         self.model_id = model_id

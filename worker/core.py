@@ -351,8 +351,8 @@ class WorkerCore:
         hearer.sender.running[hearer.id] = job.record
         return self.jobs.attach(job, hearer, items)
 
-    def settle_refused(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
-        """Note the answer to a task id that came for the first time and takes no part in anything."""
+    def settle_new(self, sender: Sender, task_id: int, answer: bytes, now: float) -> None:
+        """Note the answer to a task id that came for the first time, and for which nothing was admitted."""
         sender.saw_new(task_id)
         self._memory.note_done(sender, task_id, answer, now)
 
@@ -429,7 +429,8 @@ class WorkerCore:
             assert record.answered or record.sender.running.get(record.id) is record, record
             assert record.lease is None or record.lease.busy >= record.cost, record
         for sender, task_id, record in self._memory.waiting():
-            assert (sender is record.sender and task_id == record.id) or self.jobs.hears(record, sender, task_id), record
+            own = sender is record.sender and task_id == record.id
+            assert own or self.jobs.hears(record, sender, task_id), record
         # A record may wait for its answer after it left its slots, never the other way about.
         borrowers = len(self._leases.living) + len(self.tasks) + self.gangs.borrowers
         assert self._limiter.statistics().borrowers <= borrowers, self

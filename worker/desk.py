@@ -21,6 +21,7 @@ from .executors.base import Executors
 from .gang_desk import GangDesk
 from .grants import Grants
 from .intake import Intake
+from .jobs import Jobs
 from .journal import Journal, JournalSink
 from .ledger import LedgerWriter
 from .operations import Operations
@@ -89,7 +90,8 @@ class Desk:
         self.books.on_room = self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
-        self.intake = Intake(pool, self.books, self.runs, self.grants, self.outbox, log=log)
+        self.jobs = Jobs(self.books, self.outbox, pool.name)
+        self.intake = Intake(pool, self.books, self.runs, self.jobs, self.grants, self.outbox, log=log)
         self.operations = Operations(
             bus,
             pool,
@@ -101,6 +103,7 @@ class Desk:
             stats=self.stats,
             log=log,
         )
+        self.operations.serve(Operation.JOBS, self.jobs.on_list)
         self.description = Description(worker, instance, pool, settings, core, ambient.wall())
         self.presence = Presence(
             bus,

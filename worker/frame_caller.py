@@ -20,6 +20,7 @@ class FrameCaller:
     """Whoever sent one envelope: where answers to its frames go."""
 
     __slots__ = ("_again", "_books", "_outbox", "_reply")
+    job = None
 
     def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
         self._reply = reply
@@ -54,7 +55,7 @@ class FrameCaller:
         record = run.record
         error = outcome.error
         try:
-            frame = self._frame(run, outcome)
+            frame = self.frame(run, outcome)
         except InvalidResult as unwritable:
             error = unwritable
             frame = error_frame(record.id, error, self._outbox.largest_frame)
@@ -65,27 +66,36 @@ class FrameCaller:
     def item(self, run: Run, sequence: int, value: Any) -> None:
         """Send an item. One that cannot be sent ends the stream with InvalidResult."""
         try:
-            frame = self._fitting((Answer.ITEM, run.record.id, sequence, value), f"item {sequence}", run)
+            frame = self.item_frame(run, sequence, value)
         except InvalidResult as error:
             run.answer(Outcome(error=error))
             run.cancel(TaskCancelled(error.message))
         else:
             self.send(frame)
 
-    def _frame(self, run: Run, outcome: Outcome) -> bytes:
+    def item_frame(self, run: Run, sequence: int, value: Any, spare: int = 0) -> bytes:
+        """Write an item, to leave so many bytes of a message free.
+
+        Raises:
+            InvalidResult: it cannot be written, or is too large.
         """
+        return self._fitting((Answer.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
+
+    def frame(self, run: Run, outcome: Outcome, spare: int = 0) -> bytes:
+        """Write the answer, to leave so many bytes of a message free.
+
         Raises:
             InvalidResult: the result cannot be written, or is too large.
         """
         task_id = run.record.id
         if outcome.error is not None:
-            return error_frame(task_id, outcome.error, self._outbox.largest_frame)
+            return error_frame(task_id, outcome.error, self._outbox.largest_frame - spare)
         if outcome.items is not None:
             return encode_frame((Answer.END, task_id, outcome.items))
-        return self._fitting((_OK, task_id, outcome.value), "the result", run)
+        return self._fitting((_OK, task_id, outcome.value), "the result", run, spare)
 
-    def _fitting(self, frame: Frame, what: str, run: Run) -> bytes:
-        limit = self._outbox.largest_frame
+    def _fitting(self, frame: Frame, what: str, run: Run, spare: int) -> bytes:
+        limit = self._outbox.largest_frame - spare
         try:
             written = encode_frame(frame)
         except InvalidRequest as error:

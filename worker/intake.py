@@ -17,6 +17,7 @@ from .core import Repeat
 from .deadlines import NEVER
 from .frame_caller import FrameCaller, error_frame
 from .grants import Grants
+from .jobs import JobName, JobRun, Jobs
 from .leases import Refusal
 from .memory import WITHDRAWN, Sender
 from .outbox import Outbox
@@ -30,13 +31,17 @@ _TASK: Final = int(Request.TASK)
 _CHECK: Final = int(Request.CHECK)
 _JSON: Final = int(TaskFlag.JSON)
 _STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
 
 
 class Intake:
     """Takes the envelopes of one worker."""
 
-    def __init__(self, pool: Pool, books: Books, runs: Runs, grants: Grants, outbox: Outbox, *, log: Log) -> None:
+    def __init__(
+        self, pool: Pool, books: Books, runs: Runs, jobs: Jobs, grants: Grants, outbox: Outbox, *, log: Log
+    ) -> None:
         self._pool = pool
+        self._jobs = jobs
         self._books = books
         self._core = books.core
         self._runs = runs
@@ -115,6 +120,16 @@ class Intake:
             core.refuse(token, now)
             self._repeated(caller, task_id, known)
             return
+        job: JobName | None = None
+        if meta is not None or flags >= _ATTACH:
+            try:
+                job = self._jobs.named(meta, flags)
+            except InvalidRequest as error:
+                core.refuse(token, now)
+                self._settle_error(sender, caller, task_id, error, now)
+                return
+            if job is not None and self._attached(job, sender, caller, frame, stale, now):
+                return
         if stale:
             # Not noted: this epoch does not come back, so no copy of it can start either.
             self._reject(caller, task_id, Reason.STALE)
@@ -134,23 +149,39 @@ class Intake:
             return
         try:
             call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
+            stream = flags & _STREAM != 0
             self._runs.start(
                 record,
                 call,
-                caller,
+                caller if job is None else self._jobs.begin(job, record, caller, stream=stream),
                 fence=fence,
                 token=token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
                 trace=trace,
                 meta=meta,
-                stream=flags & _STREAM != 0,
+                stream=stream,
             )
-        except GanglineError as error:
+        except BaseException as error:
+            if job is not None:
+                core.jobs.undo(job.key)
+            if not isinstance(error, GanglineError):
+                core.finish(record)
+                raise
             self._settle_error(sender, caller, task_id, error, now)
             core.finish(record)
-        except BaseException:
-            core.finish(record)
-            raise
+
+    def _attached(
+        self, job: JobName, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float
+    ) -> bool:
+        """Whether a task of a durable job needs no start: another one's answer is its, or it asked for no more than
+        that. To attach starts nothing, and is done in any epoch: what runs goes on through all of them."""
+        if stale and not job.attach:
+            return False
+        if self._jobs.attach(job, sender, caller, frame, now):
+            return True
+        if job.attach:
+            self._core.settle_new(sender, frame[1], self._reject(caller, frame[1], Reason.UNKNOWN_JOB), now)
+        return job.attach
 
     def _repeated(self, caller: FrameCaller, task_id: int, known: Repeat) -> None:
         """A task id came again: it gets its answer again, and starts nothing."""
@@ -215,8 +246,13 @@ class Intake:
 
     def _credit(self, sender: Sender, frame: Frame) -> None:
         record = sender.running.get(frame[1])
-        if record is not None and isinstance(record.handle, Run):
-            record.handle.credit(frame[2])
+        run = None if record is None else record.handle
+        if not isinstance(run, Run):
+            return
+        if isinstance(run.caller, JobRun):
+            run.caller.credit(sender, frame[1], frame[2], run)
+        else:
+            run.credit(frame[2])
 
     def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, ours: bool, now: float) -> None:
         """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of

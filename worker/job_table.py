@@ -95,6 +95,11 @@ class Job:
         frame = self.record.sender.done.get(self.record.id)
         return None if frame is None or frame == WITHDRAWN else frame
 
+    @property
+    def place(self) -> str:
+        """In a listing."""
+        return f"{'r' if self.failed is None else 'e'}{self.number}"
+
     def __repr__(self) -> str:
         state = "running" if self.failed is None else "failed" if self.failed else "done"
         return f"<Job {self.key.endpoint}/{self.key.job} attempt={self.attempt} {state}, {len(self.hearers)} hearers>"
@@ -215,24 +220,25 @@ class JobTable:
             self._drop(self._ended.popleft()[1])
 
     def listing(self, endpoint: str | None, after: str, most: int) -> tuple[list[Job], str | None]:
-        """Jobs of an endpoint (None: of all), at most so many: what runs, then what ended, the newest end first. With it
-        where to go on; None: there are no more. One that ends between two parts of a listing may be named in both."""
+        """Jobs of an endpoint (None: of all), at most so many: what runs, then what ended, the newest end first. With
+        them the place after which to go on; None: there are no more. One that ends between two parts of a listing may
+        be named in both."""
         found: list[Job] = []
         ended = after[:1] == "e"
-        number = int(after[1:] or 0) if after else 0
+        number = int(after[1:]) if after[1:].isdigit() else 0
         if not ended:
             for job in self._running:
                 if job.number > number and endpoint in (None, job.key.endpoint):
                     found.append(job)
                     if len(found) == most:
-                        return found, f"r{job.number}"
+                        return found, job.place
         for _, job in reversed(self._ended):
             if ended and job.number >= number:
                 continue
             if endpoint in (None, job.key.endpoint) and self._jobs.get(job.key) is job and job.answer is not None:
                 found.append(job)
                 if len(found) == most:
-                    return found, f"e{job.number}"
+                    return found, job.place
         return found, None
 
     def hears(self, record: TaskRecord, sender: Sender, task_id: int) -> bool:

@@ -30,9 +30,10 @@ _EVENTS = {
 class Journal:
     """Writes records `{"t", "event", "worker", "epoch", "running", "reserved", "total", ...}` into a sink.
 
-    Events: start, end (a task); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed);
-    reject; epoch, resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are
-    leases that name it, granted when it forms). `t` is Unix time in seconds.
+    Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
+    job ends); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
+    resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
+    name it, granted when it forms). `t` is Unix time in seconds.
     """
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")

@@ -112,6 +112,7 @@ class _RunCaller:
     """Binds a run to its requester."""
 
     __slots__ = ("_books", "_requester")
+    job = None
 
     def __init__(self, requester: Requester, books: Books) -> None:
         self._requester = requester

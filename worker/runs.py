@@ -14,6 +14,7 @@ from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
 from .context import TaskContext
 from .executors import Executors
+from .job_table import Job
 from .leases import Lease
 from .memory import TaskRecord
 from .tasks import BoundCall, CancelReason, Execution, Outcome
@@ -24,6 +25,11 @@ MAX_STREAM_WINDOW = 100_000
 
 class Caller(Protocol):
     """Who gets the answer of one run: a router by frames, or a requester in another language."""
+
+    @property
+    def job(self) -> Job | None:
+        """The durable job that the run is an execution of. Then it is answered when its code has stopped, not when it
+        is told to stop: the next attempt must not meet this one."""
 
     def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
@@ -168,7 +174,7 @@ class Runs:
         self.counts["started"] += 1
         books.metrics.started(task.name)
         if books.journal.enabled:
-            books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost)
+            books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
@@ -223,7 +229,7 @@ class Runs:
             context,
             on_done=run.done,
             on_item=None if window is None else run.item,
-            on_abandoned=run.answer,
+            on_abandoned=run.answer if run.caller.job is None else None,
             window=window or self._stream_window,
         )
         run.launched(execution)
@@ -233,11 +239,13 @@ class Runs:
         self._executors.step()
 
     def overdue(self, record: TaskRecord) -> None:
-        """The deadline has passed: the caller hears at once, the code is stopped."""
+        """The deadline has passed: the code is stopped, and the caller hears at once; that of a durable job, when the
+        code has stopped."""
         run = record.handle
         if isinstance(run, Run):
             reason = DeadlineExceeded(f"{run.call.task.full_name} was stopped at its deadline", may_have_started=True)
-            run.answer(Outcome(error=reason))
+            if run.caller.job is None:
+                run.answer(Outcome(error=reason))
             run.cancel(reason)
 
     def cancel_all(self, reason: TaskCancelled) -> int:
@@ -254,7 +262,7 @@ class Runs:
         books.core.finish(record)
         run.ended()
         if books.journal.enabled:
-            books.record("end", id=_unique(record), method=method, cost=record.cost)
+            books.record("end", id=_unique(record), method=method, cost=record.cost, **_facts(run.caller))
         self.counts[_count_of(error)] += 1
         code = "ok" if error is None else error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
@@ -304,11 +312,15 @@ class RunContext(TaskContext):
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         record, method, worker, epoch, loop, fence, token, trace, meta = self._facts
         meta = meta or {}
-        attempt, labels = meta.get("attempt"), meta.get("labels")
+        attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
         self.id = _unique(record)
         self.pool, self.worker, self.method = worker.pool, worker.worker, method
         self.epoch, self.fence, self.token, self.trace = epoch, fence, token, trace
         self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
+        self.job = job
+        self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
+        if job is not None:
+            self.fence = self.attempt
         self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
         self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         self.clock = loop.time
@@ -326,6 +338,8 @@ _FACTS: Final = frozenset(
         "token",
         "trace",
         "attempt",
+        "job",
+        "endpoint",
         "key",
         "model_id",
         "labels",
@@ -342,6 +356,12 @@ def _window(meta: dict[str, Any] | None, default: int) -> int:
 
 def _unique(record: TaskRecord) -> str:
     return f"{record.sender.name}.{record.id}"
+
+
+def _facts(caller: Caller) -> dict[str, Any]:
+    """For the journal: of a durable job."""
+    job = caller.job
+    return {} if job is None else {"job": job.key.job, "endpoint": job.key.endpoint, "attempt": job.attempt}
 
 
 def _text(value: object) -> str | None:

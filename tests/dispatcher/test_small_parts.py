@@ -158,7 +158,13 @@ def test_only_what_may_have_started_is_kept_from_another_try() -> None:
 
 
 def test_each_reason_on_the_wire_has_a_fate() -> None:
-    assert [Fate.of_reason(reason) for reason in Reason] == [Fate.FULL, Fate.DRAINING, Fate.STALE, Fate.LATE]
+    assert [Fate.of_reason(reason) for reason in Reason] == [
+        Fate.FULL,
+        Fate.DRAINING,
+        Fate.STALE,
+        Fate.LATE,
+        Fate.NOT_HERE,
+    ]
     assert Fate.of_reason("something newer") is Fate.FULL
 
 

@@ -1,0 +1,198 @@
+"""Durable jobs on the frames path: one execution of each, and everybody who asks for it hears how it ends.
+
+The frames of attached requests are those of any task: ITEM, OK, END or ERROR with their own ids. What differs:
+
+- A job is answered when its code has stopped, and no earlier, also where it was cancelled or its time is over: whoever
+  hears the answer may start its next attempt, which must not meet the one before.
+- CANCEL from any of those that hear of it cancels the job. The deadline is that of the request that started it.
+- Of a job that yields, a request that attaches with STREAM gets the items that were not credited yet, from number
+  `meta["items"]` on if it says so, and then all that follow, with their own numbers. It is the *reader* from then on:
+  its credit counts, and nobody else's. What it attaches to is as it was started: without STREAM there are no items, but
+  one list of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..schemas import codec, jobs, messages
+from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
+from ..schemas.frames import Frame, TaskFlag, encode_frame
+from ..schemas.names import check_name
+from .books import Books
+from .frame_caller import FrameCaller, error_frame
+from .job_table import FIRST, Hearer, Job, JobKey
+from .memory import Sender, TaskRecord
+from .operations import Requester
+from .outbox import Outbox
+from .runs import Run
+from .tasks import Outcome
+
+LISTED = 2000
+"""Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
+_ID_BYTES = 8
+"""By which one request's id may be longer than another's."""
+_ENTRY_BYTES = 96
+"""Of one job in such an answer, without its names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobName:
+    """What a request says of the job that it is for."""
+
+    key: JobKey
+    attempt: int
+    attach: bool
+    """Nothing is to start."""
+
+    @classmethod
+    def of(cls, meta: dict[str, Any] | None, flags: int, pool: str) -> JobName | None:
+        """None: it is for no job.
+
+        Raises:
+            InvalidRequest: it cannot be understood.
+        """
+        attach = bool(flags & TaskFlag.ATTACH)
+        job = None if meta is None else meta.get("job")
+        if meta is None or job is None:
+            if attach:
+                raise InvalidRequest("nothing to attach to: name the job in meta")
+            return None
+        attempt = meta.get("attempt")
+        return cls(
+            key=JobKey(check_name(meta.get("endpoint") or pool, "endpoint"), check_name(job, "job")),
+            attempt=attempt if type(attempt) is int and attempt > 0 else 1,
+            attach=attach,
+        )
+
+
+class JobRun:
+    """Whoever hears of one execution of a job: the caller of its run."""
+
+    __slots__ = ("_books", "_failure", "_outbox", "job", "record")
+
+    def __init__(self, job: Job, books: Books, outbox: Outbox) -> None:
+        self.job = job
+        self._books = books
+        self._outbox = outbox
+        self._failure: GanglineError | None = None
+        """Why it was stopped, where the reason is none of its own."""
+
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Answer all of them; the job has ended."""
+        core, now, record = self._books.core, self._books.now(), run.record
+        error = self._failure or outcome.error
+        first = self.job.hearers[0]
+        try:
+            ended = outcome if self._failure is None else Outcome(error=self._failure)
+            frame = _caller(first).frame(run, ended, _ID_BYTES)
+        except InvalidResult as unwritable:
+            error = unwritable
+            frame = error_frame(record.id, error, self._outbox.largest_frame - _ID_BYTES)
+        for hearer in self.job.hearers:
+            own = frame if hearer is first else _readdressed(frame, hearer.id)
+            core.settle(hearer.sender, hearer.id, own, now)
+            _caller(hearer).send(own)
+        core.jobs.end(self.job, failed=error is not None, now=now)
+        return error
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
+        if self._failure is not None:
+            return
+        try:
+            frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, _ID_BYTES)
+        except InvalidResult as error:
+            self._failure = error
+            run.cancel(TaskCancelled(error.message))
+            return
+        self._books.core.jobs.add_item(self.job, frame)
+        for hearer in self.job.hearers:
+            if hearer.streams:
+                _caller(hearer).send(frame if hearer.id == run.record.id else _readdressed(frame, hearer.id))
+
+    def credit(self, sender: Sender, task_id: int, items: int, run: Run) -> None:
+        """One of them has taken so many items."""
+        reader = self.job.reader
+        if reader is not None and reader.sender is sender and reader.id == task_id:
+            run.credit(self._books.core.jobs.take_items(self.job, self.job.read + items))
+
+
+class Jobs:
+    """The durable jobs of one worker."""
+
+    def __init__(self, books: Books, outbox: Outbox, pool: str) -> None:
+        self._books = books
+        self._core = books.core
+        self._outbox = outbox
+        self._pool = pool
+
+    def named(self, meta: dict[str, Any] | None, flags: int) -> JobName | None:
+        """See JobName.of."""
+        return JobName.of(meta, flags, self._pool)
+
+    def attach(self, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> bool:
+        """Answer a TASK frame by what is known of its job, now or at its end. False: nothing is known that would do."""
+        job = self._core.known_job(name.key, name.attempt, attach=name.attach)
+        if job is None:
+            return False
+        task_id, meta = frame[1], frame[9]
+        hearer = Hearer(sender, task_id, caller, streams=bool(frame[8] & TaskFlag.STREAM))
+        items = meta.get("items")
+        start = items if type(items) is int and items >= 0 else None
+        self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
+        if not job.running:
+            self._answer_again(job, hearer, start, now)
+            return True
+        run = job.record.handle
+        if hearer.streams and start is not None and isinstance(run, Run):
+            run.credit(self._core.jobs.take_items(job, start))
+        for item in self._core.attach(job, hearer, start):
+            caller.send(_readdressed(item, task_id))
+        return True
+
+    def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
+        """An execution starts: who is to be told."""
+        first = Hearer(record.sender, record.id, caller, streams=stream)
+        return JobRun(self._core.jobs.begin(name.key, name.attempt, record, first), self._books, self._outbox)
+
+    def on_list(self, requester: Requester, body: Any) -> None:
+        """The operation `jobs`."""
+        request = messages.parse_request(jobs.JobsRequest, body)
+        room = self._outbox.largest_frame - 1024
+        found, more = self._core.jobs.listing(request.endpoint, request.after or FIRST, LISTED)
+        shown: list[Job] = []
+        for job in found:
+            room -= len(job.key.job) + len(job.key.endpoint) + _ENTRY_BYTES
+            if room < 0 and shown:
+                more = shown[-1].place
+                break
+            shown.append(job)
+        requester.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
+
+    def _answer_again(self, job: Job, hearer: Hearer, start: int | None, now: float) -> None:
+        """Give the kept answer of a job that has ended, and the items that nobody has taken."""
+        caller, answer = _caller(hearer), job.answer
+        assert answer is not None
+        if hearer.streams:
+            for item in self._core.jobs.items(job, start):
+                caller.send(_readdressed(item, hearer.id))
+        own = _readdressed(answer, hearer.id)
+        self._core.settle_new(hearer.sender, hearer.id, own, now)
+        caller.send(own)
+
+
+def _caller(hearer: Hearer) -> FrameCaller:
+    assert isinstance(hearer.handle, FrameCaller)
+    return hearer.handle
+
+
+def _readdressed(frame: bytes, task_id: int) -> bytes:
+    """The same answer to another request."""
+    operation, _, *rest = codec.unpack(frame)
+    return encode_frame((operation, task_id, *rest))
+
+
+def _listed(job: Job) -> jobs.WorkerJob:
+    return jobs.WorkerJob(job=job.key.job, endpoint=job.key.endpoint, attempt=job.attempt, running=job.running)

@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 
 import click
@@ -24,7 +25,7 @@ from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
 from gangline.dispatcher.gateway_settings import GatewaySettings
 from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas import errors, gang_errors
+from gangline.schemas import asyncapi, errors, gang_errors
 from gangline.schemas.errors import GanglineError
 from gangline.worker.settings import WorkerSettings
 
@@ -261,11 +262,16 @@ def gang_states_page() -> str:
     )
 
 
+def asyncapi_document() -> str:
+    return asyncapi.text(metadata.version("gangline"))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "gang-states.md": gang_states_page,
+    "asyncapi.json": asyncapi_document,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.errors import GanglineError, Unavailable
 from ..schemas.frames import Answer, Frame, Request
@@ -16,6 +16,8 @@ from .pool import RoutedPool
 from .retry import Fate
 from .settings import RouterSettings
 from .view import Worker
+
+_OK: Final = int(Answer.OK)
 
 
 class Caller:
@@ -32,10 +34,26 @@ class Caller:
             GanglineError: see Client.call.
         """
         fate: Fate | None = None
+        plain = parent is NO_SPAN and order.deadline is None
         try:
             while True:
-                worker = await pool.place(ticket, order.deadline, fate)
-                outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
+                if fate is not None or not pool.place_nowait(ticket):
+                    await pool.place(ticket, order.deadline, fate)
+                worker = ticket.worker
+                assert worker is not None
+                if plain:
+                    # `attempt`, without the coroutines and the timer that nothing here asks for.
+                    flight = self.launch(pool, order, worker, ticket)
+                    try:
+                        outcome = await flight.future
+                    except asyncio.CancelledError:
+                        self.abandon(flight)
+                        raise
+                else:
+                    outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
+                if type(outcome) is list and outcome[0] == _OK:
+                    pool.accepted(ticket)
+                    return outcome[2]
                 fate = fate_of(outcome)
                 if fate is None:
                     pool.accepted(ticket)
@@ -94,9 +112,10 @@ class Caller:
             InvalidRequest, DeadlineExceeded: nothing was sent.
         """
         exchange = self.exchange
-        flight = TaskFlight(exchange.new_id(), worker, exchange.loop, books, ticket)
+        loop = exchange.loop
+        flight = TaskFlight(exchange.new_id(), worker, loop, books, ticket)
         try:
-            exchange.launch(flight, order.frame(flight.id, exchange.loop.time(), token, trace, ticket.attempts))
+            exchange.launch(flight, order.frame(flight.id, loop.time(), token, trace, ticket.attempts))
         except GanglineError:
             books.settle(ticket)
             books.pump()

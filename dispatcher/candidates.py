@@ -106,11 +106,11 @@ class Candidates:
             if not size:
                 continue
             if self._plain:
-                return self._sample(tier, count)
+                return sample(tier, count, self._draw)
             if size > _TRIES * count and (found := self._try(tier, count)):
                 return found
             if found := [worker for worker in self._matching(tier) if self.fits(worker)]:
-                return self._sample(found, count)
+                return sample(found, count, self._draw)
         return []
 
     def __iter__(self) -> Iterator[Worker]:
@@ -178,18 +178,20 @@ class Candidates:
                     break
         return list(found)
 
-    def _sample(self, row: list[Worker], count: int) -> list[Worker]:
-        size = len(row)
-        if size <= count:
-            return list(row)
-        first = int(self._draw() * size)
-        if count == 1:
-            return [row[first]]
-        if count == 2:
-            second = int(self._draw() * (size - 1))
-            return [row[first], row[second if second < first else second + 1]]
-        # A run from a random start: cheap, and row order has no meaning.
-        return [row[(first + step) % size] for step in range(count)]
+
+def sample(row: list[Worker], count: int, draw: Draw) -> list[Worker]:
+    """At most so many of the row, at random and different."""
+    size = len(row)
+    if size <= count:
+        return list(row)
+    first = int(draw() * size)
+    if count == 1:
+        return [row[first]]
+    if count == 2:
+        second = int(draw() * (size - 1))
+        return [row[first], row[second if second < first else second + 1]]
+    # A run from a random start: cheap, and row order has no meaning.
+    return [row[(first + step) % size] for step in range(count)]
 
 
 def cost_on(worker: Worker, request: Demand) -> int:

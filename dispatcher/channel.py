@@ -40,6 +40,7 @@ class Channel:
         "_flights",
         "_frames",
         "_kept",
+        "_room",
         "_scheduled",
         "_sink",
         "checks",
@@ -61,6 +62,8 @@ class Channel:
         self._frames: list[bytes] = []
         self._flights: list[Flight | None] = []
         self._scheduled = False
+        self._room = 0
+        """`largest_frame` of this turn."""
         self._kept: deque[bytes] = deque()
         self.messages = 0
         """Messages published so far; each flight knows the number of its own."""
@@ -83,7 +86,9 @@ class Channel:
             PayloadTooLarge: likewise.
         """
         packed = encode_frame(frame)
-        if len(packed) > self.largest_frame:
+        if not self._scheduled:
+            self._room = self.largest_frame
+        if len(packed) > self._room:
             raise PayloadTooLarge(
                 f"the arguments make a message of {len(packed)} bytes, the server takes {self.largest_frame}: send a "
                 "reference to the data instead, or raise the server's max_payload",

@@ -36,8 +36,8 @@ from ..schemas.errors import (
 from ..schemas.frames import Load
 from ..schemas.names import WorkerId
 from ..schemas.records import Registration
-from .candidates import Candidates, Draw, cost, cost_on
-from .policy import Policy
+from .candidates import Candidates, Draw, cost, cost_on, sample
+from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
 from .queue import WaitingLine
 from .retry import Backoff, Fate
 from .settings import RouterSettings
@@ -47,29 +47,38 @@ from .view import PoolView, Worker
 class Ticket:
     """One request on its way to a worker, through all its tries."""
 
-    __slots__ = (
-        "attempts",
-        "avoid",
-        "cost",
-        "fate",
-        "idempotent",
-        "key",
-        "labels",
-        "last",
-        "max_attempts",
-        "method",
-        "model",
-        "number",
-        "patient",
-        "queue",
-        "queued_at",
-        "repeatable",
-        "slots",
-        "uncertain",
-        "waiter",
-        "waits",
-        "worker",
-    )
+    # No slots: what most requests never set stands in the class, which makes one of them cheaper to make.
+
+    slots: int | None = None
+    """Slots to reserve; None: what the task costs."""
+    key: str | None = None
+    model: str | None = None
+    labels: Mapping[str, str] | None = None
+    idempotent: bool | None = None
+    """None: as the task declares."""
+    patient = False
+    """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
+    repeatable = False
+    """`idempotent`, or what the task of the last try declares."""
+    number = 0
+    queue: Hashable = None
+    waits = False
+    queued_at = 0.0
+    """Since when it has been waiting to be taken, refusals included."""
+    attempts = 0
+    avoid: set[Worker] | None = None
+    worker: Worker | None = None
+    """Where it is placed and charged; None while it is not."""
+    cost = 0
+    """Slots charged there."""
+    last: WorkerId | None = None
+    """Where the last try went."""
+    uncertain: Fate | None = None
+    """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
+    fate: Fate | None = None
+    """What became of the last try."""
+    waiter: object | None = None
+    """The shell's own attachment."""
 
     def __init__(
         self,
@@ -84,36 +93,24 @@ class Ticket:
         max_attempts: int = 10_000,
     ) -> None:
         self.method = method
-        self.slots = slots
-        self.key = key
-        self.model = model
-        self.labels = labels
-        self.idempotent = idempotent
-        """None: as the task declares."""
-        self.patient = patient
-        """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
         self.max_attempts = max_attempts
-        self.repeatable = bool(idempotent)
-        """`idempotent`, or what the task of the last try declares."""
-        self.number = 0
-        self.queue: Hashable = None
-        self.waits = False
-        self.queued_at = 0.0
-        """Since when it has been waiting to be taken, refusals included."""
-        self.attempts = 0
-        self.avoid: set[Worker] | None = None
-        self.worker: Worker | None = None
-        """Where it is placed and charged; None while it is not."""
-        self.cost = 0
-        """Slots charged there."""
-        self.last: WorkerId | None = None
-        """Where the last try went."""
-        self.uncertain: Fate | None = None
-        """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
-        self.fate: Fate | None = None
-        """What became of the last try."""
-        self.waiter: object | None = None
-        """The shell's own attachment."""
+        if slots is not None:
+            self.slots = slots
+        if key is not None:
+            self.key = key
+        if model is not None:
+            self.model = model
+        if labels:
+            self.labels = labels
+        if idempotent is not None:
+            self.idempotent = self.repeatable = idempotent
+        if patient:
+            self.patient = patient
+
+    @property
+    def plain(self) -> bool:
+        """Any worker that has the task will do."""
+        return self.slots is None and self.key is None and self.model is None and self.labels is None
 
     def __repr__(self) -> str:
         where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
@@ -143,6 +140,10 @@ class PoolCore:
         self.pool = pool
         self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
         self.policy = policy
+        self._by_power_of_two = type(policy).choose in (PowerOfTwo.choose, Sticky.choose)
+        """A request that is not choosy may be placed without asking the policy."""
+        hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
+        self._tells_policy = hooks != (Hooks.routed, Hooks.completed)
         self.connected = True
         self._settings = settings
         self._draw = draw
@@ -185,8 +186,10 @@ class PoolCore:
         """
         self._numbers += 1
         ticket.number = self._numbers
-        ticket.queue = self._class_of(ticket)
         ticket.queued_at = now
+        if self.connected and not self._line and ticket.plain and self._place_plain(ticket):
+            return True
+        ticket.queue = self._class_of(ticket)
         if self.view.workers:
             if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
                 raise error
@@ -232,8 +235,8 @@ class PoolCore:
 
     def accepted(self, ticket: Ticket, now: float) -> None:
         """A worker took it: the pool makes progress, so the others need not be so patient nor so careful."""
-        self._backoff.reset()
         self._moving = True
+        self._backoff.failures = 0
         if self._line:
             self._progress[ticket.queue] = now
         elif self._progress:
@@ -247,7 +250,8 @@ class PoolCore:
         ticket.worker = None
         self._placed -= 1
         self.view.discharge(worker, ticket.cost)
-        self.policy.completed(worker, ticket)
+        if self._tells_policy:
+            self.policy.completed(worker, ticket)
 
     def turned_down(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
         """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
@@ -415,22 +419,44 @@ class PoolCore:
         head = self._line.next_after(ticket)
         return head is not None and head.number < ticket.number
 
+    def _place_plain(self, ticket: Ticket) -> bool:
+        """Place a request for one slot of any worker, if that is all it is: the way of nearly every call. What
+        `_try` would do, without the general machinery; False leaves the decision to that."""
+        table = self.view.table
+        if table is None or not self._by_power_of_two:
+            return False
+        method = table.get(ticket.method or "")
+        if method is None or method.slots != 1:
+            return False
+        for row in self.view.open:
+            if row:
+                worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
+                if ticket.idempotent is None and method.idempotent:
+                    ticket.repeatable = True
+                self._charge(ticket, worker, 1)
+                return True
+        return False
+
     def _try(self, ticket: Ticket, now: float, *, anyhow: bool = False) -> bool:
         worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)
         if worker is None:
             return False
-        ticket.cost = cost_on(worker, ticket)
         if ticket.idempotent is None and ticket.method is not None:
             ticket.repeatable = worker.methods[ticket.method].idempotent if ticket.method in worker.methods else False
+        self._charge(ticket, worker, cost_on(worker, ticket))
+        if ticket.model is not None:
+            self.view.routed_model(worker, ticket.model, now)
+        return True
+
+    def _charge(self, ticket: Ticket, worker: Worker, slots: int) -> None:
+        ticket.cost = slots
         ticket.worker = worker
         ticket.last = worker.id
         ticket.attempts += 1
         self._placed += 1
-        self.view.charge(worker, ticket.cost)
-        if ticket.model is not None:
-            self.view.routed_model(worker, ticket.model, now)
-        self.policy.routed(worker, ticket)
-        return True
+        self.view.charge(worker, slots)
+        if self._tells_policy:
+            self.policy.routed(worker, ticket)
 
     def _impossible(self, ticket: Ticket) -> GanglineError | None:
         """Why none of the workers could ever take it; to be asked while there are some."""

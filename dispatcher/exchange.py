@@ -83,7 +83,9 @@ class Exchange:
         self._channels: dict[int, Channel] = {}
         self._ids = itertools.count(1)
         self._numbers = itertools.count(1)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.loop: asyncio.AbstractEventLoop
+        """The one it was started on."""
+        self._check_after_s = settings.check_after_s
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
@@ -94,7 +96,7 @@ class Exchange:
 
     async def start(self) -> None:
         """Begin to listen for answers."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._unlisten = self.bus.on_connection(self._on_connection)
         self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
 
@@ -119,11 +121,6 @@ class Exchange:
             subscription, self._subscription = self._subscription, None
             await subscription.unsubscribe()
 
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        assert self._loop is not None, "started first"
-        return self._loop
-
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See channel.Sink."""
         self.bus.at_turn_end(callback)
@@ -146,12 +143,16 @@ class Exchange:
         Raises:
             InvalidRequest, PayloadTooLarge: nothing was sent.
         """
-        if flight.worker.link is _GONE:
+        worker = flight.worker
+        channel = worker.link
+        if channel is _GONE:
             flight.lose(Fate.GONE)
             return
-        self._channel(flight.worker).send(frame, flight)
-        flight.check_every_s = self._settings.check_after_s
-        flight.check_at = self.loop.time() + flight.check_every_s
+        if type(channel) is not Channel:
+            channel = self._channel(worker)
+        channel.send(frame, flight)
+        flight.check_every_s = self._check_after_s
+        flight.check_at = self.loop.time() + self._check_after_s
         self._flights[flight.id] = flight
 
     def post(self, worker: Worker, frame: Frame) -> None:
@@ -274,7 +275,7 @@ class Exchange:
             flight = flights.get(frame[1])
             # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
             if flight is not None and flight.worker is worker and flight.deliver(frame):
-                flights.pop(flight.id, None)
+                flights.pop(frame[1], None)
         listener = self._listener(worker.id.pool)
         if listener is not None:
             if not envelope.frames:

@@ -35,21 +35,21 @@ class Books(Protocol):
 class Flight:
     """One frame in flight."""
 
-    __slots__ = ("channel", "check_at", "check_every_s", "epoch", "id", "message", "worker")
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     checked = False
     """Whether a worker may be asked what became of it (CHECK)."""
+    channel: Channel | None = None
+    message = 0
+    """Number of the message that carried it, on its channel; 0 while it was not sent."""
+    epoch = 0
+    """The worker's epoch that this message named."""
+    check_at = 0.0
+    check_every_s = 0.0
 
     def __init__(self, id: int, worker: Worker) -> None:
         self.id = id
         self.worker = worker
-        self.channel: Channel | None = None
-        self.message = 0
-        """Number of the message that carried it, on its channel; 0 while it was not sent."""
-        self.epoch = 0
-        """The worker's epoch that this message named."""
-        self.check_at = 0.0
-        self.check_every_s = 0.0
 
     def deliver(self, frame: Frame) -> bool:
         """An answer came; True when that was the last."""
@@ -69,8 +69,6 @@ class Flight:
 
 class Awaited(Flight):
     """A flight whose single answer somebody awaits."""
-
-    __slots__ = ("future",)
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(id, worker)
@@ -96,24 +94,27 @@ class Awaited(Flight):
 class TaskFlight(Awaited):
     """A TASK: its end settles the ticket, whether or not the caller still waits."""
 
-    __slots__ = ("books", "ticket")
-
     checked = True
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
-        super().__init__(id, worker, loop)
+        self.id = id
+        self.worker = worker
+        self.future = loop.create_future()
         self.books = books
         self.ticket = ticket
 
     def _end(self, outcome: Outcome) -> None:
         self.books.settle(self.ticket)
-        super()._end(outcome)
+        if not self.future.done():
+            self.future.set_result(outcome)
+
+    def deliver(self, frame: Frame) -> bool:
+        self._end(frame)
+        return True
 
 
 class ReserveFlight(Awaited):
     """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
-
-    __slots__ = ("books", "ticket")
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
         super().__init__(id, worker, loop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.bounds import plain
 from ..schemas.errors import (
@@ -20,6 +20,8 @@ from ..schemas.limits import MAX_DEADLINE_S
 from ..schemas.names import check_name
 from .core import Ticket
 from .submit_options import SubmitOptions
+
+_TASK: Final = int(Request.TASK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,12 @@ class CallOptions:
 class Order:
     """One task to be run."""
 
-    __slots__ = ("args", "deadline", "endpoint", "flags", "kwargs", "method", "options", "pool", "run", "span_parent")
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    flags = 0
+    span_parent: str | None = None
+    run = 0
+    """Number of the gang run that it is part of; 0: none."""
 
     def __init__(
         self,
@@ -85,10 +92,12 @@ class Order:
         self.options = options
         self.deadline = deadline
         """Loop time; None is never."""
-        self.flags = flags
-        self.span_parent = span_parent
-        self.run = run
-        """Number of the gang run that it is part of; 0: none."""
+        if flags:
+            self.flags = flags
+        if span_parent is not None:
+            self.span_parent = span_parent
+        if run:
+            self.run = run
 
     @property
     def target(self) -> str:
@@ -145,12 +154,12 @@ class Order:
         if window is not None:
             meta = {**(meta or {}), "window": window}
         return (
-            Request.TASK,
+            _TASK,
             id,
             self.method,
             self.args or None,
             self.kwargs or None,
-            self.remaining_ms(now),
+            None if self.deadline is None else self.remaining_ms(now),
             token,
             trace,
             self.flags,

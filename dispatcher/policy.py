@@ -52,14 +52,17 @@ class PowerOfTwo(Hooks):
 
     def choose(self, candidates: Candidates, request: Demand) -> Worker | None:
         drawn = candidates.draw(2)
-        if not drawn:
-            return None
-        best = drawn[0]
-        for worker in drawn[1:]:
-            mine, its = worker.ongoing * best.total, best.ongoing * worker.total
-            if mine < its or (mine == its and worker.chosen < best.chosen):
-                best = worker
-        return best
+        return less_loaded(drawn) if drawn else None
+
+
+def less_loaded(workers: list[Worker]) -> Worker:
+    """The one with the most room for its size; of equals the one whose turn it is."""
+    best = workers[0]
+    for worker in workers[1:]:
+        mine, its = worker.ongoing * best.total, best.ongoing * worker.total
+        if mine < its or (mine == its and worker.chosen < best.chosen):
+            best = worker
+    return best
 
 
 class Sticky(PowerOfTwo):

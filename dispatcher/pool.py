@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..schemas.errors import GanglineError
@@ -49,10 +50,24 @@ class RoutedPool:
         self._settings = settings
         self._metrics = metrics
         self._loop = exchange.loop
+        self.settle: Callable[[Ticket], None] = self.core.settle
+        """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
+        or by `pump`."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed: GanglineError | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
+
+    def place_nowait(self, ticket: Ticket) -> bool:
+        """`place` for a new ticket that need not wait: True when it has its worker. One that has to wait is in line
+        already: `place` goes on with it.
+
+        Raises:
+            as `place`, at once.
+        """
+        core = self.core
+        core.connected = self._exchange.bus.connected
+        return core.admit(ticket, self._loop.time())
 
     async def place(self, ticket: Ticket, deadline: float | None, fate: Fate | None = None) -> Worker:
         """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
@@ -68,7 +83,7 @@ class RoutedPool:
         """
         core, now = self.core, self._loop.time()
         core.connected = self._exchange.bus.connected
-        if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
+        if not ticket.waits and (core.admit(ticket, now) if fate is None else core.again(ticket, fate, now)):
             assert ticket.worker is not None
             return ticket.worker
         return await self._wait(ticket, deadline, now)
@@ -96,11 +111,6 @@ class RoutedPool:
         assert ticket.worker is not None
         return ticket.worker
 
-    def settle(self, ticket: Ticket) -> None:
-        """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
-        or by `pump`."""
-        self.core.settle(ticket)
-
     def accepted(self, ticket: Ticket) -> None:
         """A worker took the ticket."""
         self.core.accepted(ticket, self._loop.time())
@@ -118,6 +128,11 @@ class RoutedPool:
     def contains(self, worker: Worker) -> bool:
         """Whether the worker is still the one known by its name."""
         return self.core.view.workers.get(worker.id.worker) is worker
+
+    def lose(self, worker: Worker, why: str) -> None:
+        """Whoever watches it more closely than by its heartbeat says that it is no more."""
+        if self.core.gone(worker, self._loop.time()):
+            self._lost(worker, why)
 
     # -- exchange.Listener ----------------------------------------------------------------------------------------
 

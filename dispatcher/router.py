@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
-from ..schemas.errors import ClosedError, GanglineError, InvalidSettings
+from ..schemas.errors import ClosedError, InvalidSettings
 from ..schemas.frames import ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
-from ..telemetry.tracing import NO_SPAN, Span, tracer
+from ..telemetry.tracing import Span, tracer
 from .caller import Caller
 from .core import Ticket
 from .exchange import Exchange
@@ -28,6 +28,7 @@ from .gangset import RoutedSet
 from .gangsets import GangSets
 from .hold import Hold, Reserver
 from .leases import Lease, Leasing
+from .observed import Observed
 from .order import CallOptions, Order
 from .policy import Policy, Sticky
 from .pool import RoutedPool
@@ -39,6 +40,7 @@ from .stream import Streamer
 _log = logger_for("dispatcher")
 
 _DEFAULTS = CallOptions()
+_MAX_TARGETS = 4096
 
 
 class Router:
@@ -67,8 +69,11 @@ class Router:
         self.names = names
         self.settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
+        self._max_attempts = self.settings.max_attempts
         ambient = ambient or Ambient()
         self._pools: dict[str, RoutedPool] = {}
+        self._targets: dict[str, tuple[str, str]] = {}
+        """Targets that were taken apart and found right."""
         self._state = "new"
         self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
         self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
@@ -243,7 +248,12 @@ class Router:
         parent: str | None = None,
     ) -> Order:
         """What is to be done, with its deadline: the earlier of the caller's own and the surrounding task's."""
-        endpoint, method = split_target(target)
+        split = self._targets.get(target)
+        if split is None:
+            split = split_target(target)
+            if len(self._targets) < _MAX_TARGETS:
+                self._targets[target] = split
+        endpoint, method = split
         return Order(
             endpoint=endpoint,
             method=method,
@@ -349,33 +359,10 @@ class Router:
             return None
         return await self.sets.find(order.endpoint, order.deadline)
 
-    @contextlib.contextmanager
-    def _observed(self, order: Order) -> Iterator[tuple[Ticket, Span]]:
-        """Count and trace one request."""
+    def _observed(self, order: Order) -> Observed:
+        """Count and trace one request: `with ... as (ticket, span)`."""
         self._check_open()
-        ticket = order.ticket(self.settings.max_attempts)
-        loop, metrics = self.exchange.loop, self.metrics
-        began_at = loop.time()
-        span = NO_SPAN
-        if tracer.enabled:
-            span = tracer.start(
-                f"gangline.call {order.target}",
-                kind="client",
-                parent=order.span_parent,
-                attributes={"gangline.pool": order.pool, "gangline.endpoint": order.endpoint},
-            )
-        metrics.request(order.endpoint, order.pool)
-        code: str | None = "cancelled"
-        try:
-            yield ticket, span
-            code = None
-        except BaseException as error:
-            code = error.code if isinstance(error, GanglineError) else _code_of(error)
-            span.end(error)
-            raise
-        finally:
-            metrics.finished(order.endpoint, order.pool, loop.time() - began_at, max(1, ticket.attempts), code)
-            span.end()
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop)
 
     async def _reserve(
         self,
@@ -422,10 +409,6 @@ class Router:
         if self._state != "running":
             why = "was not started" if self._state == "new" else "was stopped"
             raise ClosedError(f"this router {why}")
-
-
-def _code_of(error: BaseException) -> str:
-    return "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "internal"
 
 
 def _check_slots(slots: int | None) -> None:

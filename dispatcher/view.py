@@ -137,6 +137,8 @@ class PoolView:
         """Workers with room, by locality tier. Order has no meaning."""
         self.by_label: dict[tuple[str, str], list[Worker]] = {}
         self.by_model: dict[str, list[Worker]] = {}
+        self.table: dict[str, Method] | None = None
+        """The tasks that all workers have; None while they differ, or there are none."""
         self._serving: dict[str, int] = {}  # method -> workers that have it
         self._tables: dict[tuple[tuple[str, Method], ...], dict[str, Method]] = {}
         self._table_users: dict[int, int] = {}
@@ -252,13 +254,16 @@ class PoolView:
         worker.ongoing += slots
         self._serial += 1
         worker.chosen = self._serial
-        self._place(worker)
+        if worker.ongoing >= worker.total or worker._index < 0:
+            self._place(worker)
 
     def discharge(self, worker: Worker, slots: int) -> None:
         """What was charged is settled."""
         worker.own -= slots
-        worker.ongoing = max(worker.ongoing - slots, worker.own)
-        self._place(worker)
+        ongoing = worker.ongoing - slots
+        worker.ongoing = ongoing if ongoing > worker.own else worker.own
+        if worker._index < 0:
+            self._place(worker)
 
     def routed_model(self, worker: Worker, model: str, now: float) -> None:
         """A request for a model was placed on the worker, which will load it."""
@@ -326,6 +331,8 @@ class PoolView:
             if is_open:
                 assert self.open[worker.tier][worker._index] is worker
         assert sum(map(len, self.open)) == sum(worker._index >= 0 for worker in self.workers.values())
+        tables = {id(worker.methods): worker.methods for worker in self.workers.values() if worker.methods}
+        assert self.table is (next(iter(tables.values())) if len(tables) == 1 else None)
         assert sum(self._table_users.values()) == sum(bool(worker.methods) for worker in self.workers.values())
         for model, holders in self.by_model.items():
             assert holders and all(model in worker.models for worker in holders)
@@ -365,6 +372,9 @@ class PoolView:
         if table:
             _count(self._serving, table, +1)
             _count(self._table_users, (id(table),), +1)
+        self.table = None
+        if len(self._table_users) == 1:
+            self.table = next(known for known in self._tables.values() if id(known) in self._table_users)
 
     def _index_labels(self, worker: Worker, labels: dict[str, str]) -> None:
         if worker.labels is labels:

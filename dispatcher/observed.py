@@ -1,0 +1,60 @@
+"""One request as metrics and traces see it, from its taking to its end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from ..schemas.errors import GanglineError
+from ..telemetry.metrics import RouterMetrics
+from ..telemetry.tracing import NO_SPAN, Span, tracer
+from .core import Ticket
+from .order import Order
+
+
+class Observed:
+    """`with Observed(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if traces are
+    on. A class and not a generator: it is entered at every call."""
+
+    __slots__ = ("_began_at", "_loop", "_metrics", "_order", "_span", "_ticket")
+
+    def __init__(self, order: Order, ticket: Ticket, metrics: RouterMetrics, loop: asyncio.AbstractEventLoop) -> None:
+        self._order = order
+        self._ticket = ticket
+        self._metrics = metrics
+        self._loop = loop
+
+    def __enter__(self) -> tuple[Ticket, Span]:
+        order = self._order
+        self._began_at = self._loop.time()
+        span = NO_SPAN
+        if tracer.enabled:
+            span = tracer.start(
+                f"gangline.call {order.target}",
+                kind="client",
+                parent=order.span_parent,
+                attributes={"gangline.pool": order.pool, "gangline.endpoint": order.endpoint},
+            )
+        self._span = span
+        self._metrics.request(order.endpoint, order.pool)
+        return self._ticket, span
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        order = self._order
+        if self._span is not NO_SPAN:
+            self._span.end(error)
+        self._metrics.finished(
+            order.endpoint,
+            order.pool,
+            self._loop.time() - self._began_at,
+            max(1, self._ticket.attempts),
+            None if error is None else _code_of(error),
+        )
+
+
+def _code_of(error: BaseException) -> str:
+    if isinstance(error, GanglineError):
+        return error.code
+    return "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "internal"

@@ -22,6 +22,7 @@ from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_subjects import RoutingTable
 from .port import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage
+from .revisions import first_revision
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
@@ -61,6 +62,8 @@ class MemoryHub:
         self.context = contextvars.Context()
         self._table: RoutingTable[MemorySubscription] = RoutingTable()
         self._stores: dict[str, MemoryStore] = {}
+        self._lost: dict[str, int] = {}
+        """Last revisions of buckets that were lost."""
         self._buses: dict[MemoryBus, None] = {}
         self._watches: dict[MemoryWatch, None] = {}
         self._message_taps: list[MessageTap] = []
@@ -133,6 +136,7 @@ class MemoryHub:
         for name, store in list(self._stores.items()):
             if store.settings.storage is Storage.MEMORY:
                 store.discard()
+                self._lost[name] = store.revision
                 del self._stores[name]
 
     def start(self) -> None:
@@ -260,7 +264,8 @@ class MemoryHub:
     def make_store(self, name: str, settings: BucketSettings) -> MemoryStore:
         """The bucket as it is, or a new one."""
         if name not in self._stores:
-            self._stores[name] = MemoryStore(name, settings, self.context, self._changed)
+            first = first_revision(self.ambient.wall(), self._lost.get(name, 0))
+            self._stores[name] = MemoryStore(name, settings, self.context, self._changed, first=first)
         return self._stores[name]
 
     def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:

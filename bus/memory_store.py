@@ -33,14 +33,21 @@ class MemoryStore:
         settings: `storage` decides whether it outlives a restart of the server; the rest means nothing in memory.
         context: in which expiry timers run (the server's own, so that they belong to no client).
         on_change: told of each new revision, deletions and expiries included, in order.
+        first: revision of the first write.
     """
 
     def __init__(
-        self, name: str, settings: BucketSettings, context: Context, on_change: Callable[[MemoryStore, KvEntry], None]
+        self,
+        name: str,
+        settings: BucketSettings,
+        context: Context,
+        on_change: Callable[[MemoryStore, KvEntry], None],
+        *,
+        first: int = 1,
     ) -> None:
         self.name = name
         self.settings = settings
-        self.revision = 0
+        self.revision = first - 1
         self._context = context
         self._on_change = on_change
         self._keys: dict[str, _Stored] = {}

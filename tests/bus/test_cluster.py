@@ -9,7 +9,7 @@ import pytest
 from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.port import BucketSettings, Conflict, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.bus.settings import ConnectionSettings
-from gangline.schemas.errors import InvalidSettings
+from gangline.schemas.errors import InvalidSettings, Unavailable
 
 from .conftest import collect
 
@@ -183,3 +183,26 @@ async def test_async_with_starts_and_stops_all(settings_of):
         assert isinstance(settings_of(",".join(cluster.urls)), ConnectionSettings)
     assert all(pids)
     assert not any(server.running for server in cluster.servers)
+
+
+async def test_a_cluster_that_makes_a_lost_memory_bucket_again_by_itself_uses_no_revision_twice(
+    connect_to, cluster, namespace
+):
+    bus = await connect_to(cluster.urls[0])
+    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    before = max(revision for revision in [await bucket.put("k", b"%d" % number) for number in range(20)])
+    found = await bus.api.call(f"STREAM.INFO.KV_{namespace}", what="look")
+    server = cluster.server(found["cluster"]["leader"])
+    near = await connect_to(server.url)
+    bucket = await near.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    assert (await bucket.get("k")).revision == before
+    server.kill()
+    server.start()
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                revision = await bucket.put("k", b"again")
+                break
+            except Unavailable:
+                await asyncio.sleep(0.1)
+    assert revision > before + 1

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from gangline.bus.ambient import Ambient
+from gangline.bus.jetstream import connect as connect_jetstream
 from gangline.bus.port import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.schemas.errors import Disconnected, Unavailable
 
@@ -25,11 +27,11 @@ async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nat
     bucket = await bus.bucket(namespace, BucketSettings())
     if observed:  # then the server does not say "no responders"
         await bucket.observe(">", lambda entry: None)
-    await bucket.put("old", b"1")
+    before = await bucket.put("old", b"1")
     await delete_bucket(bus, namespace)
     assert await bucket.get("old") is None
     assert await bucket.entries(">") == []
-    assert await bucket.put("new", b"1") == 1
+    assert await bucket.put("new", b"1") > before
     assert [entry.key for entry in await bucket.entries(">")] == ["new"]
 
 
@@ -39,9 +41,9 @@ async def test_the_very_next_operation_may_be_the_write(connect_to, nats_url, na
     bucket = await bus.bucket(namespace, BucketSettings())
     if observed:
         await bucket.observe(">", lambda entry: None)
-    await bucket.put("old", b"1")
+    before = await bucket.put("old", b"1")
     await delete_bucket(bus, namespace)
-    assert await bucket.put("new", b"1") == 1
+    assert await bucket.put("new", b"1") > before
 
 
 @pytest.mark.parametrize("observed", [False, True])
@@ -77,13 +79,32 @@ async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_
     seen, passing = collect(), collect()
     await bucket.watch(">", seen)
     await bucket.observe(">", passing)
+    highest = 0
     for number in range(3):
-        await bucket.put("a", str(number).encode())
+        revision = await bucket.put("a", str(number).encode())
+        assert revision > highest
+        highest = revision
         await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
         assert await bucket.entries(">") == []
-    assert await bucket.put("a", b"last", revision=0) == 1
+    assert await bucket.put("a", b"last", revision=0) > highest
     await seen.until(lambda entries: entries[-1].value == b"last")
     await passing.until(lambda entries: entries[-1].value == b"last")
+
+
+async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(
+    settings_of, nats_server, namespace
+):
+    bus = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_600_000_000.0))
+    try:
+        ahead = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_900_000_000.0))
+        await (await ahead.bucket(namespace, BucketSettings())).put("a", b"1")
+        await ahead.close()
+        bucket = await bus.bucket(namespace, BucketSettings())
+        seen = (await bucket.get("a")).revision
+        await delete_bucket(bus, namespace)
+        assert await bucket.put("a", b"2", revision=0) > seen + 1_000_000
+    finally:
+        await bus.close()
 
 
 @pytest.mark.parametrize("revision", [None, 0])
@@ -94,15 +115,16 @@ async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_on
         bus = await connect_to(proxy.url)
         direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
         passing = collect()
+        begin = await direct.put("begin", b"")
         await direct.observe("a", passing)
         bucket = await bus.bucket(namespace, BucketSettings())
         proxy.hold_answers()
         writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
         await passing.count(2)  # sent again after a second of silence
         proxy.let_answers_pass()
-        assert await writing == 1
-        assert (await direct.get("a")).revision == 1
-        assert await direct.put("b", b"1") == 2  # nothing else was stored
+        assert await writing == begin + 1
+        assert (await direct.get("a")).revision == begin + 1
+        assert await direct.put("b", b"1") == begin + 2  # nothing else was stored
         await bus.close()
 
 
@@ -112,13 +134,14 @@ async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, 
         bus = await connect_to(proxy.url, storage_timeout_s=0.5)
         direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
         bucket = await bus.bucket(namespace, BucketSettings())
+        begin = await direct.put("begin", b"")
         proxy.hold_answers()
         with pytest.raises(StorageUnavailable) as caught:
             await bucket.commit(writes)
         assert caught.value.may_have_started
         proxy.let_answers_pass()
-        assert await bucket.commit(writes) == 3
-        assert await direct.put("after", b"1") == 4
+        assert await bucket.commit(writes) == begin + 3
+        assert await direct.put("after", b"1") == begin + 4
         await bus.close()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus import memory as memory_module
 from gangline.coordinator import effects as do
 from gangline.coordinator import granting as granting_module
 from gangline.coordinator.commits import Ledger
@@ -156,6 +157,14 @@ def members_are_stopped_before_the_ledger_says_so(patch: pytest.MonkeyPatch) -> 
             self._send(gang, worker)
 
     patch.setattr(Teardown, "close", close)
+
+
+# -- fences -----------------------------------------------------------------------------------------------------------
+
+
+@gang_mutant("fence", needs=has(Accident.SERVER_RESTART))
+def a_new_ledger_counts_from_one(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(memory_module, "first_revision", lambda wall, seen=0: 1)
 
 
 # -- L5: owners -----------------------------------------------------------------------------------------------------

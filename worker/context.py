@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..schemas.errors import GanglineError
+from .progress import Progress, written
 
 if TYPE_CHECKING:
     from .gang_context import GangContext
@@ -40,6 +41,7 @@ class TaskContext:
     __slots__ = (
         "_ended",
         "_gang",
+        "_progress",
         "_reason",
         "_scope",
         "_waiting",
@@ -100,6 +102,7 @@ class TaskContext:
         self.clock = clock or asyncio.get_running_loop().time
         """The clock of `deadline`: the event loop's, which in a thread may lag by as long as the loop sleeps."""
         self._gang = gang
+        self._progress: Progress | None = None
         self._reason: GanglineError | None = None
         self._scope: Scope | None = None
         self._ended = False
@@ -144,6 +147,31 @@ class TaskContext:
         if self.deadline is None:
             return None
         return max(0.0, self.deadline - self.clock())
+
+    async def progress(self, value: Any) -> None:
+        """Tell whoever follows the job how far it is: `client.job(...).events()`, or `<ns>.job.<job>.progress`.
+
+        Returns at once, and costs little: of what is said faster than every 50 ms only the newest goes out. The last
+        value is sent before the job's answer. A report may be lost, and with it no more than that. In a call, which
+        nobody follows, it does nothing; so it does once the task has ended.
+
+        Args:
+            value: anything that has a form on the wire, as results have, of at most 64 KiB.
+
+        Raises:
+            InvalidResult: it has no form on the wire.
+            PayloadTooLarge: it is larger.
+        """
+        self._report(value)
+
+    def progress_blocking(self, value: Any) -> None:
+        """`progress` for code that runs in a thread or a child process, as plain `def` tasks do."""
+        self._report(value)
+
+    def _report(self, value: Any) -> None:
+        progress = self._progress
+        if progress is not None and not self._ended:
+            progress.report(written(value, f"{self.pool}.{self.method}"))
 
     def resource(self, kind: type[R]) -> R:
         """The value of that type that one of the pool's `@pool.lifespan` functions yielded.
@@ -196,6 +224,15 @@ def seat(context: TaskContext, gang: GangContext) -> None:
 
 def gang_of(context: TaskContext) -> GangContext | None:
     return context._gang
+
+
+def report_to(context: TaskContext, progress: Progress) -> None:
+    """It is a durable job's: what it says of its progress goes there."""
+    context._progress = progress
+
+
+def progress_of(context: TaskContext) -> Progress | None:
+    return context._progress
 
 
 def stop(context: TaskContext, reason: GanglineError) -> None:

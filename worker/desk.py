@@ -90,7 +90,7 @@ class Desk:
         self.books.on_room = self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
-        self.jobs = Jobs(self.books, self.outbox, pool.name)
+        self.jobs = Jobs(bus, names, self.books, self.outbox, log=log)
         self.intake = Intake(pool, self.books, self.runs, self.jobs, self.grants, self.outbox, log=log)
         self.operations = Operations(
             bus,

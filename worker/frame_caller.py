@@ -21,6 +21,7 @@ class FrameCaller:
 
     __slots__ = ("_again", "_books", "_outbox", "_reply")
     job = None
+    progress = None
 
     def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
         self._reply = reply

@@ -16,16 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
 from ..schemas.frames import Frame, TaskFlag, encode_frame
-from ..schemas.names import check_name
+from ..schemas.names import Names, check_name
+from ..telemetry.logs import Log
 from .books import Books
 from .frame_caller import FrameCaller, error_frame
 from .job_table import FIRST, Hearer, Job, JobKey
 from .memory import Sender, TaskRecord
 from .operations import Requester
 from .outbox import Outbox
+from .progress import ProgressFeed
 from .runs import Run
 from .tasks import Outcome
 
@@ -70,10 +73,11 @@ class JobName:
 class JobRun:
     """Whoever hears of one execution of a job: the caller of its run."""
 
-    __slots__ = ("_books", "_failure", "_outbox", "job", "record")
+    __slots__ = ("_books", "_failure", "_outbox", "job", "progress")
 
-    def __init__(self, job: Job, books: Books, outbox: Outbox) -> None:
+    def __init__(self, job: Job, progress: ProgressFeed, books: Books, outbox: Outbox) -> None:
         self.job = job
+        self.progress = progress
         self._books = books
         self._outbox = outbox
         self._failure: GanglineError | None = None
@@ -81,6 +85,7 @@ class JobRun:
 
     def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         """Answer all of them; the job has ended."""
+        self.progress.close()
         core, now, record = self._books.core, self._books.now(), run.record
         error = self._failure or outcome.error
         first = self.job.hearers[0]
@@ -122,11 +127,14 @@ class JobRun:
 class Jobs:
     """The durable jobs of one worker."""
 
-    def __init__(self, books: Books, outbox: Outbox, pool: str) -> None:
+    def __init__(self, bus: Bus, names: Names, books: Books, outbox: Outbox, *, log: Log) -> None:
+        self._bus = bus
+        self._names = names
         self._books = books
         self._core = books.core
         self._outbox = outbox
-        self._pool = pool
+        self._pool = books.worker.pool
+        self._log = log
 
     def named(self, meta: dict[str, Any] | None, flags: int) -> JobName | None:
         """See JobName.of."""
@@ -155,7 +163,11 @@ class Jobs:
     def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
         """An execution starts: who is to be told."""
         first = Hearer(record.sender, record.id, caller, streams=stream)
-        return JobRun(self._core.jobs.begin(name.key, name.attempt, record, first), self._books, self._outbox)
+        job = self._core.jobs.begin(name.key, name.attempt, record, first)
+        progress = ProgressFeed(
+            self._bus, self._names, name.key.job, name.attempt, ambient=self._books.ambient, log=self._log
+        )
+        return JobRun(job, progress, self._books, self._outbox)
 
     def on_list(self, requester: Requester, body: Any) -> None:
         """The operation `jobs`."""

@@ -113,6 +113,7 @@ class _RunCaller:
 
     __slots__ = ("_books", "_requester")
     job = None
+    progress = None
 
     def __init__(self, requester: Requester, books: Books) -> None:
         self._requester = requester

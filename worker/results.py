@@ -104,7 +104,7 @@ def _item_of(annotation: Any) -> Any:
     return inspect.Parameter.empty
 
 
-def to_wire(value: Any, where: str) -> Any:
+def to_wire(value: Any, where: str, place: str = "result") -> Any:
     """Plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and decimals
     as text. Always a copy, since the task may go on changing what it returned or yielded.
 
@@ -114,7 +114,7 @@ def to_wire(value: Any, where: str) -> Any:
     try:
         return _copy(value, 0)
     except _Unusual:
-        return _wire(value, "result", 0, where)
+        return _wire(value, place, 0, where)
 
 
 class _Unusual(Exception):

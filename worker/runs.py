@@ -12,11 +12,12 @@ from ..schemas.names import WorkerId
 from ..telemetry.logs import logger_for
 from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
-from .context import TaskContext
+from .context import TaskContext, report_to
 from .executors import Executors
 from .job_table import Job
 from .leases import Lease
 from .memory import TaskRecord
+from .progress import Progress
 from .tasks import BoundCall, CancelReason, Execution, Outcome
 
 MAX_STREAM_WINDOW = 100_000
@@ -30,6 +31,12 @@ class Caller(Protocol):
     def job(self) -> Job | None:
         """The durable job that the run is an execution of. Then it is answered when its code has stopped, not when it
         is told to stop: the next attempt must not meet this one."""
+        ...
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where it says how far it is, if it is such."""
+        ...
 
     def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
         """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
@@ -171,6 +178,8 @@ class Runs:
         run = Run(self, record, call, caller, span, books.now())
         record.handle = run
         context = RunContext(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta)
+        if caller.progress is not None:
+            report_to(context, caller.progress)
         self.counts["started"] += 1
         books.metrics.started(task.name)
         if books.journal.enabled:
@@ -300,6 +309,7 @@ class RunContext(TaskContext):
     ) -> None:
         self.deadline = deadline_at
         self._gang = None
+        self._progress = None
         self._reason = None
         self._scope = None
         self._ended = False

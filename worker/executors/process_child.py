@@ -26,7 +26,7 @@ from typing import Any
 from ...schemas.errors import GanglineError
 from ...telemetry.logs import RECORD_FIELDS
 from ...telemetry.tracing import tracer
-from ..context import TaskContext, attach, end
+from ..context import TaskContext, attach, end, report_to
 from ..failures import failure_of
 from ..pool import TASKS_ATTRIBUTE, Pool
 from ..scope import Scope
@@ -109,6 +109,8 @@ class _Child:
         context = TaskContext(**order.context, deadline=deadline, clock=clock)
         attach(context, scope)
         self._gang.attach(context)
+        if context.job is not None:
+            report_to(context, self)
         task = pool.find(order.method)
         self._room = Room(order.window)
         stream = Stream(self._item, self._room) if order.streams else None
@@ -155,6 +157,10 @@ class _Child:
         message = pack_for_worker(kind, *places)
         with self._sending:
             self._sock.sendall(message)
+
+    def report(self, value: Any) -> None:
+        """What the task says of its progress: the worker knows where it goes."""
+        self._send(ToWorker.PROGRESS, value)
 
     def log(self, fields: dict[str, Any]) -> None:
         self._send(ToWorker.LOG, fields)

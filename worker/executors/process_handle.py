@@ -35,6 +35,7 @@ class Listener(Protocol):
         """It calls its gang; answer with GangAnswer."""
         ...
 
+    def child_progress(self, value: Any) -> None: ...
     def child_died(self, crash: TaskCrashed) -> None:
         """The process has ended while it ran (killed by us or not)."""
         ...
@@ -188,19 +189,25 @@ class Child(asyncio.Protocol):
                 logger = logging.getLogger(places[0]["name"])
                 if logger.isEnabledFor(places[0]["levelno"]):
                     logger.handle(logging.makeLogRecord(places[0]))
+            case _:
+                if self._listener is not None:
+                    self._of_task(self._listener, kind, places)
+
+    def _of_task(self, listener: Listener, kind: ToWorker, places: list[Any]) -> None:
+        """About the task that it runs."""
+        match kind:
             case ToWorker.GANG:
-                if self._listener is not None:
-                    self._listener.child_gang(*places)
+                listener.child_gang(*places)
+            case ToWorker.PROGRESS:
+                listener.child_progress(places[0])
             case ToWorker.ITEM:
-                if self._listener is not None:
-                    self._listener.child_item(places[0], places[1])
+                listener.child_item(places[0], places[1])
             case ToWorker.DONE:
-                listener, self._listener = self._listener, None
-                if listener is not None:
-                    value, items, error = places
-                    listener.child_done(
-                        Outcome(value=value, items=items, error=None if error is None else error_from_wire(*error))
-                    )
+                self._listener = None
+                value, items, error = places
+                listener.child_done(
+                    Outcome(value=value, items=items, error=None if error is None else error_from_wire(*error))
+                )
 
     # -- how it ends ----------------------------------------------------------------------------------------------
 

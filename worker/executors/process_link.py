@@ -37,6 +37,8 @@ class ToWorker(IntEnum):
     """`[5, text]`: it cannot serve; it exits next."""
     GANG = 6
     """`[6, number, GangCall, value, root]`: a call of the task that runs, to its gang; answered by GangAnswer."""
+    PROGRESS = 7
+    """`[7, value]`: how far the task that runs is."""
 
 
 class GangCall(StrEnum):

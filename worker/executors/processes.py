@@ -14,7 +14,7 @@ from typing import Any
 
 from ...schemas.errors import GanglineError, InvalidSettings, TaskCrashed
 from ...telemetry.logs import logger_for
-from ..context import TaskContext, gang_of
+from ..context import TaskContext, gang_of, progress_of
 from ..pool import Pool
 from ..tasks import DeclaredTask, ExecutorKind, Outcome
 from .process_gang import answer_child
@@ -213,6 +213,11 @@ class ProcessRun(Run):
     def child_item(self, sequence: int, value: Any) -> None:
         if self.reason is None and self._on_item is not None:
             self._on_item(sequence, value)
+
+    def child_progress(self, value: Any) -> None:
+        progress = progress_of(self.context)
+        if progress is not None:
+            progress.report(value)
 
     def child_gang(self, number: int, what: str, value: Any, root: int) -> None:
         call = self.loop.create_task(self._call_gang(number, what, value, root), name="gangline gang call of a child")

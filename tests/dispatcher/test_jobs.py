@@ -1,0 +1,237 @@
+"""Jobs from their producer's side: result, status, cancelling, and why they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from gangline.schemas import codec
+from gangline.schemas.errors import DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
+from gangline.schemas.jobs import DeadReason, JobFailure, JobInfo, JobState
+from gangline.schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
+
+from .jobs_rig import JobsRig, on_both_buses
+
+FAILURE = JobFailure(code="task_failed", message="no such file", details={"type": "OSError", "traceback": "Traceback"})
+
+
+async def begin(work: Any) -> asyncio.Task[Any]:
+    """Start, and let it come to its wait."""
+    task = asyncio.ensure_future(work)
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    return task
+
+
+# -- results ------------------------------------------------------------------------------------------------------
+
+
+@on_both_buses
+async def test_a_result_that_is_there_is_given_at_once(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    await rig.end(job.id, result={"size": 3})
+    assert await job.result() == {"size": 3}
+    assert await rig.client.job(job.id).result(1) == {"size": 3}
+
+
+@on_both_buses
+async def test_a_result_comes_to_who_waits(rig: JobsRig) -> None:
+    jobs = [await rig.client.submit("images.echo") for _ in range(20)]
+    waits = [await begin(job.result()) for job in jobs]
+    loop = asyncio.get_running_loop()
+    for number, job in enumerate(jobs):
+        await rig.end(job.id, result=number)
+    ended = loop.time()
+    assert await asyncio.gather(*waits) == list(range(20))
+    assert loop.time() - ended < 1
+
+
+@on_both_buses
+async def test_a_refused_second_result_is_not_believed(rig: JobsRig) -> None:
+    """Whoever watches sees a write before the server has refused it."""
+    from gangline.bus.port import Conflict
+
+    job = await rig.client.submit("images.echo")
+    wait = await begin(job.result())
+    await rig.end(job.id, result="first")
+    with pytest.raises(Conflict):
+        await rig.end(job.id, result="second")
+    assert await wait == "first" == await job.result()
+
+
+@on_both_buses
+async def test_bytes_come_back_as_bytes(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo", b"\xfb\xff")
+    packed = codec.pack({"data": b"\xfb\xff\xfe"})
+    for alphabet in (base64.b64encode, base64.urlsafe_b64encode):
+        await rig.end(job.id, result=alphabet(packed).decode(), encoding="msgpack", revision=None)
+        assert await job.result() == {"data": b"\xfb\xff\xfe"}
+    await rig.end(job.id, result="no base64!", encoding="msgpack", revision=None)
+    with pytest.raises(MalformedMessage):
+        await job.result()
+
+
+@on_both_buses
+async def test_a_large_result_comes_from_the_object_store(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    value = "x" * 3_000_000
+    await (await rig.streams.objects()).put("large", codec.to_json(value))
+    await rig.end(job.id, object="large")
+    assert await job.result() == value
+    await (await rig.streams.objects()).delete("large")
+    with pytest.raises(ResultNotKept, match="is gone"):
+        await job.result()
+
+
+@on_both_buses
+async def test_a_dead_job_says_why_with_the_last_error_as_its_cause(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    await rig.end(job.id, state=JobState.DEAD, reason=DeadReason.FAILED, error=FAILURE, attempts=5)
+    with pytest.raises(JobDead, match="is a dead letter, failed after 5 attempts: no such file") as caught:
+        await job.result()
+    cause = caught.value.__cause__
+    assert isinstance(cause, TaskFailed) and cause.remote_type == "OSError" and cause.remote_traceback == "Traceback"
+    assert caught.value.reason == "failed" and caught.value.details["attempts"] == 5
+    assert caught.value.may_have_started
+    info = await job.status()
+    assert (info.state, info.reason, info.attempts, info.error) == (JobState.DEAD, "failed", 5, FAILURE)
+
+
+@on_both_buses
+async def test_a_cancelled_job_says_so(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    await rig.end(job.id, state=JobState.CANCELLED, attempts=0)
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert not await job.cancel()
+
+
+@on_both_buses
+async def test_waiting_ends_at_its_time_and_leaves_the_job_alone(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    with pytest.raises(DeadlineExceeded, match=r"has not ended within 0.2 s; it goes on"):
+        await job.result(0.2)
+    assert (await job.status()).state is JobState.QUEUED
+
+
+@on_both_buses
+async def test_a_result_that_is_not_kept_is_not_waited_for(rig: JobsRig) -> None:
+    job = await rig.client.options(result_ttl_s=0).submit("images.echo")
+    with pytest.raises(ResultNotKept):
+        await job.result()
+    with pytest.raises(ResultNotKept):
+        job.events()
+
+
+@on_both_buses
+async def test_a_job_that_nobody_knows_is_told_at_once(rig: JobsRig) -> None:
+    with pytest.raises(UnknownJob, match="naming its endpoint lets"):
+        await rig.client.job("nothing").result()
+    with pytest.raises(UnknownJob, match="start one with 'gangline dispatcher'"):
+        await rig.client.job("nothing", "images").status()
+    with pytest.raises(UnknownJob):
+        await rig.client.job("nothing", "images").cancel()
+    with pytest.raises(InvalidName):
+        rig.client.job("no.thing")
+
+
+@on_both_buses
+async def test_a_job_that_vanished_is_given_up_after_a_while(rig: JobsRig) -> None:
+    """Its result was too short-lived to be seen: waiting for ever would help nobody."""
+    if rig.hub is None:
+        return  # takes 20 s of real time
+    job = await rig.client.submit("images.echo")
+    await (await rig.tasks()).purge(rig.names.tasks)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(UnknownJob):
+        await job.result()
+    assert 10 <= loop.time() - began <= 30
+
+
+# -- status -------------------------------------------------------------------------------------------------------
+
+
+@on_both_buses
+async def test_status_is_what_the_dispatcher_says(rig: JobsRig) -> None:
+    dispatcher = await rig.take_queue()
+    job = await rig.client.submit("images.echo")
+    told = JobInfo(job=job.id, endpoint="images", method="echo", state=JobState.RUNNING, worker="images.w1", attempts=2)
+    dispatcher.jobs[job.id] = told
+    assert await job.status() == told
+    assert await rig.client.job(job.id).status() == told  # found without the endpoint
+    assert (await job.why()).position == 3
+
+
+@on_both_buses
+async def test_without_a_dispatcher_a_stored_task_is_found_and_the_lack_is_told(rig: JobsRig) -> None:
+    for _ in range(5):
+        job = await rig.client.submit("images.echo")
+    for found in (job, rig.client.job(job.id), rig.client.job(job.id, "images")):
+        info = await found.status()
+        assert (info.state, info.endpoint, info.method) == (JobState.QUEUED, "images", "echo")
+        assert "start one with 'gangline dispatcher'" in (info.reason or "")
+    [obstacle] = (await job.why()).obstacles
+    assert obstacle.kind == "position" and "gangline dispatcher" in obstacle.text
+
+
+@on_both_buses
+async def test_a_task_that_the_dispatcher_has_not_seen_yet_is_queued(rig: JobsRig) -> None:
+    await rig.take_queue()
+    job = await rig.client.submit("images.echo")
+    info = await job.status()
+    assert info.state is JobState.QUEUED and info.reason is None
+    [obstacle] = (await job.why()).obstacles
+    assert "has not looked so far" in obstacle.text
+
+
+@on_both_buses
+async def test_a_task_published_by_hand_is_found_by_its_sequence(rig: JobsRig) -> None:
+    published = await (await rig.tasks()).publish(f"{rig.names.namespace}.task.images.echo", b"{}")
+    job = rig.client.job(str(published.sequence))
+    assert (await job.status()).sequence == published.sequence
+    await rig.end(job.id, result="by hand")
+    assert await job.result() == "by hand"
+    with pytest.raises(UnknownJob):
+        await rig.client.job(str(published.sequence + 1)).status()
+
+
+# -- cancelling ---------------------------------------------------------------------------------------------------
+
+
+@on_both_buses
+async def test_the_dispatcher_cancels_what_it_has(rig: JobsRig) -> None:
+    dispatcher = await rig.take_queue()
+    job = await rig.client.submit("images.echo")
+    dispatcher.jobs[job.id] = JobInfo(job=job.id, endpoint="images", state=JobState.RUNNING)
+    assert await job.cancel()
+    assert dispatcher.cancelled == [job.id]
+
+
+@on_both_buses
+async def test_a_task_without_a_dispatcher_is_cancelled_in_the_stream(rig: JobsRig) -> None:
+    job, other = [await rig.client.submit("images.echo") for _ in range(2)]
+    assert await job.cancel()
+    assert [task.sequence for task in await rig.stored()] == [(await other.status()).sequence]
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert not await job.cancel()
+    assert (await job.status()).state is JobState.CANCELLED
+
+
+# -- queues -------------------------------------------------------------------------------------------------------
+
+
+@on_both_buses
+async def test_queues_are_shown_with_and_without_a_dispatcher(rig: JobsRig) -> None:
+    await rig.take_queue("images")
+    await rig.client.submit("images.echo")
+    await rig.client.submit("sounds.echo")
+    await rig.client.submit("sounds.mix")
+    images, sounds = await rig.client.queues()
+    assert (images.endpoint, images.dispatcher, images.depth, images.running) == ("images", "d1", 7, 2)
+    assert (sounds.endpoint, sounds.dispatcher, sounds.depth) == ("sounds", "", 2)
+    assert sounds.oldest_s is not None and sounds.oldest_s < 60

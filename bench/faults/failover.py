@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from bench.faults.crew import Process
 from bench.faults.figures import Report, Row
 from bench.faults.seam import Moment
-from bench.faults.site import Process, Site, opened
+from bench.faults.site import Site, opened
 from gangline.schemas.gangs import GangState
 
 WORKERS: Final = 4

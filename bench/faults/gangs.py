@@ -21,21 +21,16 @@ missed. The figures depend on the machine; run it on one that is otherwise idle.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Awaitable, Callable
 
 from bench.faults.cluster import stream_leader_killed
 from bench.faults.contention import eight_under_flood, two_on_three
 from bench.faults.deposed import two_leaders
 from bench.faults.failover import leader_killed
-from bench.faults.figures import Report, Row, table
 from bench.faults.forming import time_to_form
 from bench.faults.members import member_lost
 from bench.faults.standing import all_replaced, member_killed
-from gangline.cli.session import run
-
-Scenario = Callable[[int, Report], Awaitable[list[Row]]]
+from bench.faults.suite import Scenario, main
 
 SCENARIOS: dict[str, Scenario] = {
     "killed": lambda repetitions, report: member_lost("killed", repetitions, report),
@@ -51,35 +46,5 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
-async def _all(names: list[str], repetitions: int, report: Report) -> list[Row]:
-    rows: list[Row] = []
-    for name in names:
-        try:
-            rows += await SCENARIOS[name](repetitions, report)
-        except (AssertionError, TimeoutError) as error:
-            rows.append(Row(name=name, broken=[str(error)]))
-    return rows
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=20)
-    parser.add_argument("--only", default=",".join(SCENARIOS), help=f"of {', '.join(SCENARIOS)}")
-    parser.add_argument("--verbose", action="store_true", help="one line for each repetition, on stderr")
-    given = parser.parse_args()
-    names = given.only.split(",")
-    unknown = [name for name in names if name not in SCENARIOS]
-    if unknown or given.repetitions < 1:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--repetitions must be at least 1")
-
-    def report(line: str) -> None:
-        if given.verbose:
-            print(line, file=sys.stderr, flush=True)
-
-    rows = run(_all(names, given.repetitions, report))
-    print(table(rows))
-    return 1 if any(row.broken or row.late for row in rows) else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(__doc__, SCENARIOS))

@@ -9,8 +9,9 @@ import signal
 import time
 from typing import Literal
 
+from bench.faults.crew import Process
 from bench.faults.figures import Report, Row
-from bench.faults.site import Process, Site, opened
+from bench.faults.site import Site, opened
 from gangline.schemas.errors import GanglineError
 
 SIZE = 4

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import secrets
 import shutil
-import signal
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from bench.faults.audit import Audit
+from bench.faults.crew import PATIENCE_S, Crew, Process
 from bench.faults.history import kept
 from bench.faults.tasks import note
 from gangline.bus.embedded import EmbeddedServer
@@ -26,8 +24,6 @@ from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
 from gangline.bus.port import BucketSettings, KeyValue, Message, StorageUnavailable
 from gangline.bus.settings import ConnectionSettings
-from gangline.cli.children import TIED
-from gangline.cli.options import plain_environment
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.gang import Ganging
 from gangline.dispatcher.order import CallOptions
@@ -36,60 +32,25 @@ from gangline.schemas.errors import GanglineError
 from gangline.schemas.gang_messages import GangEvent
 from gangline.schemas.names import Names
 
-ROOT = Path(__file__).resolve().parents[2]
 POOL = "bench.faults.tasks:pool"
 SERVED = "train"
-PATIENCE_S = 60.0
 
 
-class Process:
-    """One child, with its output."""
-
-    def __init__(self, name: str, child: asyncio.subprocess.Process, log: Path) -> None:
-        self.name = name
-        self.child = child
-        self.log = log
-        self.lines: list[str] = []
-        """Of its standard output."""
-        self._reader = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        assert self.child.stdout is not None
-        while line := await self.child.stdout.readline():
-            self.lines.append(line.decode().strip())
-
-    def told(self, word: str) -> float | None:
-        """The time in its line `<word> <seconds>`, if it printed one."""
-        return next((float(line.split()[1]) for line in self.lines if line.startswith(f"{word} ")), None)
-
-    def actions(self) -> list[str]:
-        """What its JSON log says, by name."""
-        found = []
-        for line in self.log.read_text(errors="replace").splitlines():
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                found.append(json.loads(line)["action"])
-        return found
-
-    def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.child.send_signal(number)
-
-    async def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        await self.child.wait()
-        await self._reader
-
-
-class Site:
+class Site(Crew):
     """Made by `opened`. Every process that it started is gone when that ends."""
 
     def __init__(self, url: str, namespace: str, folder: Path, bucket: BucketSettings) -> None:
+        environment = {
+            "NATS_URL": url,
+            "GANGLINE_NAMESPACE": namespace,
+            "GANGLINE_STORAGE": bucket.storage.value,
+            "GANGLINE_REPLICAS": str(bucket.replicas),
+        }
+        super().__init__(folder, environment)
         self.url = url
         self.names = Names(namespace)
-        self.folder = folder
         self.bucket = bucket
         self.audit = Audit()
-        self.running: dict[str, Process] = {}
         self.workers: dict[str, Process] = {}
         """Those of the running ones that serve."""
         self.events: list[tuple[float, GangEvent]] = []
@@ -101,26 +62,6 @@ class Site:
         self._numbers = itertools.count(1)
 
     # -- processes ---------------------------------------------------------------------------------------------------
-
-    async def start(self, name: str, module: str, *arguments: str) -> Process:
-        """`python -m <module> <arguments>`, connected to the server."""
-        log = self.folder / f"{name}.log"
-        environment = {
-            **plain_environment(),
-            "NATS_URL": self.url,
-            "GANGLINE_NAMESPACE": self.names.namespace,
-            "GANGLINE_STORAGE": self.bucket.storage.value,
-            "GANGLINE_REPLICAS": str(self.bucket.replicas),
-            TIED: "1",
-        }
-        with log.open("wb") as stream:
-            child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, *arguments,
-                env=environment, cwd=ROOT, start_new_session=True,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stream,
-            )  # fmt: skip
-        self.running[name] = made = Process(name, child, log)
-        return made
 
     async def worker(self, *arguments: str) -> Process:
         """A worker on a node of its own, with a name that was never used."""
@@ -140,35 +81,10 @@ class Site:
         return await self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
 
     async def kill(self, process: Process) -> None:
-        del self.running[process.name]
         self.workers.pop(process.name, None)
-        await process.kill()
-
-    async def close(self) -> None:
-        for process in self.running.values():
-            await process.kill()
+        await super().kill(process)
 
     # -- waiting -----------------------------------------------------------------------------------------------------
-
-    async def until(self, holds: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-        """Look again and again.
-
-        Raises:
-            TimeoutError: says what was waited for.
-        """
-        try:
-            async with asyncio.timeout(within_s):
-                while not holds():  # noqa: ASYNC110 - other processes wake nobody
-                    await asyncio.sleep(0.01)
-        except TimeoutError:
-            raise TimeoutError(f"not within {within_s:g} s: {what}\n{self.log_tails()}") from None
-
-    def log_tails(self) -> str:
-        tails = []
-        for process in self.running.values():
-            lines = process.log.read_text(errors="replace").splitlines()[-3:]
-            tails += [f"{process.name}: {line}" for line in lines]
-        return "\n".join(tails)
 
     async def served(self) -> None:
         """Until all workers that were started live."""

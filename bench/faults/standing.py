@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from bench.faults.crew import Process
 from bench.faults.figures import Report, Row
-from bench.faults.site import Process, Site, opened
+from bench.faults.site import Site, opened
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gangs import GangRecord, GangState
 

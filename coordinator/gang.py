@@ -99,6 +99,8 @@ class Gang:
     deadline_wall: float | None = None
     persisted: bool = False
     """The ledger has (or is about to have) a record that must be ended."""
+    lost_record: bool = False
+    """The ledger vanished while a grant was on its way: if that comes to nothing, what was there before is written."""
     seats: tuple[Seat, ...] = ()
     """Granted; empty exactly in the steps before the first commit and after a teardown's end."""
     rendezvous: Rendezvous | None = None

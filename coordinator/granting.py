@@ -111,7 +111,7 @@ class Granting:
         self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
         gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
         gang.attempt = None
-        gang.fence, gang.persisted = revision, True
+        gang.fence, gang.persisted, gang.lost_record = revision, True, False
         gang.formed_at, gang.formed_wall = books.now, books.wall
         gang.refusals, gang.not_before = 0, 0.0
         gang.deadline_at = gang.deadline_wall = None

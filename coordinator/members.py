@@ -6,6 +6,7 @@ from ..schemas.gang_messages import GangEventKind
 from ..schemas.names import WorkerId
 from . import holds
 from .books import Books
+from .commits import CommitKind
 from .events import Cause, MemberFailed, WorkerFacts
 from .gang import Failure, Gang
 from .restarts import FINAL, Fate, decide
@@ -99,6 +100,9 @@ class Members:
                 books.repairs[gang.id] = None
             case _:
                 books.repairs[gang.id] = None
+        if gang.lost_record:
+            gang.lost_record = False
+            books.commit(CommitKind.REWRITE, gang)
         doom, gang.doom = gang.doom, None
         if doom is None:
             return

@@ -145,11 +145,16 @@ class Recovery:
         return gang.step not in GRANTED or worker not in gang.seats_by_worker
 
     def vanished(self, event: LedgerVanished) -> None:
-        """Write again what the books have. Workers do the same for their own keys."""
+        """Write again what the books have. Workers do the same for their own keys.
+
+        Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `Members.refused` sees to
+        it; so does the end of one that closes."""
         books = self._books
         books.ledger.fence = event.fence
         for gang in books.gangs.values():
-            if gang.persisted and gang.step not in (Step.COMMITTING, Step.REJOINING, Step.CLOSING):
+            if gang.step in (Step.COMMITTING, Step.REJOINING):
+                gang.lost_record = gang.persisted
+            elif gang.persisted and gang.step is not Step.CLOSING:
                 books.commit(CommitKind.REWRITE, gang)
 
 

@@ -133,6 +133,10 @@ class Gangs(RuleBasedStateMachine):
     def change_the_leader(self, keep_zombie: bool) -> None:
         self.world.elect(keep_zombie=keep_zombie)
 
+    @rule()
+    def lose_the_ledger(self) -> None:
+        self.world.lose_the_ledger()
+
     def teardown(self) -> None:
         if hasattr(self, "world"):
             self.heal()

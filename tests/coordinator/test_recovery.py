@@ -126,3 +126,41 @@ def test_a_gang_that_retires_in_a_new_ledger_is_written_whole():
     world.to_leader(on.LedgerVanished, fence=world.ledger.put("leader", record))
     world.advance(10.0)  # the ledger checks L7 after every batch
     assert world.core.gangs() == [] and not world.ledger.members()
+
+
+def deliver_until(world: World, what: str) -> None:
+    while world.network[0][0] != what:
+        world.deliver()
+
+
+def test_a_gang_that_is_being_repaired_when_the_ledger_vanishes_is_written_again_though_the_swap_is_refused():
+    world = world_of(1, 1, 1)
+    world.acquire("a", 2, restart="restart_member", strategy="spread")
+    world.flush()
+    worker = next(worker for worker in world.workers.values() if worker.members)
+    world.crash(worker)
+    world.gone(worker)
+    deliver_until(world, "commit rejoin a")
+    world.lose_the_ledger()
+    world.flush()
+    assert "a" in world.ledger.gangs(), "nobody would know of the members that go on"
+    assert len(world.ledger.members()) == 2
+    world.advance(1.0)
+    gang = world.core.get("a")
+    assert (gang.step, gang.generation) == ("formed", 2)
+    assert world.ledger.gangs()["a"].generation == 2
+
+
+def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_place_in_the_new_one():
+    world = world_of(1, 1)
+    world.acquire("a", 2, wait=False, ttl_s=1000.0)
+    deliver_until(world, "commit form a")
+    world.lose_the_ledger()
+    gone = next(iter(world.workers.values()))
+    world.crash(gone)
+    world.gone(gone)
+    world.flush()
+    record = world.ledger.gangs()["a"]
+    assert record.state is GangState.QUEUED
+    world.elect()
+    assert world.states() == {"a": "queued"}

@@ -194,6 +194,18 @@ class World:
             workers=tuple(self.facts(worker) for worker in self.workers.values() if worker.alive),
         )
 
+    def lose_the_ledger(self) -> None:
+        """A memory bucket goes with its server. The leader's shell puts its record and the sets back, the workers their
+        own keys."""
+        kept = {key: record for key, (record, _) in self.ledger.keys.items() if key.startswith(("leader", "gangset."))}
+        self.ledger.keys.clear()
+        for key, record in kept.items():
+            self.ledger.put(key, record)
+        self.to_leader(on.LedgerVanished, fence=self.ledger.revision_of("leader"))
+        for worker in self.workers.values():
+            if worker.alive:
+                self.register(worker)
+
     # -- owners ------------------------------------------------------------------------------------------------------
 
     def acquire(self, gang: str, size: int = 2, **more: Any) -> int:

@@ -1,0 +1,167 @@
+"""The pools that tasks of the endpoint go to: which one each, who waits there, and what is free.
+
+Laws:
+
+1. A task stays with its pool while the weights do not change; if the pool has no room it waits for it.
+2. Credit is deducted when a task is started, from the smallest lease that has room for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from ...schemas.routes import RouteRecord
+from ...schemas.submission import Submission
+from ..route_core import choose_pool
+from .events import PoolSeen
+from .order import Line, Place
+
+_EXACT: Final = 8
+_REMEMBERED: Final = 100_000
+
+
+class PoolView:
+    """One pool."""
+
+    __slots__ = (
+        "costs",
+        "free",
+        "free_slots",
+        "known",
+        "largest",
+        "limit",
+        "line",
+        "name",
+        "running",
+        "told",
+        "workers",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.known = False
+        self.workers = 0
+        self.largest = 0
+        """Most slots of one living worker; 0: none lives."""
+        self.costs: Mapping[str, int] = {}
+        self.limit: int | None = None
+        """Most tasks of the endpoint that run there at once."""
+        self.line = Line()
+        self.free: list[int] = []
+        """Free slots of each lease that has any, ascending."""
+        self.free_slots = 0
+        """... together."""
+        self.running = 0
+        """Tasks."""
+        self.told = (0, 0)
+        """What the last Want said."""
+
+    def __repr__(self) -> str:
+        return f"PoolView({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
+
+    def credit(self, free: tuple[int, ...]) -> None:
+        self.free = sorted(slots for slots in free if slots > 0)
+        self.free_slots = sum(self.free)
+
+    def take(self, cost: int) -> None:
+        """Law 2."""
+        at = bisect_left(self.free, cost)
+        left = self.free.pop(at) - cost
+        self.free_slots -= cost
+        if left:
+            insort(self.free, left)
+
+    @property
+    def full(self) -> bool:
+        """The route allows no more of its tasks there."""
+        return self.limit is not None and self.running >= self.limit
+
+    def next(self) -> Place | None:
+        """The head of its line, if there is room for it now."""
+        if not self.free or self.full:
+            return None
+        head = self.line.head
+        return head if head is not None and self.line.cost(head[1]) <= self.free[-1] else None
+
+    def lacks(self, most: int) -> tuple[int, int]:
+        """What more is needed: slots in all, and slots that the head takes.
+
+        Args:
+            most: so many tasks may start now, for whatever other limits there are.
+        """
+        head = self.line.head
+        if self.limit is not None:
+            most = min(most, self.limit - self.running)
+        if head is None or most <= 0:
+            return (0, 0)
+        largest = self.line.cost(head[1])
+        slots = min(self.line.slots, most * max(largest, -(-self.line.slots // len(self.line))))
+        if self.free and largest <= self.free[-1]:
+            slots -= self.free_slots
+        if slots <= 0:
+            return (0, 0)
+        return (slots if slots <= _EXACT else 1 << (slots - 1).bit_length(), largest)
+
+
+class Pools:
+    """All of them, by name."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._views: dict[str, PoolView] = {}
+        self._route = RouteRecord()
+        self._weights = self._route.pools(endpoint)
+        self._chosen: dict[str, str] = {}
+        """Pool by key, as long as the weights last."""
+        self._explicit = False
+
+    def __iter__(self) -> Iterator[PoolView]:
+        return iter(self._views.values())
+
+    def __getitem__(self, name: str) -> PoolView:
+        view = self._views.get(name)
+        if view is None:
+            view = self._views[name] = PoolView(name)
+        return view
+
+    def route(self, route: RouteRecord, explicit: bool) -> None:
+        """Draw by these weights from now on."""
+        self._route = route
+        self._weights = route.pools(self._endpoint)
+        self._explicit = explicit
+        self._chosen.clear()
+        for view in self._views.values():
+            view.limit = None
+        for name in self._weights:
+            self[name].limit = route.limits.get(name)
+
+    def seen(self, event: PoolSeen) -> bool:
+        """Learn of a pool. True: tasks in line may take other slots now, or another number of workers."""
+        view = self[event.pool]
+        before = (view.largest, dict(view.costs))
+        view.known, view.workers, view.largest = event.known, event.workers, event.largest
+        view.costs = event.costs
+        return before != (view.largest, dict(view.costs))
+
+    def choose(self, task: Submission, draw: float) -> PoolView:
+        """Law 1."""
+        if task.pool is not None:
+            return self[task.pool]
+        if len(self._weights) == 1:
+            return self[next(iter(self._weights))]
+        if task.key is None or not self._route.by_key:
+            return self[choose_pool(self._route, self._endpoint, None, draw)]
+        chosen = self._chosen.get(task.key)
+        if chosen is None:
+            if len(self._chosen) > _REMEMBERED:
+                self._chosen.clear()
+            chosen = self._chosen[task.key] = choose_pool(self._route, self._endpoint, task.key, draw)
+        return self[chosen]
+
+    def knows(self, task: Submission) -> bool:
+        """Whether there is, or was, anybody who might run it."""
+        if task.pool is not None:
+            return self[task.pool].known
+        return self._explicit or any(self[name].known for name in self._weights)

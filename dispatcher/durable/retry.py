@@ -1,0 +1,48 @@
+"""How often a task is tried, how long each try may run, and how long to wait between. Of what the task, the endpoint's
+route and the dispatcher's settings say, the first that says something counts."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from ...schemas.routes import QueueRules
+from ...schemas.submission import Submission
+from .settings import DispatcherSettings
+
+REFUSED_FIRST_S: Final = 0.025
+REFUSED_MOST_S: Final = 0.5
+
+T = TypeVar("T")
+
+
+def _first(default: T, *said: T | None) -> T:
+    return next((value for value in said if value is not None), default)
+
+
+def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> int:
+    return _first(settings.max_attempts, task.max_attempts, rules.max_attempts)
+
+
+def timeout_s(task: Submission, rules: QueueRules) -> float | None:
+    """None: a try may run as long as it likes."""
+    return task.timeout_s if task.timeout_s is not None else rules.timeout_s
+
+
+def result_ttl_s(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> float:
+    return _first(settings.result_ttl_s, task.result_ttl_s, rules.result_ttl_s)
+
+
+def backoff_s(
+    task: Submission, rules: QueueRules, settings: DispatcherSettings, *, attempts: int, draw: float
+) -> float:
+    """Seconds between the failure of that attempt and the next: doubles each time, up to a most; of which jitter takes
+    off up to half, so that what failed together does not come back together."""
+    first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
+    most = _first(settings.backoff_max_s, rules.backoff_max_s)
+    # A task that asks for a longer first wait than the most is given it.
+    return min(max(first, most), first * 2.0 ** min(attempts - 1, 40)) * (1.0 - draw / 2)
+
+
+def refused_s(refusals: int) -> float:
+    """Seconds until a task that could not be started is offered again: at once the first time."""
+    return 0.0 if refusals <= 1 else min(REFUSED_MOST_S, REFUSED_FIRST_S * 2.0 ** min(refusals - 2, 10))

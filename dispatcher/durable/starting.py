@@ -1,0 +1,128 @@
+"""Who starts now, what more could be used, and when to look again.
+
+Among the heads of all pools that have room, the one with the first place starts, for as long as the limits allow. The
+head of a pool's line waits for a lease that is large enough, and those behind it wait with it: with back-fill, a task
+of four slots would never find four free at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...schemas.jobs import JobState
+from .admission import Admission
+from .agenda import Due
+from .books import Books
+from .effects import Start, Wake, Want
+from .order import Place
+from .pools import PoolView
+from .retry import timeout_s
+
+LEAD_S: Final = 0.25
+"""How long before a rate allows a start leases are asked for."""
+
+
+class Starting:
+    """Starts and wants."""
+
+    def __init__(self, books: Books, admission: Admission) -> None:
+        self._books = books
+        self._admission = admission
+        self._woken: float | None = None
+        """What the last Wake said."""
+
+    def pump(self) -> None:
+        """Start whoever can start, in order."""
+        while self.room() > 0:
+            pool = self._first()
+            if pool is None:
+                return
+            self._start(pool)
+
+    def room(self) -> int:
+        """How many tasks may start now, if there are slots for them."""
+        books = self._books
+        if not books.open or not books.sure or books.rules.paused:
+            return 0
+        if books.gate is not None and not books.gate.ready(books.now):
+            return 0
+        if books.rules.max_running is not None:
+            return max(0, books.rules.max_running - books.running)
+        return len(books.tasks)
+
+    def _first(self) -> PoolView | None:
+        best: tuple[Place, PoolView] | None = None
+        for pool in self._books.pools:
+            head = pool.next()
+            if head is not None and (best is None or head < best[0]):
+                best = (head, pool)
+        return None if best is None else best[1]
+
+    def _start(self, pool: PoolView) -> None:
+        books = self._books
+        head = pool.line.head
+        assert head is not None
+        task = books.tasks[head[1]]
+        cost = pool.line.cost(task.seq)
+        pool.take(cost)
+        if books.gate is not None:
+            books.gate.take(books.now)
+        task.attempts += 1
+        task.started_at, task.timeout_at, task.worker = books.wall, None, ""
+        self._admission.begin(task)
+        books.totals["started"] += 1
+        limit_s = timeout_s(task.submission, books.rules)
+        if limit_s is not None:
+            task.timeout_at = books.now + limit_s
+            books.agenda.set((Due.TIMEOUT, task.seq), task.timeout_at)
+        books.out.append(
+            Start(
+                seq=task.seq,
+                job=task.job,
+                attempt=task.attempts,
+                pool=pool.name,
+                cost=cost,
+                timeout_s=limit_s,
+                deadline_at=task.submission.deadline_at,
+            )
+        )
+        books.out.extend(books.tell(task, JobState.RUNNING))
+
+    def want(self) -> None:
+        """Say what more could be used, if that has changed."""
+        books = self._books
+        most = self._soon()
+        for pool in books.pools:
+            lacks = pool.lacks(most)
+            if lacks != pool.told:
+                pool.told = lacks
+                books.out.append(Want(pool=pool.name, slots=lacks[0], largest=lacks[1]))
+
+    def _soon(self) -> int:
+        """How many tasks may start within LEAD_S, if there are slots for them."""
+        books = self._books
+        if not books.open or not books.sure or books.rules.paused:
+            return 0
+        most = len(books.tasks)
+        if books.rules.max_running is not None:
+            most = min(most, books.rules.max_running - books.running)
+        if books.gate is not None:
+            most = min(most, books.gate.allowed(books.now, books.now + LEAD_S))
+        return max(0, most)
+
+    def wake(self) -> None:
+        """Say when to look again, if that has changed."""
+        books = self._books
+        times = [at for at in (books.agenda.next_at if books.open else None, self._rate_at()) if at is not None]
+        at = min(times) if times else None
+        if at != self._woken:
+            self._woken = at
+            books.out.append(Wake(at=at))
+
+    def _rate_at(self) -> float | None:
+        """When the rate allows more, or it is time to ask for leases."""
+        books = self._books
+        if books.gate is None or not books.open or not any(pool.line for pool in books.pools):
+            return None
+        next_at = books.gate.next_at
+        return next((at for at in (next_at - LEAD_S, next_at) if at > books.now), None)

@@ -1,0 +1,89 @@
+"""One task of the queue."""
+
+from __future__ import annotations
+
+from ...schemas.errors import GanglineError
+from ...schemas.jobs import JobState
+from ...schemas.submission import Submission
+from .effects import Why
+from .order import Place
+from .states import Step
+
+
+class Task:
+    """What is known of a message from its arrival until the server has forgotten it. All times are monotonic, but for
+    those that say otherwise."""
+
+    __slots__ = (
+        "arrived_at",
+        "attempts",
+        "cost",
+        "deadline",
+        "doom",
+        "draw",
+        "end",
+        "error",
+        "job",
+        "key",
+        "lost",
+        "ordered",
+        "place",
+        "pool",
+        "ready_at",
+        "reason",
+        "refusals",
+        "seq",
+        "size",
+        "started_at",
+        "step",
+        "submission",
+        "timeout_at",
+        "tried",
+        "worker",
+    )
+
+    def __init__(self, *, seq: int, submission: Submission, size: int, draw: float, place: Place, now: float) -> None:
+        self.seq = seq
+        self.submission = submission
+        self.job = submission.job
+        self.size = size
+        self.draw = draw
+        """Chooses its pool, again and again the same."""
+        self.place = place
+        self.arrived_at = now
+        self.step = Step.NEW
+        self.key = submission.key
+        self.ordered = False
+        """Among those of its key, as the rules are now."""
+        self.deadline: float | None = None
+        self.pool = ""
+        """Where it was last in line, or started; empty before."""
+        self.cost = 1
+        """Slots that it takes there."""
+        self.attempts = 0
+        """Tries that were begun, the one that runs included."""
+        self.tried = False
+        """A TryRecord of it may stand."""
+        self.refusals = 0
+        """Tries in a row that came to nothing."""
+        self.lost = False
+        """It once vanished together with its worker."""
+        self.ready_at = 0.0
+        """When its next try may begin."""
+        self.timeout_at: float | None = None
+        """When the try that runs has run too long."""
+        self.started_at: float | None = None
+        """Unix time; of the last try, if this dispatcher began it."""
+        self.worker = ""
+        """`<pool>.<worker>` that it was found on at the takeover."""
+        self.doom: Why | None = None
+        """It will be cancelled or is dead, as soon as it is known what became of what is on its way."""
+        self.error: GanglineError | None = None
+        """The last."""
+        self.end: JobState | None = None
+        """How it ended."""
+        self.reason: str | None = None
+        """Of its death."""
+
+    def __repr__(self) -> str:
+        return f"<Task {self.seq} {self.job} {self.step.value} attempts={self.attempts}>"

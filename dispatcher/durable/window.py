@@ -1,0 +1,66 @@
+"""How many messages to ask for, so that enough can be seen to judge priorities, keys and limits, and not too many."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_BATCH: Final = 16
+"""Asked for when a 16th of the window is free: one request for each message would cost more than the messages."""
+
+
+class Window:
+    """What is in hand and on its way. A bound of bytes can be passed by what was on its way already, if messages are
+    suddenly larger than those before."""
+
+    __slots__ = ("_again", "_bytes", "_mean", "asked", "bytes", "count", "held")
+
+    def __init__(self, *, count: int, bytes_: int) -> None:
+        self.count = count
+        self._bytes = bytes_
+        self._mean = 1024.0
+        self.held = 0
+        """Messages in hand."""
+        self.bytes = 0
+        """... and their bytes."""
+        self.asked = 0
+        """Messages pulled that have not come."""
+        self._again = 0
+        """Messages in hand that will come once more."""
+
+    def __repr__(self) -> str:
+        return f"Window({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
+
+    def delivered(self, known: bool) -> None:
+        """A message came; whether it was in hand."""
+        self.asked = max(0, self.asked - 1)
+        if known:
+            self._again = max(0, self._again - 1)
+
+    def add(self, size: int) -> None:
+        """A new one is kept."""
+        self.held += 1
+        self.bytes += size
+        self._mean += (size - self._mean) / min(self.held, 64)
+
+    def remove(self, size: int) -> None:
+        self.held -= 1
+        self.bytes -= size
+        self._again = min(self._again, self.held)
+
+    def reopened(self) -> None:
+        """What was asked for will not come; what is in hand comes again."""
+        self.asked = 0
+        self._again = self.held
+
+    def ask(self) -> int:
+        """How many to ask for now; they count as asked for. 0: none."""
+        mean = max(1.0, self._mean)
+        fit = max(1, min(self.count, int(self._bytes / mean)))
+        free = min(self.count - self.held, int((self._bytes - self.bytes) / mean))
+        if not self.held:
+            free = fit
+        room = free + self._again - self.asked
+        if room < max(1, fit // _BATCH):
+            return 0
+        self.asked += room
+        return room

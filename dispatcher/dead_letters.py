@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ _DROPPED: Final = frozenset(
         headers.DEAD_REASON,
         headers.DEAD_ERROR,
         headers.DEAD_AT,
+        headers.DEAD_OBJECT,
         headers.ATTEMPTS,
         headers.SUBJECT,
         headers.DELAY,
@@ -59,7 +60,7 @@ class DeadLetter:
     subject: str
     """That it was published to."""
     data: bytes
-    """Its body."""
+    """Its body. Of a very large one, only `Client.dead_letter` reads it."""
     headers: Mapping[str, str]
     """All that it has."""
 
@@ -134,7 +135,12 @@ class DeadLetters:
             raise UnknownJob(
                 f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}
             )
-        return found[0]
+        letter = found[0]
+        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        if stored is None or letter.data:
+            return letter
+        body = await (await self._streams.objects()).get(stored)
+        return letter if body is None else replace(letter, data=body)
 
     async def replay(self, job: str) -> JobRef:
         """Publish the task anew, as the same job, with all its attempts before it.
@@ -149,6 +155,8 @@ class DeadLetters:
         """
         letter = await self.find(job)
         prefix = self._names.tasks[:-1]
+        if headers.DEAD_OBJECT in letter.headers and not letter.data:
+            raise JobError(f"the body of job {job!r} is no longer kept: drop its dead letter", details={"job": job})
         if not letter.subject.startswith(prefix):
             raise InvalidRequest(
                 f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
@@ -158,7 +166,7 @@ class DeadLetters:
         await (await self._streams.jobs()).purge(self._names.job(job))
         fields = self._fields_again(letter)
         stored = await (await self._streams.tasks()).publish(letter.subject, letter.data, headers=fields)
-        await (await self._streams.dead()).delete(letter.sequence)
+        await self._remove(letter)
         try:
             endpoint: str | None = check_name(letter.endpoint, "endpoint")
         except InvalidRequest:
@@ -171,14 +179,15 @@ class DeadLetters:
         Raises:
             UnknownJob: there is no such letter.
         """
-        letter = await self.find(job)
-        await (await self._streams.dead()).delete(letter.sequence)
-
-    async def drop_all(self, endpoint: str | None = None) -> int:
-        """Throw all of them away, or all of an endpoint; how many they were."""
-        return await (await self._streams.dead()).purge(self._pattern(endpoint))
+        await self._remove(await self.find(job))
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _remove(self, letter: DeadLetter) -> None:
+        await (await self._streams.dead()).delete(letter.sequence)
+        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        if stored is not None:
+            await (await self._streams.objects()).delete(stored)
 
     def _pattern(self, endpoint: str | None) -> str:
         if endpoint is None:

@@ -14,7 +14,7 @@ def test_a_worker_of_this_node_is_healthy_and_that_of_another_does_not_count(com
     assert (done.returncode, done.stdout) == (0, "gangline-worker words w1\n")
     done = commands.run("health", "--node", "n2", "--timeout", "0.3")
     assert done.returncode == 3
-    assert "no worker or gateway of node 'n2'" in done.stderr
+    assert "no worker, gateway or dispatcher of node 'n2'" in done.stderr
 
 
 def test_a_gateway_is_healthy_on_the_node_that_it_names_or_else_on_its_host(commands):

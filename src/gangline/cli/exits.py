@@ -18,6 +18,7 @@ from ..schemas.errors import (
     TaskFailed,
     Unavailable,
 )
+from ..schemas.task_errors import JobDead, JobError
 
 
 class Exit(IntEnum):
@@ -41,7 +42,7 @@ def exit_code_of(error: BaseException) -> Exit:
             return Exit.INTERRUPTED
         case InvalidRequest() | click.ClickException():
             return Exit.USAGE
-        case TaskError() | LeaseError():
+        case TaskError() | LeaseError() | JobError():
             return Exit.FAILED
         case GanglineError() if error.may_have_started:
             return Exit.UNKNOWN
@@ -58,6 +59,8 @@ def next_step(error: BaseException) -> str:
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
         case NoWorkers() if "gangline workers" not in str(error):
             return "start one with 'gangline worker MODULE:POOL'; 'gangline workers' shows who serves"
+        case JobDead():
+            return f"'gangline dead show {error.details.get('job', 'JOB')}' shows all of it, 'dead replay' tries again"
         case TaskFailed() if error.remote_traceback:
             return "--debug shows the task's traceback"
         case _:

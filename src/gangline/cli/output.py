@@ -21,6 +21,14 @@ def print_json(value: object, *, lines: bool = False) -> None:
     click.echo(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
 
 
+def print_value(value: object, as_json: bool) -> None:
+    """A task's result: text as it is, all else as JSON; on one line for machines."""
+    if isinstance(value, str) and not as_json:
+        click.echo(value)
+    else:
+        print_json(value, lines=as_json)
+
+
 def console() -> Console:
     """Writes to stdout; plain and wide when that is not a terminal, so that a pipe gets whole lines."""
     from rich.console import Console

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import click
 
+from ..arguments import parse_arguments
 from ..options import Connection, connection_options, json_option
 
 
@@ -43,30 +43,11 @@ def command(
     from ..session import run
 
     split_target(target)
-    args, kwargs = _parse(arguments)
+    args, kwargs = parse_arguments(arguments)
     options = {"timeout_s": timeout_s, "key": key, "model": model}
     if idempotent:
         options["idempotent"] = True
     run(_call(connection, target, args, kwargs, options, stream=stream, as_json=as_json))
-
-
-def _parse(text: str | None) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments."""
-    if text == "-":
-        text = sys.stdin.read()
-    if text is None or not text.strip():
-        return [], {}
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise click.UsageError(
-            f'the arguments are not JSON ({error}); quote them for the shell: \'{{"path": "a.png"}}\''
-        ) from None
-    if isinstance(value, dict):
-        return [], value
-    if isinstance(value, list):
-        return value, {}
-    raise click.UsageError(f"the arguments must be a JSON object or array, not {type(value).__name__}: try '[{text}]'")
 
 
 async def _call(
@@ -79,7 +60,7 @@ async def _call(
     stream: bool,
     as_json: bool,
 ) -> None:
-    from ..output import print_json
+    from ..output import print_json, print_value
     from ..session import open_client, telemetry
 
     async with telemetry("gangline-call"), open_client(connection, "gangline call") as client:
@@ -90,7 +71,4 @@ async def _call(
                 sys.stdout.flush()
             return
         result = await bound.call(target, *args, **kwargs)
-    if isinstance(result, str) and not as_json:
-        click.echo(result)
-    else:
-        print_json(result, lines=as_json)
+    print_value(result, as_json)

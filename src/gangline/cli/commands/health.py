@@ -7,12 +7,12 @@ import click
 from ..options import Connection, connection_options
 
 
-@click.command(short_help="Whether a worker or gateway of this machine answers; for probes.")
+@click.command(short_help="Whether a worker, gateway or dispatcher of this machine answers; for probes.")
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to look for. [host name]")
 @click.option("--timeout", "timeout_s", type=float, default=2.0, show_default=True, metavar="SECONDS", help="Patience.")
 @connection_options
 def command(connection: Connection, node: str | None, timeout_s: float) -> None:
-    """Whether a worker or gateway of this machine answers, over the server and back: exit code 0, else 3.
+    """Whether a worker, gateway or dispatcher of this machine answers, over the server and back: exit code 0, else 3.
 
     For the probes of a container, whose host name is its own: HEALTHCHECK CMD gangline health
     """
@@ -24,7 +24,7 @@ def command(connection: Connection, node: str | None, timeout_s: float) -> None:
     wanted = node or socket.gethostname()
     found = run(_ask(connection, wanted, timeout_s))
     if found is None:
-        raise NoWorkers(f"no worker or gateway of node {wanted!r} answered within {timeout_s:g} s")
+        raise NoWorkers(f"no worker, gateway or dispatcher of node {wanted!r} answered within {timeout_s:g} s")
     click.echo(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -9,37 +10,58 @@ import click
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
-    from ...schemas.gang_messages import WhyReply
+    from ...schemas import gang_messages, jobs
 
 
-@click.command(short_help="What a gang waits for, and who stands in its way.")
-@click.argument("gang", metavar="GANG")
+@click.command(short_help="What a gang or a submitted task waits for, and what stands in its way.")
+@click.argument("id", metavar="GANG|JOB")
 @json_option
 @connection_options
-def command(connection: Connection, gang: str, as_json: bool) -> None:
-    """What a gang waits for, and who stands in its way.
+def command(connection: Connection, id: str, as_json: bool) -> None:
+    """What a gang or a submitted task waits for, and what stands in its way.
 
-    Its place in the queue, what is missing, on which workers it waits, and who holds their slots: gangs, leases with
-    the time of their end, tasks.
+    Of a gang: its place in the queue, what is missing, on which workers it waits, and who holds their slots: gangs,
+    leases with the time of their end, tasks.
+
+    Of a submitted task: how many of its queue go before it, and what it waits for: slots, a limit or the order of its
+    key, its next try, its time.
     """
+    from ...schemas.names import check_name
     from ..output import print_json
     from ..session import run
 
-    why = run(_ask(connection, gang))
+    why = run(_ask(connection, check_name(id, "id")))
     if as_json:
         print_json(why.model_dump(mode="json"))
         return
-    from ..gang_tables import why_lines
-
-    for line in why_lines(why):
+    for line in _lines(why):
         click.echo(line)
 
 
-async def _ask(connection: Connection, gang: str) -> WhyReply:
+def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:
+    from ...schemas import jobs
+    from .. import gang_tables, job_tables
+
+    return job_tables.why_lines(why) if isinstance(why, jobs.WhyReply) else gang_tables.why_lines(why)
+
+
+async def _ask(connection: Connection, id: str) -> gang_messages.WhyReply | jobs.WhyReply:
+    """The coordinator knows gangs, dispatchers know tasks; ids of both are told apart by who knows them."""
+    from ...schemas.errors import Unavailable
+    from ...schemas.gang_errors import UnknownGang
     from ...schemas.gang_messages import WhyReply
     from ...schemas.names import GangOperation
+    from ...schemas.task_errors import UnknownJob
     from ..gang_requests import ask
-    from ..session import open_bus
+    from ..session import open_client
 
-    async with open_bus(connection, "gangline why") as bus:
-        return await ask(bus, connection.names, GangOperation.WHY, {"id": gang}, WhyReply)
+    async with open_client(connection, "gangline why") as client:
+        try:
+            return await ask(client.router.bus, connection.names, GangOperation.WHY, {"id": id}, WhyReply)
+        except (UnknownGang, Unavailable) as error:
+            try:
+                return await client.job(id).why()
+            except UnknownJob as unknown:
+                if isinstance(error, UnknownGang):
+                    raise UnknownJob(f"there is no gang and no job {id!r}", details=unknown.details) from error
+                raise UnknownJob(f"{unknown.message} (nor could a gang be looked for: {error.message})") from error

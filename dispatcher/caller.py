@@ -120,6 +120,8 @@ class Caller:
             books.settle(ticket)
             books.pump()
             raise
+        if ticket.visit is not None:
+            ticket.visit.sent()
         return flight
 
     async def answer(self, order: Order, flight: TaskFlight) -> Outcome:

@@ -15,8 +15,9 @@ Laws, which `check` asserts and tests quote:
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import NamedTuple
+import itertools
+from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
 from ..schemas.bounds import plain
 from ..schemas.errors import (
@@ -42,6 +43,16 @@ from .queue import WaitingLine
 from .retry import Backoff, Fate
 from .settings import RouterSettings
 from .view import PoolView, Worker
+
+
+class Stay(Protocol):
+    """A request's stay with the route that chose its pool."""
+
+    def settled(self) -> None:
+        """It no longer counts on a worker."""
+
+    def sent(self) -> None:
+        """A try of it was sent."""
 
 
 class Ticket:
@@ -79,6 +90,12 @@ class Ticket:
     """What became of the last try."""
     waiter: object | None = None
     """The shell's own attachment."""
+    endpoint: str | None = None
+    """The endpoint whose route it follows, so that it leaves a pool that leaves the route. None: it means the pool."""
+    moved = False
+    """It waited before, in another pool: that too many wait is no reason to refuse it."""
+    visit: Stay | None = None
+    """None: no route chose its pool."""
 
     def __init__(
         self,
@@ -136,7 +153,10 @@ Effect = Placed | Refused
 class PoolCore:
     """Decides for one pool. Every method that can let others go on returns the effects, in order."""
 
-    def __init__(self, pool: str, settings: RouterSettings, policy: Policy, draw: Draw) -> None:
+    def __init__(
+        self, pool: str, settings: RouterSettings, policy: Policy, draw: Draw, numbers: Iterator[int] | None = None
+    ) -> None:
+        """`numbers`: order of arrival; shared by pools between which requests may move."""
         self.pool = pool
         self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
         self.policy = policy
@@ -150,7 +170,7 @@ class PoolCore:
         self._candidates = Candidates(self.view, draw)
         self._line: WaitingLine[Ticket] = WaitingLine()
         self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
-        self._numbers = 0
+        self._numbers = numbers or itertools.count(1)
         self._placed = 0
         self._progress: dict[Hashable, float] = {}
         """When a request of each class was last taken by a worker, while others wait."""
@@ -176,7 +196,8 @@ class PoolCore:
     # -- requests -------------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, now: float) -> bool:
-        """Take a new request: True when it was placed (see `ticket.worker`), False when it waits.
+        """Take a new request: True when it was placed (see `ticket.worker`), False when it waits. One that was moved
+        has a number already, and with it its place.
 
         Raises:
             UnknownMethod: there are workers, and none has the task.
@@ -184,8 +205,8 @@ class PoolCore:
             Saturated: no worker has so many slots, busy or not.
             QueueFull: it would have to wait, and `max_queued` do so already.
         """
-        self._numbers += 1
-        ticket.number = self._numbers
+        if not ticket.number:
+            ticket.number = next(self._numbers)
         ticket.queued_at = now
         if self.connected and not self._line and ticket.plain and self._place_plain(ticket):
             return True
@@ -193,9 +214,9 @@ class PoolCore:
         if self.view.workers:
             if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
                 raise error
-            if self.connected and not self._line.has_line(ticket.queue) and self._try(ticket, now):
+            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
                 return True
-        if len(self._line) >= self._settings.max_queued:
+        if len(self._line) >= self._settings.max_queued and not ticket.moved:
             raise QueueFull(
                 f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
                 details={"pool": self.pool, "max_queued": self._settings.max_queued},
@@ -203,12 +224,35 @@ class PoolCore:
         self._line.add(ticket)
         return False
 
+    def admit_at_once(self, ticket: Ticket, now: float) -> bool:
+        """Take a new request only if it need not wait, nor overtake one that does; it is forgotten otherwise."""
+        ticket.queue = self._class_of(ticket)
+        if not self.connected or not self.view.workers or self._line.has_line(ticket.queue):
+            return False
+        ticket.number = next(self._numbers)
+        return self._impossible(ticket) is None and self._try(ticket, now)
+
     def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
         """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
 
         Raises:
             WorkerLost, ResultLost: it may have started and is not idempotent.
             Saturated, ...: `max_attempts` are used up; see `give_up`.
+        """
+        self.judge(ticket, fate, now)
+        if self.view.workers:
+            if (error := self._impossible(ticket)) is not None:
+                raise error
+            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+                return True
+        self._line.add(ticket)
+        return False
+
+    def judge(self, ticket: Ticket, fate: Fate, now: float) -> None:
+        """Whether there may be another try after one of that fate.
+
+        Raises:
+            GanglineError: there may not; as `again`.
         """
         assert ticket.worker is None and not ticket.waits, ticket
         ticket.fate = fate
@@ -220,13 +264,14 @@ class PoolCore:
             ticket.uncertain = fate
         if ticket.attempts >= ticket.max_attempts:
             raise self.give_up(ticket, f"after {ticket.attempts} attempts")
-        if self.view.workers:
-            if (error := self._impossible(ticket)) is not None:
-                raise error
-            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
-                return True
-        self._line.add(ticket)
-        return False
+
+    def take_out(self, endpoint: str) -> list[Ticket]:
+        """Let go of all that wait and follow that endpoint's route, oldest first."""
+        found = [ticket for ticket in self._line if ticket.endpoint == endpoint]
+        for ticket in found:
+            self._line.remove(ticket)
+            ticket.moved = True
+        return found
 
     def withdraw(self, ticket: Ticket) -> None:
         """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
@@ -252,6 +297,8 @@ class PoolCore:
         self.view.discharge(worker, ticket.cost)
         if self._tells_policy:
             self.policy.completed(worker, ticket)
+        if ticket.visit is not None:
+            ticket.visit.settled()
 
     def turned_down(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
         """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
@@ -388,6 +435,11 @@ class PoolCore:
         return outcome_unknown(fate, str(ticket.last or self.pool), ticket.attempts)
 
     # -- checking -------------------------------------------------------------------------------------------------
+
+    @property
+    def empty_since(self) -> float | None:
+        """Since when there have been no workers; 0: ever. None: there are some."""
+        return None if self.view.workers else self._empty_since
 
     def check(self) -> None:
         """Assert the laws; tests call it after every event."""

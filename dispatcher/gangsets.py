@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
 from ..bus.port import Bus, ConnectionEvent, KeyValue
@@ -42,7 +42,15 @@ class GangSets:
         metrics: RouterMetrics,
         random: random.Random,
         ledger: Callable[[], Awaitable[KeyValue]],
+        numbers: Iterator[int],
+        strays: Callable[[str, str], bool],
+        on_change: Callable[[str], None],
     ) -> None:
+        """
+        Args:
+            numbers, strays: see RoutedPool.
+            on_change: called with a name that is a set's from now on, or no longer.
+        """
         self._bus = bus
         self._names = names
         self._settings = settings
@@ -52,6 +60,9 @@ class GangSets:
         self._metrics = metrics
         self._random = random
         self._ledger = ledger
+        self._numbers = numbers
+        self._strays = strays
+        self._on_change = on_change
         self._sets: dict[str, RoutedSet] = {}
         self._feed: SetFeed | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -153,6 +164,7 @@ class GangSets:
             # While a gang still stands the name is the set's: what retires takes nothing new, and then it is over.
             if known is not None and not known.gangs:
                 del self._sets[name]
+                self._on_change(name)
                 known.close(ClosedError(f"standing set {name!r} was deleted"))
         elif known is not None:
             known.record = record
@@ -164,8 +176,20 @@ class GangSets:
                 policy=self._policy(name),
                 metrics=self._metrics,
                 draw=self._random.random,
+                numbers=self._numbers,
+                strays=self._strays,
             )
+            self._on_change(name)
             self._sets[name] = RoutedSet(name, record, pool, self._lines, self._random)
+
+    def pools(self) -> list[SetPool]:
+        """Of each set, what its calls wait in."""
+        return [routed.pool for routed in self._sets.values()]
+
+    def pool_of(self, name: str) -> SetPool | None:
+        """The same of one set; None: there is none of that name, so far as is known."""
+        routed = self._sets.get(name)
+        return None if routed is None else routed.pool
 
     def names(self) -> list[str]:
         return list(self._sets)

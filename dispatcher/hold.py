@@ -62,6 +62,7 @@ class Hold:
         "_metrics",
         "_renewal",
         "_timer",
+        "endpoint",
         "epoch",
         "failure",
         "fence",
@@ -99,6 +100,8 @@ class Hold:
         self._renewal: RenewFlight | None = None
         self._ended = False
         self.pool = pool
+        self.endpoint = pool.name
+        """What was asked for: the pool, or an endpoint whose route led there."""
         self.worker = flight.worker
         self.ticket = ticket
         self.reserve_id = flight.id

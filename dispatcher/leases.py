@@ -66,6 +66,11 @@ class Lease:
         return self._hold.pool.name
 
     @property
+    def endpoint(self) -> str:
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        return self._hold.endpoint
+
+    @property
     def worker(self) -> str:
         """`<pool>.<worker>`, as operators name it."""
         return str(self._hold.worker.id)
@@ -178,9 +183,11 @@ class Lease:
 
     def _order(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Order:
         endpoint, dot, name = method.rpartition(".")
-        if dot and endpoint != self.pool:
+        if dot and endpoint not in (self.pool, self.endpoint):
             raise WrongPool(f"this lease is of pool {self.pool!r}, not of {endpoint!r}: lease a worker of that pool")
-        return self._make(f"{self.pool}.{name}", args, kwargs, self._options)
+        order = self._make(f"{endpoint or self.endpoint}.{name}", args, kwargs, self._options)
+        order.pool = self.pool
+        return order
 
     def _check(self) -> None:
         if (error := self.lost) is not None:

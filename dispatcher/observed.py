@@ -16,9 +16,19 @@ class Observed:
     """`with Observed(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if traces are
     on. A class and not a generator: it is entered at every call."""
 
-    __slots__ = ("_began_at", "_loop", "_metrics", "_order", "_span", "_ticket")
+    __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_span", "_ticket")
 
-    def __init__(self, order: Order, ticket: Ticket, metrics: RouterMetrics, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        order: Order,
+        ticket: Ticket,
+        metrics: RouterMetrics,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """`counted`: counted as taken when it is entered; else when it is left, since its pool is not known before."""
+        self._counted = counted
         self._order = order
         self._ticket = ticket
         self._metrics = metrics
@@ -36,7 +46,8 @@ class Observed:
                 attributes={"gangline.pool": order.pool, "gangline.endpoint": order.endpoint},
             )
         self._span = span
-        self._metrics.request(order.endpoint, order.pool)
+        if self._counted:
+            self._metrics.request(order.endpoint, order.pool)
         return self._ticket, span
 
     def __exit__(
@@ -45,6 +56,8 @@ class Observed:
         order = self._order
         if self._span is not NO_SPAN:
             self._span.end(error)
+        if not self._counted:
+            self._metrics.request(order.endpoint, order.pool)
         self._metrics.finished(
             order.endpoint,
             order.pool,

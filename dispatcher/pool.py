@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ..schemas.errors import GanglineError
@@ -25,8 +25,18 @@ if TYPE_CHECKING:
 
 _log = logger_for("dispatcher")
 
-Waiter = asyncio.Future[GanglineError | None]
+
+class Moved(Exception):  # noqa: N818
+    """The request has to go to another pool, since its endpoint's route has changed. Nothing of it is under way; ask
+    where to, and place the same ticket there: it keeps its place in time."""
+
+
+Waiter = asyncio.Future[GanglineError | Moved | None]
 """Ends with None when the ticket was placed."""
+
+
+def _never(_endpoint: str, _pool: str) -> bool:
+    return False
 
 
 class RoutedPool:
@@ -41,11 +51,19 @@ class RoutedPool:
         policy: Policy,
         metrics: RouterMetrics,
         draw: Draw,
+        numbers: Iterator[int] | None = None,
+        strays: Callable[[str, str], bool] = _never,
     ) -> None:
+        """
+        Args:
+            numbers: order of arrival, shared by all pools of a router.
+            strays: whether requests to an endpoint have no business in a pool (any more).
+        """
         self.name = name
-        self.core = PoolCore(name, settings, policy, draw)
+        self.core = PoolCore(name, settings, policy, draw, numbers)
         self.discovery: Discovery | None = None
-        self.used_at = exchange.loop.time()
+        self.used_at = self._opened_at = exchange.loop.time()
+        self._strays = strays
         self._exchange = exchange
         self._settings = settings
         self._metrics = metrics
@@ -80,15 +98,43 @@ class RoutedPool:
             QueueFull, UnknownMethod: at once.
             NoWorkers, Saturated, Draining, Disconnected: in vain until the deadline, or so long as the settings say.
             WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
+            Moved: another pool has to take it.
         """
         core, now = self.core, self._loop.time()
         core.connected = self._exchange.bus.connected
+        if fate is not None and ticket.endpoint is not None and self._strays(ticket.endpoint, self.name):
+            core.judge(ticket, fate, now)
+            ticket.moved = True
+            raise Moved
         if not ticket.waits and (core.admit(ticket, now) if fate is None else core.again(ticket, fate, now)):
             assert ticket.worker is not None
             return ticket.worker
         return await self._wait(ticket, deadline, now)
 
+    def place_at_once(self, ticket: Ticket) -> bool:
+        """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
+        core = self.core
+        core.connected = self._exchange.bus.connected
+        return core.admit_at_once(ticket, self._loop.time())
+
+    def move(self, endpoint: str) -> None:
+        """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises Moved."""
+        for ticket in self.core.take_out(endpoint):
+            waiter = ticket.waiter
+            assert isinstance(waiter, asyncio.Future), ticket
+            if not waiter.done():  # else its caller has just given up
+                waiter.set_result(Moved())
+
+    @property
+    def deserted(self) -> bool:
+        """Without workers for so long that nobody need wait for one."""
+        since = self.core.empty_since
+        if since is None:
+            return False
+        return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
+
     async def _wait(self, ticket: Ticket, deadline: float | None, now: float) -> Worker:
+        self.used_at = now
         waiter: Waiter = self._loop.create_future()
         ticket.waiter = waiter
         self._arm(now)

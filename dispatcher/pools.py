@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
@@ -41,8 +41,18 @@ class Pools:
         policy: Callable[[str], Policy],
         metrics: RouterMetrics,
         draw: Draw,
+        numbers: Iterator[int],
+        strays: Callable[[str, str], bool],
+        on_close: Callable[[str], None],
+        on_tick: Callable[[], None],
     ) -> None:
-        """`pools` is where open pools stand; shared with the exchange, which tells them of answers."""
+        """
+        Args:
+            pools: where open pools stand; shared with the exchange, which tells them of answers.
+            numbers, strays: see RoutedPool.
+            on_close: called with the name of a pool that is no longer followed.
+            on_tick: called a few times a second while connected.
+        """
         self._bus = bus
         self._names = names
         self._pools = pools
@@ -52,6 +62,10 @@ class Pools:
         self._policy = policy
         self._metrics = metrics
         self._draw = draw
+        self._numbers = numbers
+        self._strays = strays
+        self._on_close = on_close
+        self._on_tick = on_tick
         self._opening: dict[str, asyncio.Task[RoutedPool]] = {}
         self._ledger: KeyValue | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -102,12 +116,7 @@ class Pools:
         if pool is not None:
             pool.used_at = loop.time()
             return pool
-        task = self._opening.get(name)
-        if task is None:
-            check_name(name, "pool")
-            task = loop.create_task(self._open(name), name=f"gangline-open-{name}")
-            self._opening[name] = task
-            task.add_done_callback(lambda _: self._opening.pop(name, None))
+        task = self._opening_of(name)
         limit = loop.time() + self._settings.saturated_wait_s
         try:
             async with asyncio.timeout_at(limit if deadline is None else min(limit, deadline)):
@@ -120,6 +129,26 @@ class Pools:
             if task.cancelled():
                 raise ClosedError("this router was stopped") from None
             raise
+
+    def open_soon(self, name: str) -> None:
+        """Open a pool in the background, so that nobody has to wait for that. No-op for one that is open."""
+        if name not in self._pools:
+            self._opening_of(name)
+
+    def _opening_of(self, name: str) -> asyncio.Task[RoutedPool]:
+        task = self._opening.get(name)
+        if task is None:
+            check_name(name, "pool")
+            task = self._exchange.loop.create_task(self._open(name), name=f"gangline-open-{name}")
+            self._opening[name] = task
+            task.add_done_callback(lambda done: self._opened(name, done))
+        return task
+
+    def _opened(self, name: str, task: asyncio.Task[RoutedPool]) -> None:
+        self._opening.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Whoever waits for it has the error, too; nobody may.
+            _log.info("cannot open pool %s: %s", name, error, extra={"action": "pool.open_failed", "pool": name})
 
     async def ledger(self) -> KeyValue:
         """The ledger's bucket."""
@@ -135,6 +164,8 @@ class Pools:
             policy=self._policy(name),
             metrics=self._metrics,
             draw=self._draw,
+            numbers=self._numbers,
+            strays=self._strays,
         )
         delay_s = 0.05
         try:
@@ -161,6 +192,7 @@ class Pools:
     async def _close(self, name: str, pool: RoutedPool) -> None:
         """Nobody asks for it and nobody serves it."""
         del self._pools[name]
+        self._on_close(name)
         pool.close(ClosedError(f"pool {name!r} is no longer followed"))
         await _leave(pool)
 
@@ -186,6 +218,7 @@ class Pools:
             if pool.idle(now):
                 await self._close(name, pool)
         self._exchange.check_due(now)
+        self._on_tick()
 
     async def _reconcile_on(self) -> None:
         while True:

@@ -181,6 +181,10 @@ class RouteCore:
         """Let in whoever can be."""
         return self._pump() if self._line else []
 
+    def line(self) -> list[Request]:
+        """Who waits, oldest first."""
+        return list(self._line)
+
     def check(self) -> None:
         """Assert the laws; tests call it after every event."""
         assert all(count > 0 for count in self.inside.values()), self.inside

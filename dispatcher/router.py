@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
-from ..schemas.errors import ClosedError, InvalidSettings
+from ..schemas.errors import ClosedError, InvalidSettings, NoWorkers
 from ..schemas.frames import ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
@@ -31,8 +32,11 @@ from .leases import Lease, Leasing
 from .observed import Observed
 from .order import CallOptions, Order
 from .policy import Policy, Sticky
-from .pool import RoutedPool
+from .pool import Moved, RoutedPool
 from .pools import Pools
+from .route_shadow import Shadows
+from .route_table import RouteTable
+from .route_traffic import Traffic
 from .selection import Choosing, Dispatcher, Selection
 from .settings import RouterSettings
 from .stream import Streamer
@@ -57,6 +61,8 @@ class Router:
         policy: Callable[[str], Policy] | None = None,
         metrics: RouterMetrics | None = None,
         name: str = "",
+        routes_bucket: BucketSettings | None = None,
+        makes_routes: bool = False,
     ) -> None:
         """
         Args:
@@ -64,6 +70,7 @@ class Router:
             bucket: how the ledger's bucket is made if it does not exist yet.
             policy: makes the policy of a pool from its name; by default Sticky.
             name: shown in the ledger as the owner of leases.
+            routes_bucket, makes_routes: see RouteTable.
         """
         self.bus = bus
         self.names = names
@@ -72,6 +79,7 @@ class Router:
         self._max_attempts = self.settings.max_attempts
         ambient = ambient or Ambient()
         self._pools: dict[str, RoutedPool] = {}
+        self._numbers = itertools.count(1)
         self._targets: dict[str, tuple[str, str]] = {}
         """Targets that were taken apart and found right."""
         self._state = "new"
@@ -90,6 +98,10 @@ class Router:
             policy=policy,
             metrics=self.metrics,
             draw=chance.random,
+            numbers=self._numbers,
+            strays=self._strays,
+            on_close=self._forget,
+            on_tick=self._tick,
         )
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
@@ -98,6 +110,10 @@ class Router:
         lines = LineMaker(caller=self.caller, streamer=self._streamer, pool=self.pool)
         self.gangs = self._owned(ambient, lines, name)
         self.sets = self._standing_sets(chance, lines, policy)
+        self.routes = RouteTable(
+            bus, names, bucket=routes_bucket, make=makes_routes, reconcile_s=self.settings.reconcile_s
+        )
+        self._traffic = self._routed_traffic(chance)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -121,7 +137,9 @@ class Router:
         for hold in list(self._holds):
             hold.release()
         self.sets.refuse(ClosedError("this router was stopped"))
+        self._traffic.refuse(ClosedError("this router was stopped"))
         await self.exchange.stop()
+        await self.routes.stop()
         await self.gangs.stop()
         await self.sets.stop()
         await self._following.stop()
@@ -140,12 +158,12 @@ class Router:
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
         order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
-        with self._observed(order) as (ticket, span):
+        with self._observed_routed(order) as (ticket, span):
             return await self._run(order, ticket, span)
 
     async def execute(self, order: Order) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
-        with self._observed(order) as (ticket, span):
+        with self._observed_routed(order) as (ticket, span):
             result = await self._run(order, ticket, span)
             return result, str(ticket.last or "")
 
@@ -160,15 +178,27 @@ class Router:
     ) -> AsyncGenerator[Any, None]:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
-        with self._observed(order) as (ticket, span):
-            standing = await self._standing(order)
-            if standing is not None:
-                items = standing.stream(order, ticket, span)
-            else:
-                items = self._streamer.run(await self.pool(order.pool, order.deadline), order, ticket, span)
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    yield item
+        with self._observed_routed(order) as (ticket, span):
+            try:
+                while True:
+                    to = await self._target(order, ticket, span)
+                    if isinstance(to, RoutedSet):
+                        items = to.stream(order, ticket, span)
+                    else:
+                        items = self._streamer.run(to, order, ticket, span)
+                    try:
+                        async with contextlib.aclosing(items):
+                            async for item in items:
+                                yield item
+                        return
+                    except Moved:  # nothing was read so far
+                        continue
+                    except NoWorkers:
+                        if not self._traffic.elsewhere(ticket):
+                            raise
+            finally:
+                if ticket.visit is not None:
+                    self._traffic.over(ticket)
 
     def choose_worker(self, target: str, *, slots: int | None = None, options: CallOptions = _DEFAULTS) -> Choosing:
         """Choose a worker and hold a slot of it; see Client.choose_worker."""
@@ -197,7 +227,9 @@ class Router:
         """Run a task on the worker that was chosen; see Client.dispatch."""
         self._check_open()
         endpoint, dot, name = method.rpartition(".")
-        order = self.order(f"{endpoint if dot else selection.pool}.{name}", args, kwargs or {}, options)
+        order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs or {}, options)
+        if order.pool == selection.endpoint:
+            order.pool = selection.pool
         selection.check_usable(order.pool)
         with self._observed(order) as (_, span):
             return await self._dispatcher.dispatch(selection, order, span)
@@ -290,7 +322,7 @@ class Router:
         Args:
             method: only of a worker that has this task.
         """
-        return await self._reserve(check_name(pool, "pool"), method, slots, ttl_s, ReserveFlag(0), _DEFAULTS)
+        return await self._reserve(pool, method, slots, ttl_s, ReserveFlag(0), CallOptions(pool=pool))
 
     @property
     def running(self) -> bool:
@@ -314,6 +346,7 @@ class Router:
             **self.exchange.statistics(),
             "gangsets": self.sets.statistics(),
             "pools": {name: pool.statistics() for name, pool in self._pools.items()},
+            "routes": self._traffic.statistics(),
         }
 
     def __repr__(self) -> str:
@@ -344,20 +377,88 @@ class Router:
             metrics=self.metrics,
             random=chance,
             ledger=self.ledger,
+            numbers=self._numbers,
+            strays=self._strays,
+            on_change=self._forget,
         )
 
-    async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
-        standing = None if self.sets.none else await self._standing(order)
-        if standing is not None:
-            return await standing.run(order, ticket, span)
-        pool = await self.pool(order.pool, order.deadline)
-        return await self.caller.run(pool, order, ticket, span)
+    def _routed_traffic(self, chance: random.Random) -> Traffic:
+        shadows = Shadows(
+            self.exchange,
+            self.settings,
+            self.metrics,
+            pools=self._pools,
+            open_soon=self._following.open_soon,
+            draw=chance.random,
+        )
+        return Traffic(
+            self.routes,
+            pools=self._pools,
+            following=self._following,
+            sets=self.sets,
+            shadows=shadows,
+            settings=self.settings,
+            metrics=self.metrics,
+            draw=chance.random,
+            numbers=self._numbers,
+        )
 
-    async def _standing(self, order: Order) -> RoutedSet | None:
-        """The standing set that the endpoint names, if it does; who names a pool means the pool."""
-        if order.options.pool is not None or self.sets.none:
-            return None
-        return await self.sets.find(order.endpoint, order.deadline)
+    def _strays(self, endpoint: str, pool: str) -> bool:
+        return self._traffic.strays(endpoint, pool)
+
+    def _forget(self, name: str) -> None:
+        self._traffic.forget(name)
+
+    def _tick(self) -> None:
+        self._traffic.poke()
+
+    async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        pool = self._traffic.plain.get(order.pool)
+        if pool is not None:
+            if order.options.pool is None:
+                ticket.endpoint = order.endpoint
+            try:
+                return await self.caller.run(pool, order, ticket, span)
+            except Moved:
+                pass  # a route was made while it waited
+        return await self._run_routed(order, ticket, span)
+
+    async def _run_routed(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        try:
+            while True:
+                target = await self._target(order, ticket, span)
+                try:
+                    if isinstance(target, RoutedSet):
+                        return await target.run(order, ticket, span)
+                    return await self.caller.run(target, order, ticket, span)
+                except Moved:
+                    continue
+                except NoWorkers:
+                    if not self._traffic.elsewhere(ticket):
+                        raise
+        finally:
+            if ticket.visit is not None:
+                self._traffic.over(ticket)
+
+    async def _target(self, order: Order, ticket: Ticket, span: Span) -> RoutedPool | RoutedSet:
+        """Where the order goes now. Who names a pool means the pool."""
+        self._check_open()
+        if order.options.pool is not None:
+            return await self._following.get(order.options.pool, order.deadline)
+        target = await self._traffic.find(order.endpoint, ticket, order.deadline, order)
+        if (visit := self._traffic.visit_of(ticket)) is not None and visit.pool is not None:
+            order.pool = visit.pool
+            visit.span = span
+            span.set(gangline__pool=visit.pool)
+            if isinstance(target, RoutedSet):
+                visit.sent()  # as near to it as can be: its members are sent to one by one
+        return target
+
+    def _observed_routed(self, order: Order) -> Observed:
+        """`_observed`, for an order whose pool may not be known yet."""
+        self._check_open()
+        counted = order.options.pool is not None or order.endpoint in self._traffic.plain
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted)
 
     def _observed(self, order: Order) -> Observed:
         """Count and trace one request: `with ... as (ticket, span)`."""
@@ -385,15 +486,46 @@ class Router:
             max_attempts=options.max_attempts or self.settings.max_attempts,
         )
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": pool_name}) as span:
-            pool = await self.pool(pool_name, deadline)
-            hold = await self._reserver.reserve(pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline)
-            span.set(gangline__worker=str(hold.worker.id))
+            try:
+                hold = await self._reserve_on(pool_name, ticket, ttl_s, flags, deadline, options)
+            finally:
+                if ticket.visit is not None:
+                    self._traffic.over(ticket)  # one that is held counts until it is given back
+            span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         if self._state != "running":
             hold.release()
             self._check_open()
         self._holds[hold] = None
         hold.on_end = self._holds.pop
         return hold
+
+    async def _reserve_on(
+        self,
+        name: str,
+        ticket: Ticket,
+        ttl_s: float,
+        flags: ReserveFlag,
+        deadline: float | None,
+        options: CallOptions,
+    ) -> Hold:
+        """Hold slots in a pool of the endpoint's route, or in the pool that the options name."""
+        while True:
+            self._check_open()
+            if options.pool is None:
+                target = await self._traffic.find(name, ticket, deadline)
+                pool = target if isinstance(target, RoutedPool) else await self._following.get(name, deadline)
+            else:
+                pool = await self._following.get(name, deadline)
+            try:
+                hold = await self._reserver.reserve(pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline)
+            except Moved:
+                continue
+            except NoWorkers:
+                if not self._traffic.elsewhere(ticket):
+                    raise
+            else:
+                hold.endpoint = name
+                return hold
 
     def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:
         self._check_open()

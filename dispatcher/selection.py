@@ -47,6 +47,11 @@ class Selection:
         return self._hold.pool.name
 
     @property
+    def endpoint(self) -> str:
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        return self._hold.endpoint
+
+    @property
     def worker(self) -> str:
         """`<pool>.<worker>`, as operators name it."""
         return str(self._hold.worker.id)

@@ -61,6 +61,10 @@ class RouterSettings:
     """How often registrations are pulled again, in case a change was missed."""
     stream_window: int = 64
     """Items of a streamed result that a worker may be ahead of its reader. At least 1."""
+    shadow_timeout_s: float = 5.0
+    """A copy of a request to a shadow pool is told to stop after so long, whatever the request's own deadline."""
+    max_shadows: int = 100
+    """Copies that may be under way to one shadow pool; further ones are dropped, and counted."""
     max_releases_kept: int = 10_000
     """Releases and cancellations kept while disconnected, to be sent on reconnection."""
 
@@ -96,5 +100,7 @@ _BOUNDS: Final = (
     ("claim_s", 0.1, MAX_TTL_S),
     ("reconcile_s", 0.5, 3600.0),
     ("stream_window", 1, 100_000),
+    ("shadow_timeout_s", 0.01, MAX_DEADLINE_S),
+    ("max_shadows", 0, 1_000_000),
     ("max_releases_kept", 0, 10_000_000),
 )

@@ -156,6 +156,8 @@ class Streamer:
             flight.books.settle(flight.ticket)
             flight.books.pump()
             raise
+        if flight.ticket.visit is not None:
+            flight.ticket.visit.sent()
         timer = None
         if order.deadline is not None:
             too_late = order.too_late(may_have_started=True)

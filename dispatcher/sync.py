@@ -49,6 +49,11 @@ class SyncLease:
         return self._lease.pool
 
     @property
+    def endpoint(self) -> str:
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        return self._lease.endpoint
+
+    @property
     def worker(self) -> str:
         """`<pool>.<worker>`, as operators name it."""
         return self._lease.worker

@@ -3,13 +3,16 @@
 ===================================  =======================  =====================================================
 metric                               attributes               meaning
 ===================================  =======================  =====================================================
-gangline.router.requests             endpoint, pool           requests taken
+gangline.router.requests             endpoint, pool           requests taken (where a route chooses the pool: ended)
 gangline.router.errors               endpoint, pool, code     requests that ended in an error, by its stable code
 gangline.router.queue_size           pool                     requests that wait for a worker now
 gangline.router.reserved_slots       pool                     slots that this router holds by selections and leases
 gangline.router.backoffs             pool                     waits after a refusal
 gangline.router.attempts             endpoint, pool           tries per request (histogram)
 gangline.router.fulfilment_time      endpoint, pool           seconds from request to answer (histogram)
+gangline.router.held_back            endpoint                 requests that wait for the limits of a route now
+gangline.router.shadows              endpoint, pool, outcome  copies for shadow pools: sent, then ok, failed, refused,
+                                                              late or lost; or dropped (see dispatcher.route_shadow)
 gangline.worker.slots.running        pool, worker             slots in use by tasks
 gangline.worker.slots.reserved       pool, worker             slots held by leases and not in use
 gangline.worker.slots.total          pool, worker             slots the worker has
@@ -45,6 +48,10 @@ _errors = counter("gangline.router.errors", "{request}", "Requests that ended in
 _queue_size = level("gangline.router.queue_size", "{request}", "Requests that wait for a worker", _POOL)
 _reserved = level("gangline.router.reserved_slots", "{slot}", "Slots held by selections and leases", _POOL)
 _backoffs = counter("gangline.router.backoffs", "{wait}", "Waits after a refusal", _POOL)
+_held_back = level(
+    "gangline.router.held_back", "{request}", "Requests that wait for the limits of a route", ("endpoint",)
+)
+_shadows = counter("gangline.router.shadows", "{request}", "Copies for shadow pools", (*_ENDPOINT, "outcome"))
 _attempts = histogram("gangline.router.attempts", "{attempt}", "Tries per request", ATTEMPTS)
 _fulfilment = histogram("gangline.router.fulfilment_time", "s", "From request to answer", SECONDS)
 
@@ -58,6 +65,8 @@ class RouterMetrics:
         self._queue_size = _queue_size.of(self)
         self._reserved = _reserved.of(self)
         self._backoffs = _backoffs.of(self)
+        self._held_back = _held_back.of(self)
+        self._shadows = _shadows.of(self)
 
     def request(self, endpoint: str, pool: str) -> None:
         """A request was taken."""
@@ -83,6 +92,14 @@ class RouterMetrics:
     def backoff(self, pool: str) -> None:
         """A wait after a refusal begins."""
         self._backoffs[pool,] += 1
+
+    def held_back(self, endpoint: str, change: int) -> None:
+        """A request began (+1) or ceased (-1) to wait for the limits of its route."""
+        self._held_back[endpoint,] += change
+
+    def shadow(self, endpoint: str, pool: str, outcome: str) -> None:
+        """What became of a copy for a shadow pool."""
+        self._shadows[endpoint, pool, outcome] += 1
 
     def statistics(self) -> dict[str, int]:
         """Sums over endpoints and pools: requests, errors, queue_size, reserved_slots, backoffs."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.ambient import Ambient
 from gangline.bus.jetstream import connect as connect_jetstream
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
@@ -173,15 +174,17 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
     """Run a test on a server in memory (on virtual time), and on a real one."""
 
     async def run(kind: str, request: pytest.FixtureRequest) -> None:
-        names, hub = Names(request.getfixturevalue("namespace")), None
+        names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Ambient()
         if kind == "memory":
-            hub = MemoryHub()
+            loop = asyncio.get_running_loop()
+            ambient = Ambient(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
+            hub = MemoryHub(ambient=ambient)
             ours, its = hub.connect("client"), hub.connect("dispatcher")
         else:
             how = ConnectionSettings.from_url(request.getfixturevalue("nats_url"))
             ours = await connect_jetstream(how, name="client")
             its = await connect_jetstream(how, name="dispatcher")
-        client = Client(ours, names=names, tasks=STORAGE, owns_bus=True)
+        client = Client(ours, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True)
         try:
             async with client, asyncio.timeout(60 if kind == "server" else None):
                 await body(JobsRig(names, client, its, hub))

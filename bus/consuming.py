@@ -128,6 +128,11 @@ class PullConsumer:
         self._generation = 0
         self._newest = 0
         """Highest sequence that was delivered to us."""
+        self._ordinal = 0
+        """The consumer's delivery that came last; 0: none in this generation."""
+        self._gaps: list[tuple[int, int]] = []
+        """Sequences among which some were delivered and did not come."""
+        self._filling: asyncio.Task[None] | None = None
         self._refused: set[int] = set()
         """Refused, and not seen since."""
         self._acks = Acknowledgements(self._acknowledge, remembered=remembered)
@@ -193,14 +198,18 @@ class PullConsumer:
 
     # -- what comes -----------------------------------------------------------------------------------------------
 
-    def on_message(self, message: StreamMessage) -> None:
-        """The link: a message was delivered."""
+    def on_message(self, message: StreamMessage, ordinal: int) -> None:
+        """The link: a message was delivered; `ordinal` counts the consumer's deliveries."""
         if self._life is not _Life.OPEN:
             return
         self._hear()
         if self._asked:
             self._asked -= 1
         sequence = message.sequence
+        if ordinal > self._ordinal + 1 and self._ordinal:
+            self._asked = max(self._asked - (ordinal - self._ordinal - 1), 0)
+            self._fill_soon(self._newest + 1, sequence - 1)
+        self._ordinal = ordinal
         if sequence > self._newest:
             self._newest = sequence
         if self._refused:
@@ -266,6 +275,7 @@ class PullConsumer:
     def _forget_requests(self) -> None:
         self._generation += 1
         self._asked = 0
+        self._ordinal = 0
 
     def _listen_for_silence(self) -> None:
         self._timer = None
@@ -315,6 +325,26 @@ class PullConsumer:
         for sequence in sorted(self._refused):
             self._link.refuse(sequence)
 
+    def _fill_soon(self, first: int, last: int) -> None:
+        """Some of these were lost on the way, though the connection held."""
+        self._gaps.append((first, last))
+        if self._filling is None:
+            self._filling = self._loop.create_task(self._fill(), name=f"gaps of consumer {self.name}")
+
+    async def _fill(self) -> None:
+        try:
+            while self._gaps:
+                first, last = self._gaps.pop()
+                lost = await self._link.stored(first, last)
+                self._refused.update(lost)
+                for sequence in lost:
+                    self._link.refuse(sequence)
+        except GanglineError as error:
+            # It comes again after the acknowledgement wait, if not before.
+            log.debug("a gap stays: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})
+        finally:
+            self._filling = None
+
     # -- the end --------------------------------------------------------------------------------------------------
 
     def _lose(self) -> None:
@@ -344,6 +374,8 @@ class PullConsumer:
         repairing, self._repairing = self._repairing, None
         if repairing is not None and repairing is not asyncio.current_task():
             repairing.cancel()
+        if self._filling is not None:
+            self._filling.cancel()
         self._on_end(self)
 
     # -- for the application --------------------------------------------------------------------------------------

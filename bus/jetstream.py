@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from ..schemas.errors import ClosedError, Disconnected, InvalidName, PayloadTooLarge
@@ -15,17 +16,21 @@ from .direct import DirectClient
 from .jetstream_api import JetStreamApi
 from .jetstream_kv import JetStreamKeyValue
 from .jetstream_stream import JetStreamStream
+from .objects import StreamObjects, object_stream
 from .port import (
     BucketSettings,
     ConnectionEvent,
     Handler,
     Message,
     NotPermitted,
+    ObjectStore,
     RequestTimeout,
+    Stream,
     StreamSettings,
 )
 from .replies import Replies
 from .settings import ConnectionSettings
+from .stream_wire import check_stream, stream_configuration
 from .wire import MAX_SUBJECT_BYTES, encode_headers, publication
 
 log = logging.getLogger("gangline.bus")
@@ -293,19 +298,40 @@ class JetStreamBus:
             self._only_read.discard(name)
         return found
 
-    async def stream(self, name: str, settings: StreamSettings) -> JetStreamStream:
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
         found = self._streams.get(name)
-        if found is None or found.settings != settings:
-            opened = JetStreamStream(self, name, settings)
-            try:
-                await opened.upkeep.ensure()
-            except BaseException:
-                opened.stop()
-                raise
-            found = self._streams.setdefault(name, opened)
-            if found is not opened:
-                opened.stop()
+        if found is not None and found.settings == settings:
+            return found
+        if found is not None:  # it was opened otherwise: what exists decides
+            check_stream(name, settings, stream_configuration(name, found.settings))
+            return found
+        return await self._keep(JetStreamStream(self, name, settings))
+
+    async def _keep(self, opened: JetStreamStream) -> JetStreamStream:
+        try:
+            await opened.upkeep.ensure()
+        except BaseException:
+            opened.stop()
+            raise
+        found = self._streams.setdefault(opened.name, opened)
+        if found is not opened:
+            opened.stop()
         return found
+
+    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
+        stream_name, stream_settings = object_stream(name, settings)
+        found = self._streams.get(stream_name)
+        if found is None:
+            # As `nats object add` makes it, with values that expire besides.
+            opened = JetStreamStream(
+                self,
+                stream_name,
+                stream_settings,
+                more={"allow_rollup_hdrs": True, "discard": "new", "allow_msg_schedules": False},
+                check=partial(check_stream, stream_name, stream_settings, needed=()),
+            )
+            found = await self._keep(opened)
+        return StreamObjects(name, found, ambient=self.ambient, max_payload=self.max_payload)
 
     # -- the connection's life ------------------------------------------------------------------------------------
 

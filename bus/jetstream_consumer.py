@@ -135,7 +135,7 @@ class JetStreamConsumerLink:
 
     def _receive(self, message: Message) -> None:
         if message.reply.startswith(ACK_PREFIX):
-            self._owner.on_message(delivered_message(message))
+            self._owner.on_message(*delivered_message(message))
             return
         tail = message.subject[self._skip :]
         headers = message.headers

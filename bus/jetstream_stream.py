@@ -6,20 +6,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from ..schemas.errors import InvalidRequest
 from .consuming import PullConsumer
 from .jetstream_api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
 from .jetstream_consumer import open_consumer
 from .jetstream_publish import Publisher
+from .jetstream_reading import Reading
 from .jetstream_upkeep import Upkeep
 from .port import (
     Consumer,
     ConsumerSettings,
     ConsumerState,
     Published,
+    Retention,
     StreamHandler,
     StreamMessage,
     StreamSettings,
     StreamState,
+    Subscription,
 )
 from .stream_wire import check_name, check_stream, consumer_state, stored_message, stream_configuration
 
@@ -58,9 +62,10 @@ class JetStreamStream:
         )
         self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
         self._consumers: set[PullConsumer] = set()
+        self._readings: set[Reading] = set()
 
     def __repr__(self) -> str:
-        return f"<JetStreamStream {self.name!r}, {len(self._consumers)} consumers>"
+        return f"<JetStreamStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
 
     # -- messages -------------------------------------------------------------------------------------------------
 
@@ -129,6 +134,22 @@ class JetStreamStream:
         )
         return int(found.get("purged", 0))
 
+    async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
+        if self.settings.retention is Retention.WORK_QUEUE:
+            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages are not to be read")
+        reading = Reading(self, pattern, handler, start)
+        self._readings.add(reading)
+        try:
+            await reading.start()
+        except BaseException:
+            self._readings.discard(reading)
+            raise
+        return reading
+
+    def forget(self, reading: Reading) -> None:
+        """A reading ended."""
+        self._readings.discard(reading)
+
     # -- consumers ------------------------------------------------------------------------------------------------
 
     async def consume(
@@ -178,5 +199,7 @@ class JetStreamStream:
 
     def stop(self) -> None:
         """The bus closes."""
+        for reading in list(self._readings):
+            reading.stop()
         self._publisher.stop()
         self.upkeep.stop()

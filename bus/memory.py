@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ..schemas.errors import ServerUnreachable
 from .ambient import Ambient
@@ -20,6 +21,7 @@ from .memory_bus import Link, MemoryBus, MemorySubscription
 from .memory_faults import SERVER, Faults, StorageFate
 from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
+from .memory_streams import MemoryStreams
 from .memory_subjects import RoutingTable
 from .port import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage
 from .revisions import first_revision
@@ -66,6 +68,7 @@ class MemoryHub:
         """Last revisions of buckets that were lost."""
         self._buses: dict[MemoryBus, None] = {}
         self._watches: dict[MemoryWatch, None] = {}
+        self.streams = MemoryStreams(self)
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
         self._write_taps: list[WriteTap] = []
@@ -146,6 +149,7 @@ class MemoryHub:
         self.up = True
         for bus in list(self._buses):
             self.reconnect(bus)
+        self.streams.resume()
 
     def disconnect(self, bus: MemoryBus) -> None:
         """Cut one connection; both ends know. It stays down until `reconnect` (or `start`)."""
@@ -161,6 +165,7 @@ class MemoryHub:
         bus.tell(ConnectionEvent.RECONNECTED)
         for watch in [w for w in self._watches if w.bus is bus]:
             watch.resync(self.store(watch.bucket))
+        self.streams.resync(bus)
 
     def partition(self, bus: MemoryBus) -> None:
         """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
@@ -184,16 +189,28 @@ class MemoryHub:
         self.forget(bus)
 
     def storage_down(self) -> None:
-        """JetStream has no leader: operations fail at once. Messages go on."""
+        """JetStream has no leader: operations fail at once, and what stood at the one before is forgotten. Messages
+        go on."""
         self.storage_up = False
+        self.streams.forget_requests()
 
     def storage_back(self) -> None:
         self.storage_up = True
+        self.streams.resume()
 
     # -- for connections ------------------------------------------------------------------------------------------
 
     def route(self, sender: MemoryBus, message: Message) -> None:
         """A message has reached the server."""
+        heard = self.show(sender, message)
+        stored = self.streams.capture(message)
+        if message.reply and stored is not None:
+            self._answer(sender, Message(message.reply, stored))
+        elif message.reply and not heard:
+            self._answer(sender, Message(message.reply, b"", headers={"Status": "503"}))
+
+    def show(self, sender: MemoryBus, message: Message) -> bool:
+        """Send a message to those who subscribe its subject; whether there are some."""
         for tap in self._message_taps:
             tap(sender.name, message)
         plain, groups = self._table.match(message.subject)
@@ -202,11 +219,22 @@ class MemoryHub:
         for members in groups:
             one = members[0] if len(members) == 1 else self.ambient.random.choice(members)
             self._send(sender.name, one, message)
-        if message.reply and not plain and not groups:
-            status = Message(message.reply, b"", headers={"Status": "503"})
-            for subscription in self._table.match(message.reply)[0]:
-                if subscription.bus is sender:
-                    self._send(SERVER, subscription, status)
+        return bool(plain or groups)
+
+    def _answer(self, sender: MemoryBus, answer: Message) -> None:
+        """The server itself replies to `sender`."""
+        for subscription in self._table.match(answer.subject)[0]:
+            if subscription.bus is sender:
+                self._send(SERVER, subscription, answer)
+
+    def say(self, bus: MemoryBus, subject: str, take: Callable[[Any], None], what: object) -> None:
+        """The server itself sends something down one connection: in order, and once if at all."""
+        if self.faults is None:
+            bus.arrive(take, what)
+            return
+        loop = asyncio.get_running_loop()
+        for delay in self.faults.message(SERVER, bus.name, subject, loop.time())[:1]:
+            loop.call_later(delay, bus.arrive, take, what, context=self.context)
 
     def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
         if self.faults is None:
@@ -244,11 +272,13 @@ class MemoryHub:
             self._table.remove(subscription)
         for watch in [w for w in self._watches if w.bus is bus]:
             del self._watches[watch]
+        self.streams.forget(bus)
 
     def _lose(self, bus: MemoryBus, *, tell: bool = True) -> None:
         if bus.link not in (Link.UP, Link.CUT):
             return
         bus.link = Link.DOWN
+        bus.losses += 1
         bus.held.clear()
         for subscription in bus.subscriptions:
             self._table.remove(subscription)

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
 from .memory_faults import StorageFate
 from .memory_kv import MemoryKeyValue
+from .memory_stream import MemoryStream
 from .memory_subjects import Pattern, check_subject
+from .objects import StreamObjects, object_stream
 from .port import (
     BucketSettings,
     ConnectionEvent,
@@ -21,7 +23,10 @@ from .port import (
     KeyValue,
     Message,
     NoResponders,
+    ObjectStore,
     RequestTimeout,
+    Stream,
+    StreamSettings,
     Subscription,
 )
 
@@ -94,6 +99,8 @@ class MemoryBus:
         self.name = name
         self.inbox = f"_INBOX.{hub.ambient.token()}"
         self.link = Link.UP
+        self.losses = 0
+        """How often the connection was lost: what the server has for another number of them is dead."""
         self.subscriptions: list[MemorySubscription] = []
         self.held: list[Callable[[], None]] = []
         """What a partition holds back, both ways, in order."""
@@ -209,18 +216,22 @@ class MemoryBus:
         elif self.link is Link.CUT:
             self.held.append(lambda: take(what))
 
-    async def operate(self, action: Callable[[], Any], fate: StorageFate | None = None) -> Any:
+    async def operate(
+        self, action: Callable[[], Any], fate: StorageFate | None = None, *, timeout_s: float | None = None
+    ) -> Any:
         """A storage operation's way to the server and back; `action` runs there. `fate` is drawn if not given.
 
         Raises:
-            Disconnected, ClosedError, TimeoutError (after the hub's `storage_timeout_s`), and what `action` raises.
+            Disconnected, ClosedError, TimeoutError (after `timeout_s`, or the hub's `storage_timeout_s`), and what
+            `action` raises.
         """
         self.check_open()
         loop = asyncio.get_running_loop()
         fate = fate or self.hub.storage_fate(self)
         waiting: Waiting = loop.create_future()
         self._waiting[waiting] = None
-        timer = loop.call_later(self.hub.storage_timeout_s, _fail, waiting, TimeoutError())
+        patience_s = self.hub.storage_timeout_s if timeout_s is None else timeout_s
+        timer = loop.call_later(patience_s, _fail, waiting, TimeoutError())
 
         def at_server() -> None:
             if self.link not in (Link.UP, Link.CUT):
@@ -281,6 +292,16 @@ class MemoryBus:
         if make:
             await bucket.create()
         return bucket
+
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
+        stream = MemoryStream(self, name, settings)
+        await stream.create()
+        return stream
+
+    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
+        stream_name, stream_settings = object_stream(name, settings)
+        stream = await self.stream(stream_name, stream_settings)
+        return StreamObjects(name, stream, ambient=self.hub.ambient, max_payload=self.max_payload)
 
     async def close(self) -> None:
         if self.link is Link.CLOSED:

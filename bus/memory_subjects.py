@@ -40,6 +40,16 @@ class Pattern:
         return True
 
 
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    for mine, theirs in itertools.zip_longest(one.split("."), other.split(".")):
+        if ">" in (mine, theirs):
+            return mine is not None and theirs is not None
+        if mine is None or theirs is None or ("*" not in (mine, theirs) and mine != theirs):
+            return False
+    return True
+
+
 def check_subject(subject: str) -> None:
     """Refuse what a server would refuse to route.
 

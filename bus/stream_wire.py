@@ -15,7 +15,7 @@ from .wire import decode_headers
 SECOND_NS: Final = 1_000_000_000
 ACK_PREFIX: Final = "$JS.ACK."
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
-_NEEDED: Final = ("allow_msg_ttl", "allow_atomic", "allow_msg_schedules")
+NEEDED: Final = ("allow_msg_ttl", "allow_atomic", "allow_msg_schedules")
 
 
 def check_name(name: str, what: str) -> str:
@@ -52,8 +52,14 @@ def _window_s(settings: StreamSettings) -> float:
     return min(settings.duplicates_s, settings.max_age_s) if settings.max_age_s else settings.duplicates_s
 
 
-def check_stream(name: str, settings: StreamSettings, configuration: Mapping[str, Any]) -> None:
-    """Raises InvalidSettings if an existing stream is not what was asked for."""
+def check_stream(
+    name: str, settings: StreamSettings, configuration: Mapping[str, Any], needed: tuple[str, ...] = NEEDED
+) -> None:
+    """Raises InvalidSettings if an existing stream is not what was asked for.
+
+    Args:
+        needed: what must be switched on in its configuration.
+    """
     missing = set(settings.subjects) - set(configuration.get("subjects") or ())
     if missing:
         raise InvalidSettings(
@@ -65,10 +71,10 @@ def check_stream(name: str, settings: StreamSettings, configuration: Mapping[str
             f"stream {name!r} exists with retention {configuration.get('retention')!r}, not {settings.retention!s}: "
             f"delete it (nats stream rm {name}) if it may go, or use another namespace"
         )
-    for needed in _NEEDED:
-        if not configuration.get(needed):
+    for switch in needed:
+        if not configuration.get(switch):
             raise InvalidSettings(
-                f"stream {name!r} exists without {needed}: switch it on (nats stream edit {name}), or use another "
+                f"stream {name!r} exists without {switch}: switch it on (nats stream edit {name}), or use another "
                 f"namespace"
             )
 
@@ -106,15 +112,15 @@ def consumer_state(info: Mapping[str, Any]) -> ConsumerState:
     )
 
 
-def delivered_message(message: Message) -> StreamMessage:
-    """What a consumer delivered; where it stands in the stream is told by its acknowledgement subject.
+def delivered_message(message: Message) -> tuple[StreamMessage, int]:
+    """What a consumer delivered, and which of its deliveries it is; its acknowledgement subject tells.
 
     Nine parts, or at least eleven with domain and account before the stream:
     `$JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`
     """
     parts = message.reply.split(".")
     first = 4 if len(parts) == 9 else 6
-    return StreamMessage(
+    stored = StreamMessage(
         subject=message.subject,
         data=message.data,
         headers=message.headers,
@@ -123,6 +129,7 @@ def delivered_message(message: Message) -> StreamMessage:
         delivered=int(parts[first]),
         ack=message.reply,
     )
+    return stored, int(parts[first + 2])
 
 
 def ack_subject(stream: str, consumer: str, sequence: int, consumer_sequence: int) -> str:

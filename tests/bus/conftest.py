@@ -81,6 +81,13 @@ def collect() -> Collected[Any]:
     return Collected()
 
 
+async def eventually(check: Callable[[], Awaitable[object]]) -> None:
+    """Ask until it holds, of what nobody tells."""
+    async with asyncio.timeout(WAIT_S):
+        while not await check():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
 async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]) -> None:
     """Do something, and wait until the connection reports `event`."""
     seen: Collected[ConnectionEvent] = Collected()

@@ -12,11 +12,15 @@ from ..schemas.errors import InvalidSettings, UnknownMethod
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
 from ..schemas.names import check_name
 from .gang_context import GangContext
+from .middleware import Middleware, check_middleware
 from .multiplex import Loader, Unloader
 from .scope import Lifespan
 from .tasks import DeclaredTask, ExecutorKind
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+L = TypeVar("L", bound=Lifespan)
+M = TypeVar("M", bound=Middleware)
 
 GangHook = Callable[[GangContext], Any]
 
@@ -65,6 +69,7 @@ class Pool:
         self.loader: Loader | None = None
         self.unloader: Unloader | None = None
         self.lifespans: list[Lifespan] = []
+        self.middlewares: list[Middleware] = []
         self.gang_starts: list[GangHook] = []
         self.gang_stops: list[GangHook] = []
         self._tasks: dict[str, DeclaredTask] = {}
@@ -192,14 +197,42 @@ class Pool:
         self._tasks[name] = task
         function.__dict__.setdefault(TASKS_ATTRIBUTE, {})[self.name] = task
 
-    def lifespan(self, function: F) -> F:
+    def lifespan(self, function: L) -> L:
         """Declare a resource that each worker opens before its first task and closes after its last.
 
         An async (or plain) generator function that yields one value, or a function that gives a context manager.
-        Tasks get the value by `current_task().resource(ItsType)`. Each child process of the process executor opens
-        its own.
+        Tasks get the value by `current_task().resource(ItsType)`, or as a parameter (see gangline.Resource). Each child
+        process of the process executor opens its own.
         """
         self.lifespans.append(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Declare what runs around each execution of this pool's tasks: an async function of the task's context and of
+        `call_next`, which it awaits for the task, and whose result it returns.
+
+        ::
+
+            @pool.middleware
+            async def timed(context: gangline.TaskContext, call_next: gangline.CallNext) -> object:
+                began = time.monotonic()
+                try:
+                    return await call_next()
+                finally:
+                    log.info("%s took %.3f s", context.method, time.monotonic() - began)
+
+        Several nest in the order of their declaration, the first one outermost. They run on the worker's event loop,
+        wherever the task runs, on the task's slots and within its time; context variables that they set are the task's
+        too (not in child processes). What one raises is how the execution ends; what it returns is checked as the
+        task's own result; without `call_next()` the task does not run. See CallNext for what that gives and raises.
+        Cancelling the execution cancels the task, and middleware sees that as TaskCancelled or DeadlineExceeded; what
+        waits at another place gets CancelledError.
+
+        Raises:
+            InvalidSettings: it is no such function.
+        """
+        check_middleware(function, self.name)
+        self.middlewares.append(function)
         return function
 
     def gang_start(self, function: F) -> F:

@@ -16,7 +16,7 @@ from ..schemas.errors import Disconnected, GanglineError, PayloadTooLarge
 from ..schemas.jobs import JobProgress
 from ..schemas.names import JobFeed, Names
 from ..telemetry.logs import Log
-from .results import to_wire
+from .wire_values import to_wire
 
 INTERVAL_S: Final = 0.05
 """Between two reports of one task."""

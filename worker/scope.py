@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .context import wait_in_thread
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from .pool import Pool
 
 R = TypeVar("R")
-Lifespan = Callable[[], Any]
+Lifespan = Callable[
+    [],
+    AsyncIterator[Any]
+    | Iterator[Any]
+    | contextlib.AbstractAsyncContextManager[Any]
+    | contextlib.AbstractContextManager[Any],
+]
 """An (async) generator function that yields once, or a function that gives an (async) context manager."""
 
 

@@ -17,6 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnno
 
 from ..schemas.errors import InvalidArguments, InvalidSettings
 from .base64_text import Decoder, decoder_for
+from .resources import Filled, resource_kind
 
 Converter = Callable[[Any], Any]
 _EXACT = frozenset({int, str, float, bool, bytes, dict, list})
@@ -71,7 +72,7 @@ class Signature:
     """The parameters of one task."""
 
     __slots__ = ("_by_name", "_exact", "_function", "_only_by_place", "_places", "_required", "_rest", "_rest_named",
-                 "_where", "resolved", "returns")  # fmt: skip
+                 "_where", "filled", "resolved", "returns")  # fmt: skip
 
     def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
         """Resolve annotations now if possible; else `resolve()` does it when the module is complete.
@@ -97,7 +98,9 @@ class Signature:
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
         self.resolved = False
-        """Whether all annotations are known; `returns` means something then."""
+        """Whether all annotations are known; `returns` and `filled` mean something then."""
+        self.filled: tuple[Filled, ...] = ()
+        """Parameters that are the worker's, and that no caller can give."""
         self.returns: Any = inspect.Parameter.empty
         _refuse_methods(function, where)
         try:
@@ -122,9 +125,14 @@ class Signature:
         by_name: dict[str, Parameter] = {}
         only_by_place: list[str] = []
         required: list[tuple[int, str]] = []
+        filled: list[Filled] = []
         rest = rest_named = None
         for declared in inspect.signature(self._function).parameters.values():
             is_required = declared.default is inspect.Parameter.empty
+            resource = resource_kind(hints.get(declared.name), f"{self._where}: parameter {declared.name!r}")
+            if resource is not None:
+                filled.append(_filled(declared, resource, len(places) + len(filled), self._where))
+                continue
             parameter = Parameter(declared.name, hints.get(declared.name, Any), is_required, self._where)
             match declared.kind:
                 case _Kind.VAR_POSITIONAL:
@@ -144,6 +152,7 @@ class Signature:
                         only_by_place.append(declared.name)
         self._places, self._by_name, self._only_by_place = places, by_name, tuple(only_by_place)
         self._required, self._rest, self._rest_named = tuple(required), rest, rest_named
+        self.filled = tuple(filled)
         exact = [parameter.exact for parameter in places if parameter.exact is not None]
         if len(exact) == len(places) and len(by_name) == len(places):
             self._exact = tuple(exact)
@@ -238,6 +247,14 @@ class Signature:
     def _refuse(self, text: str, parameter: str | None = None) -> InvalidArguments:
         details = {"problems": [{"parameter": parameter, "expected": text, "given": None}]} if parameter else None
         return InvalidArguments(f"{self._where}: {text}", details=details)
+
+
+def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str) -> Filled:
+    if declared.kind is _Kind.KEYWORD_ONLY:
+        return Filled(declared.name, kind, None)
+    if declared.kind is _Kind.POSITIONAL_OR_KEYWORD:
+        return Filled(declared.name, kind, place)
+    raise InvalidSettings(f"{where}: parameter {declared.name!r} cannot be filled in: it has no name to give it by")
 
 
 class _Problem(typing.NamedTuple):

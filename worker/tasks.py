@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled
 from ..schemas.records import MethodInfo
+from .resources import filling
 from .results import ResultWriter
 from .signature import Signature
 
@@ -116,6 +117,7 @@ class DeclaredTask:
     """What `@pool.task` made of a function. Made by Pool only; immutable once prepared."""
 
     __slots__ = (
+        "_fills",
         "description",
         "executor",
         "full_name",
@@ -155,6 +157,8 @@ class DeclaredTask:
         self.timeout_s = timeout_s
         """Longest execution, in seconds; the caller's deadline may be shorter. None: no bound of its own."""
         self.description = description
+        self._fills = False
+        """`function` fills in resources."""
         self.shape = Shape.of(function)
         self.streams = self.shape.streams
         self.signature = Signature(function, self.full_name, namespace)
@@ -168,6 +172,9 @@ class DeclaredTask:
         """
         self.signature.resolve()
         self.result.resolve()
+        if self.signature.filled and not self._fills:
+            self._fills = True
+            self.function = filling(self.function, self.signature.filled)
 
     def bind(self, args: list[Any] | None, kwargs: dict[str, Any] | None, *, json: bool = False) -> BoundCall:
         """Check and convert arguments.

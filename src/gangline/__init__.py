@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from .worker.context import current_task as current_task
     from .worker.gang_context import GangContext as GangContext
     from .worker.gang_context import GangMember as GangMember
+    from .worker.middleware import CallNext as CallNext
+    from .worker.middleware import Middleware as Middleware
     from .worker.pool import Pool as Pool
+    from .worker.resources import Resource as Resource
     from .worker.service import Worker as Worker
     from .worker.settings import WorkerSettings as WorkerSettings
 
@@ -52,6 +55,7 @@ _PUBLIC = {
     "Ambient": "bus.ambient",
     "BucketSettings": "bus.port",
     "Bundle": "schemas.gangs",
+    "CallNext": "worker.middleware",
     "Client": "dispatcher.client",
     "ConnectionSettings": "bus.settings",
     "Coordinator": "coordinator.service",
@@ -68,10 +72,12 @@ _PUBLIC = {
     "Job": "dispatcher.jobs",
     "JobState": "schemas.jobs",
     "Lease": "dispatcher.leases",
+    "Middleware": "worker.middleware",
     "Names": "schemas.names",
     "Policy": "dispatcher.policy",
     "Pool": "worker.pool",
     "PowerOfTwo": "dispatcher.policy",
+    "Resource": "worker.resources",
     "RouterSettings": "dispatcher.settings",
     "Selection": "dispatcher.selection",
     "ShellSettings": "coordinator.shell_settings",
@@ -91,6 +97,7 @@ __all__ = [
     "Ambient",
     "BucketSettings",
     "Bundle",
+    "CallNext",
     "Client",
     "ConnectionSettings",
     "Coordinator",
@@ -107,10 +114,12 @@ __all__ = [
     "Job",
     "JobState",
     "Lease",
+    "Middleware",
     "Names",
     "Policy",
     "Pool",
     "PowerOfTwo",
+    "Resource",
     "RouterSettings",
     "Selection",
     "ShellSettings",

@@ -20,7 +20,7 @@ from pydantic import BaseModel, field_serializer
 from gangline.schemas import codec
 from gangline.schemas.errors import InvalidResult, InvalidSettings
 from gangline.worker.pool import Pool
-from gangline.worker.results import to_wire
+from gangline.worker.wire_values import to_wire
 
 
 class Level(enum.IntEnum):

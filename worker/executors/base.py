@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...schemas.errors import ClosedError
+from ...schemas.errors import ClosedError, InvalidSettings
 from ..context import TaskContext, attach
 from ..pool import Pool
 from ..scope import Scope
-from ..tasks import BoundCall, Execution, ExecutorKind
+from ..tasks import BoundCall, ExecutorKind
 from .loop import LoopRun
 from .processes import Processes, ProcessRun
-from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Site
+from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Run, Site
 from .stepper import Stepper
 from .threads import ThreadRun, Threads
+from .wrapped import WrappedRun
 
 
 class Executors:
@@ -40,6 +41,7 @@ class Executors:
         self._threads = Threads(f"gangline-{pool.name}")
         self._processes = Processes(pool, self._settings, self._models_changed)
         self._models: tuple[str, ...] = ()
+        self._middleware = tuple(pool.middlewares)
         self._running = False
         self._launched = 0
 
@@ -54,6 +56,7 @@ class Executors:
             return
         for task in self._pool.tasks.values():
             task.prepare()
+        self._middleware = tuple(self._pool.middlewares)
         loop = asyncio.get_running_loop()
         self._stepper = Stepper(loop)
         self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
@@ -61,6 +64,7 @@ class Executors:
         self._processes = Processes(self._pool, self._settings, self._models_changed)
         await self._scope.open()
         try:
+            self._check_resources()
             await self._processes.start()
         except BaseException:
             await self._scope.close()
@@ -97,7 +101,8 @@ class Executors:
         on_item: OnItem | None = None,
         window: int = DEFAULT_WINDOW,
         on_abandoned: OnDone | None = None,
-    ) -> Execution:
+        wrapped: bool = True,
+    ) -> Run:
         """Run it. All callbacks come on the loop, and never before this returns.
 
         It is stopped at the task's own `timeout_s`, and `context.deadline` is moved there if that comes first. The
@@ -111,17 +116,20 @@ class Executors:
             window: items that may go out before any credit.
             on_abandoned: called when a thread was told to stop and has not yet: its caller can be answered, while the
                 slot stays in use until `on_done`.
+            wrapped: with the pool's middleware around it.
 
         Raises:
             ClosedError: not started, or stopped already.
         """
         if not self._running:
             raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
-        self._launched += 1
         attach(context, self._scope)
         task = call.task
         if not task.streams:
             on_item = None
+        if self._middleware and wrapped:
+            return self._wrap(call, context, on_done, on_item, window, on_abandoned)
+        self._launched += 1
         run: LoopRun | ThreadRun | ProcessRun
         if task.executor is ExecutorKind.ASYNC:
             run = LoopRun(call, context, self._site, on_done, on_item, on_abandoned)
@@ -136,6 +144,33 @@ class Executors:
             run = ThreadRun(call, context, self._site, on_done, on_item, on_abandoned)
             run.arm()
             run.start(window, self._threads)
+        return run
+
+    def _wrap(
+        self,
+        call: BoundCall,
+        context: TaskContext,
+        on_done: OnDone,
+        on_item: OnItem | None,
+        window: int,
+        on_abandoned: OnDone | None,
+    ) -> Run:
+        def launch(on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> Run:
+            inner = self.launch(
+                call,
+                context,
+                on_done=on_done,
+                on_item=on_item,
+                window=window,
+                on_abandoned=on_abandoned,
+                wrapped=False,
+            )
+            inner.inner = True
+            return inner
+
+        run = WrappedRun(call, context, self._site, on_done, on_item, on_abandoned)
+        run.arm()
+        run.start(window, self._middleware, launch)
         return run
 
     def step(self) -> None:
@@ -154,6 +189,15 @@ class Executors:
             "processes": processes["children"],
             "idle_processes": processes["idle"],
         }
+
+    def _check_resources(self) -> None:
+        """That every resource that a task's parameters ask for is there."""
+        for task in self._pool.tasks.values():
+            for parameter in task.signature.filled:
+                try:
+                    self._scope.resource(parameter.kind)
+                except LookupError as error:
+                    raise InvalidSettings(f"{task.full_name}: parameter {parameter.name!r}: {error}") from None
 
     def _models_changed(self) -> None:
         models = tuple(sorted({*self._scope.models.loaded, *self._processes.models}))

@@ -74,6 +74,8 @@ class Run:
     reason: GanglineError | None = None
     """Why it was told to stop."""
     done = False
+    inner = False
+    """It is part of another execution, which goes on after it in the same context."""
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(
@@ -142,8 +144,9 @@ class Run:
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
-        end(self.context)
-        self._site.scope.models.done_with(self.context)
+        if not self.inner:
+            end(self.context)
+            self._site.scope.models.done_with(self.context)
         try:
             self._on_done(outcome)
         except Exception:

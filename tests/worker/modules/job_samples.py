@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import os
 import time
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
 
-from gangline.worker.context import current_task
+from gangline.schemas.errors import GanglineError
+from gangline.worker.context import TaskContext, current_task
+from gangline.worker.middleware import CallNext
 from gangline.worker.pool import Pool
+from gangline.worker.resources import Resource
 
 pool = Pool("jobs", slots=4)
+around: list[str] = []
+"""What the middleware saw, in its own process."""
+
+
+class Home:
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
+@pool.lifespan
+async def home() -> AsyncIterator[Home]:
+    yield Home()
+
+
+@pool.middleware
+async def look(context: TaskContext, call_next: CallNext) -> Any:
+    around.append(context.method)
+    try:
+        return await call_next()
+    except GanglineError as error:
+        around.append(error.code)
+        raise
+
+
+@pool.task(executor="process")
+def whose(text: str, home: Annotated[Home, Resource]) -> list[Any]:
+    return [os.getpid(), home.pid, text]
+
+
+@pool.task(executor="process")
+def hang() -> None:
+    time.sleep(60)
 
 
 @pool.task(executor="process")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -199,3 +200,21 @@ def commands(nats_url: str, namespace: str, tmp_path: Path) -> Iterator[Commands
     made = Commands(nats_url, namespace, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def publish_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], int]:
+    """Publish a task as any NATS client would, without headers; its sequence in the stream."""
+
+    async def publish(target: str, body: bytes) -> int:
+        from gangline.bus.jetstream import connect
+        from gangline.bus.settings import ConnectionSettings
+
+        bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
+        try:
+            answer = await bus.request(f"{namespace}.task.{target}", body, timeout_s=5)
+        finally:
+            await bus.close()
+        return int(json.loads(answer.data)["seq"])
+
+    return lambda target, body: asyncio.run(publish(target, body))

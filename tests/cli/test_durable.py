@@ -1,0 +1,185 @@
+"""submit, result, status, cancel, queue, dead, why, dispatcher: real processes on a real server."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+
+@pytest.fixture
+def running(commands):
+    """A dispatcher and a worker of four slots."""
+    dispatcher = commands.start("dispatcher")
+    worker = commands.start("worker", "words:pool", "--id", "w1")
+    worker.await_output(r"worker\.started")
+    dispatcher.await_output(r"dispatcher\.started")
+    return dispatcher, worker
+
+
+def line(done):
+    """Of a command that failed: its exit code and its one line."""
+    assert done.stdout == "" and done.stderr.count("\n") == 1, (done.stdout, done.stderr)
+    return done.returncode, done.stderr.removeprefix("gangline: ").strip()
+
+
+# -- without a dispatcher -----------------------------------------------------------------------------------------
+
+
+def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
+    job = commands.run("submit", "words.count", '{"text": "a b c"}').stdout.strip()
+    shown = commands.run("status", job).stdout
+    assert "state      queued\n" in shown and "words.count" in shown
+    assert "no dispatcher has the queue of 'words': start one with 'gangline dispatcher'" in shown
+    assert "gangline dispatcher" in commands.run("why", job).stdout
+    [queue] = commands.json("queue", "ls")
+    assert (queue["endpoint"], queue["depth"], queue["dispatcher"]) == ("words", 1, "")
+    table = commands.run("queue", "ls").stdout
+    assert "nobody: start 'gangline dispatcher'" in table
+    assert "dispatcher nobody" in commands.run("queue", "show", "words").stdout
+    code, text = line(commands.run("result", job, "-t", "0"))
+    assert (code, "has not ended" in text) == (4, True)
+
+
+def test_a_submitted_task_can_be_cancelled_once(commands):
+    job = commands.run("submit", "words.count", '["a b"]').stdout.strip()
+    assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
+    code, text = line(commands.run("cancel", job))
+    assert (code, "had ended already" in text) == (1, True)
+    code, text = line(commands.run("result", job))
+    assert (code, "was cancelled" in text) == (1, True)
+    assert commands.json("status", job)["state"] == "cancelled"
+    assert commands.json("queue", "ls") == []
+
+
+def test_schedules_are_shown_and_cancelled(commands):
+    later = commands.run("submit", "words.count", '["a"]', "--delay", "1h", "--key", "k").stdout.strip()
+    shown = commands.run("status", later).stdout
+    assert "state      scheduled" in shown and "its time has not come" in shown and ", in 59 min" in shown
+    assert "until" in commands.run("why", later).stdout
+    nightly = commands.json("submit", "words.count", '["a"]', "--cron", "0 0 3 * * *")
+    assert nightly["repeats"]
+    assert "runs again and again: 0 0 3 * * *" in commands.run("status", nightly["job"]).stdout
+    for job in (later, nightly["job"]):
+        assert commands.run("cancel", job).returncode == 0
+        assert commands.run("status", job).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (("submit", "words"), 2, "is not ENDPOINT.METHOD"),
+        (("submit", "words.count", "{"), 2, "the arguments are not JSON"),
+        (("submit", "words.count", "--cron", "nonsense"), 2, "the server refused the schedule"),
+        (("submit", "words.count", "--delay", "soon"), 2, "is no length of time"),
+        (("submit", "words.count", "--at", "2030-01-01T00:00:00"), 2, "has no time zone"),
+        (("submit", "words.count", "--at", "noon"), 2, "is no moment"),
+        (("submit", "words.count", "--delay", "1s", "--cron", "@daily"), 2, "exclude each other"),
+        (("submit", "words.count", "--ordered"), 2, "ordered needs a key"),
+        (("submit", "words.count", "--priority", "9999999"), 2, "priority is 9999999"),
+        (("result", "no.id"), 2, "may only have letters"),
+        (("result", "nothing"), 1, "is not known"),
+        (("status", "7", "--endpoint", "words"), 1, "job '7' is not known"),
+        (("cancel", "nothing"), 1, "is not known"),
+        (("why", "nothing"), 1, "is not known"),
+        (("queue", "show", "words"), 3, "has neither tasks nor a dispatcher"),
+        (("dead", "show", "nothing"), 1, "there is no dead letter of job 'nothing'"),
+        (("dead", "replay"), 2, "name the jobs, or give --all"),
+        (("dead", "drop", "j1", "--endpoint", "words"), 2, "--endpoint goes with --all"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(commands, arguments, code, text):
+    found, told = line(commands.run(*arguments))
+    assert (found, text in told) == (code, True), told
+
+
+def test_nothing_to_show_is_told_on_stderr(commands):
+    assert commands.run("dead", "ls").stderr == "no dead letters\n"
+    assert "nothing is submitted" in commands.run("queue", "ls").stderr
+
+
+# -- with one -----------------------------------------------------------------------------------------------------
+
+
+def test_a_submitted_task_runs_and_its_result_is_kept(commands, running):
+    job = commands.run("submit", "words.count", '{"text": "a b c"}').stdout.strip()
+    assert commands.run("result", job).stdout == "3\n"
+    assert commands.run("submit", "words.shout", '["loud"]', "--wait").stdout == "LOUD\n"
+    status = commands.json("status", job)
+    assert (status["state"], status["worker"], status["attempts"]) == ("done", "words.w1", 1)
+    same = [commands.run("submit", "words.count", '["a"]', "--idempotency-key", "o7").stdout for _ in range(2)]
+    assert same[0] == same[1]
+    [queue] = commands.json("queue", "ls")
+    assert queue["endpoint"] == "words" and queue["dispatcher"] and queue["done"] >= 2
+    assert queue["dispatcher"] in commands.run("queue", "show", "words").stdout
+
+
+def test_a_delayed_task_runs_at_its_time(commands, running):
+    began = time.monotonic()
+    assert commands.run("submit", "words.count", '["a b"]', "--delay", "2s", "--wait").stdout == "2\n"
+    assert time.monotonic() - began >= 1.9
+
+
+def test_a_running_task_is_shown_explained_and_cancelled(commands, running):
+    job = commands.run("submit", "words.hold", "--events").stdout.strip()
+    commands.await_file("began")
+    shown = commands.run("status", job).stdout
+    assert "state      running, attempt 1" in shown and "words.w1" in shown
+    assert f"{job} (words.hold) is running" in commands.run("why", job).stdout
+    watch = commands.start("status", job, "--watch")
+    watch.await_output("running")
+    assert commands.run("cancel", job).returncode == 0
+    commands.await_file("cancelled")
+    watch.await_output("cancelled")
+    assert watch.wait() == 0
+
+
+def test_items_of_a_submitted_task_are_read_late(commands, running):
+    job = commands.run("submit", "words.each", '["a b c"]').stdout.strip()
+    for _ in range(2):
+        assert commands.run("result", job, "--items").stdout.split() == ['"a"', '"b"', '"c"']
+
+
+def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
+    options = ("--max-attempts", "2", "--backoff", "10ms")
+    job = commands.run("submit", "words.fail", '["bad luck"]', *options).stdout.strip()
+    code, text = line(commands.run("result", job))
+    assert (code, "is a dead letter, failed after 2 attempts: bad luck" in text) == (1, True), text
+    assert f"gangline dead show {job}" in text
+    [letter] = commands.json("dead", "ls")
+    assert (letter["job"], letter["reason"], letter["attempts"]) == (job, "failed", 2)
+    table = commands.run("dead", "ls", "--endpoint", "words").stdout
+    assert job in table and "words.fail" in table and "ValueError: bad luck" in table
+    shown = commands.run("dead", "show", job).stdout
+    assert 'arguments  ["bad luck"]' in shown and "raise ValueError(why)" in shown
+    assert commands.run("dead", "replay", job).stdout == f"{job} is queued again\n"
+    commands.run("result", job)
+    assert len(commands.json("dead", "ls")) == 1
+    assert commands.run("dead", "drop", "--all").stdout == f"{job} is dropped\n"
+    assert commands.json("dead", "ls") == []
+
+
+def test_a_dispatcher_is_healthy_and_hands_over_when_it_is_told_to_end(commands, running):
+    dispatcher, _ = running
+    second = commands.start("dispatcher", "--node", "other")
+    second.await_output(r"dispatcher\.started")
+    assert commands.run("health", "--node", "other").stdout.startswith("gangline-dispatcher")
+    dispatcher.process.terminate()
+    assert dispatcher.wait() == 0
+    began = time.monotonic()
+    assert commands.run("submit", "words.count", '["a b"]', "--wait").stdout == "2\n"
+    assert time.monotonic() - began < 5
+
+
+def test_options_of_the_dispatcher_are_checked(commands):
+    code, text = line(commands.run("dispatcher", "--max-attempts", "0"))
+    assert (code, "max_attempts" in text) == (2, True)
+
+
+def test_the_result_of_a_raw_publish_is_found_by_its_sequence(commands, running, publish_raw):
+    sequence = publish_raw("words.count", b'{"text": "by hand"}')
+    assert commands.run("result", str(sequence)).stdout == "2\n"
+    assert json.loads(commands.run("status", str(sequence), "--json").stdout)["state"] == "done"

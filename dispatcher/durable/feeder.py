@@ -1,0 +1,248 @@
+"""Slots of workers for one queue and one pool: leased while they are wanted, used by task after task, given back.
+
+A worker is never sent more than the slots leased from it. A lease is good for many tasks without another trip; so that
+whoever else waits for a busy worker gets its share, it is retired after a turn and asked for anew through the line that
+all use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from ...schemas.errors import Disconnected, GanglineError
+from ...telemetry.logs import Log
+from ..hold import Hold
+from ..router import Router
+from ..view import Worker
+from .settings import DispatcherSettings
+
+_MAX_ASKS: Final = 16
+"""Leases asked for at once: each takes a place in the pool's line."""
+_AGAIN_S: Final = 0.1
+_IN_ONE_PIECE_S: Final = 0.25
+
+
+class Slots:
+    """One lease, and how much of it our tasks use."""
+
+    __slots__ = ("born_at", "hold", "idle_since", "retired", "used")
+
+    def __init__(self, hold: Hold, now: float) -> None:
+        self.hold = hold
+        self.used = 0
+        self.born_at = now
+        self.idle_since = now
+        """Since when some of it has not been used."""
+        self.retired = False
+        """No task is put on it any more; it goes when one of those on it ends."""
+
+    @property
+    def worker(self) -> Worker:
+        return self.hold.worker
+
+    @property
+    def free(self) -> int:
+        """Slots that a task may be put on now."""
+        if self.retired or self.hold.ended or self.hold.trouble() is not None:
+            return 0
+        return self.hold.slots - self.used
+
+    def __repr__(self) -> str:
+        return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
+
+
+class Feeder:
+    """Leases of one pool for one queue. Everything happens on the loop; only asking for a lease takes a task."""
+
+    def __init__(
+        self, pool: str, *, router: Router, settings: DispatcherSettings, changed: Callable[[str], None], log: Log
+    ) -> None:
+        """`changed` is called when leases came or went: the credit is to be told again."""
+        self.pool = pool
+        self._router = router
+        self._settings = settings
+        self._changed = changed
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._leases: list[Slots] = []
+        self._asks: dict[asyncio.Task[None], int] = {}
+        """Leases asked for, with their slots."""
+        self._wanted = 0
+        self._largest = 1
+        self._missing: str | None = None
+        """A method that no worker has of whom we have a lease."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.refusal: GanglineError | None = None
+        """Why the last lease was not had; None after one was."""
+
+    # -- credit ---------------------------------------------------------------------------------------------------
+
+    def want(self, slots: int, largest: int) -> None:
+        """So many more slots would be used at once, the next of them `largest` in one piece."""
+        self._wanted, self._largest = slots, max(1, largest)
+        if not slots:
+            for task in list(self._asks):
+                task.cancel()
+        self._pump()
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """Free slots of each lease that has some."""
+        return tuple(free for lease in self._leases if (free := lease.free) > 0)
+
+    @property
+    def leased(self) -> int:
+        """Slots leased now, in use or not."""
+        return sum(lease.hold.slots for lease in self._leases if not lease.hold.ended)
+
+    def take(self, cost: int, method: str, model: str | None) -> Slots | None:
+        """Put a task on a lease: the smallest that has room, on a worker that has the model if there is one."""
+        best: Slots | None = None
+        best_rank: tuple[bool, int] | None = None
+        room = False
+        for lease in self._leases:
+            free = lease.free
+            if free < cost:
+                continue
+            room = True
+            worker = lease.worker
+            if worker.methods and method not in worker.methods and self._serves(method):
+                continue
+            rank = (model is not None and model not in worker.models, free)
+            if best_rank is None or rank < best_rank:
+                best, best_rank = lease, rank
+        if best is None:
+            self._missing = method if room else None
+            return None
+        best.used += cost
+        return best
+
+    def give(self, lease: Slots, cost: int) -> None:
+        """The task has ended, or was never sent."""
+        lease.used -= cost
+        lease.idle_since = self._loop.time()
+        if lease.retired:
+            self._release(lease)
+
+    async def stop(self) -> None:
+        """Give everything back; tasks that run go on. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        asks = list(self._asks)
+        for task in asks:
+            task.cancel()
+        for lease in list(self._leases):
+            lease.hold.release()
+        self._leases.clear()
+        if asks:
+            await asyncio.wait(asks)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _serves(self, method: str) -> bool:
+        """Whether some worker of the pool has the task; if none has, any may say so."""
+        pool = self._router.pools.get(self.pool)
+        return pool is not None and pool.core.view.serves(method)
+
+    def _pump(self) -> None:
+        """Ask for as many leases as are missing."""
+        if self._closed:
+            return
+        free = [lease.free for lease in self._leases]
+        fits = self._missing is None and any(slots >= self._largest for slots in free)
+        missing = self._wanted - sum(self._asks.values())
+        if not fits and self._wanted and not self._asks:
+            missing = max(missing, 1)
+        while missing > 0 and len(self._asks) < _MAX_ASKS:
+            slots = max(self._largest, min(missing, self._settings.lease_slots, self._room()))
+            self._ask(slots)
+            missing -= slots
+
+    def _room(self) -> int:
+        """Most slots that one worker has free, as far as the router knows; at least 1."""
+        pool = self._router.pools.get(self.pool)
+        if pool is None:
+            return 1
+        return max((worker.free for tier in pool.core.view.open for worker in tier[:64]), default=1)
+
+    def _ask(self, slots: int) -> None:
+        method, self._missing = self._missing, None
+        task = self._loop.create_task(self._lease(slots, method), name=f"gangline-lease-{self.pool}")
+        self._asks[task] = slots
+        task.add_done_callback(self._asked)
+
+    async def _lease(self, slots: int, method: str | None) -> None:
+        # Many slots in one piece may never be free again where single ones are: ask for fewer after a while.
+        patience_s = None if slots <= self._largest else _IN_ONE_PIECE_S
+        try:
+            async with asyncio.timeout(patience_s):
+                hold = await self._router.hold(self.pool, slots=slots, ttl_s=self._settings.lease_ttl_s, method=method)
+        except TimeoutError:
+            return
+        except GanglineError as error:
+            self.refusal = error
+            level = self._log.debug if isinstance(error, Disconnected) else self._log.info
+            level("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
+            await asyncio.sleep(_AGAIN_S)
+            return
+        self.refusal = None
+        if self._closed:
+            hold.release()
+            return
+        self._leases.append(Slots(hold, self._loop.time()))
+        self._wanted = max(0, self._wanted - slots)  # until we are told anew
+        self._arm()
+
+    def _asked(self, task: asyncio.Task[None]) -> None:
+        self._asks.pop(task, None)
+        if task.cancelled() or self._closed:
+            return
+        if (error := task.exception()) is not None:
+            self._log.error("asking for a lease failed", exc_info=error, extra={"action": "feeder.bug"})
+        self._changed(self.pool)
+        self._pump()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        if self._timer is None and not self._closed:
+            self._timer = self._loop.call_later(min(self._settings.idle_s, self._settings.turn_s) / 2, self._look)
+
+    def _look(self) -> None:
+        """Drop what is lost, give back what is idle, retire what has had its turn."""
+        self._timer = None
+        now, settings = self._loop.time(), self._settings
+        changed = False
+        for lease in list(self._leases):
+            if lease.hold.ended or lease.hold.trouble() is not None:
+                changed = changed or not lease.retired
+                lease.retired = True
+                if not lease.used or lease.hold.ended:
+                    self._release(lease)
+            elif lease.retired:
+                continue
+            elif self._wanted and now - lease.born_at >= settings.turn_s:
+                lease.retired = changed = True
+                if lease.used < lease.hold.slots:
+                    self._release(lease)
+            elif not self._wanted and lease.used < lease.hold.slots and now - lease.idle_since >= settings.idle_s:
+                self._release(lease)
+                changed = True
+        if self._leases:
+            self._arm()
+        if changed:
+            self._changed(self.pool)
+
+    def _release(self, lease: Slots) -> None:
+        """Give the lease back: what is idle at once, the rest as its tasks end."""
+        if lease in self._leases:
+            self._leases.remove(lease)
+        lease.hold.release()
+
+    def __repr__(self) -> str:
+        return f"Feeder({self.pool}, wanted={self._wanted}, asked={sum(self._asks.values())}, leases={self._leases})"

@@ -1,0 +1,318 @@
+"""Tries of one queue: sent on leases, attached to, stopped, and told of when they end.
+
+Laws:
+
+1. Each Start and each Attach is answered by exactly one `ended`, or by none after `let_go`.
+2. A try is on one lease or on none; the lease's slots come back with its end.
+3. Letting go (the queue is somebody else's now, or soon will be) stops nothing: what runs goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...bus.ambient import Ambient
+from ...schemas import codec
+from ...schemas.codec import Format
+from ...schemas.errors import (
+    GanglineError,
+    InvalidRequest,
+    InvalidResult,
+    LeaseBusy,
+    TaskCancelled,
+    WorkerLost,
+)
+from ...schemas.frames import Answer, Frame, Request, TaskFlag
+from ...schemas.names import WorkerId
+from ...schemas.submission import Submission
+from ...telemetry.logs import Log
+from ...telemetry.tracing import tracer
+from ..exchange import Exchange
+from ..order import refuses_token
+from ..retry import Fate
+from ..router import Router
+from ..view import Worker
+from .arguments import arguments_of
+from .effects import Attach, Start
+from .entry import Entry
+from .feeder import Feeder
+from .job_feed import JobFeed
+from .job_flight import JobFlight, error_of_answer, error_of_fate
+from .vigil import Vigil
+
+_ATTACH_AGAIN_S: Final = 0.1
+
+OnEnd = Callable[[Entry, int, GanglineError | None], None]
+"""The entry, the attempt, and its error if it failed."""
+
+
+class Flights:
+    """See the module. Plain calls; no task waits for a flight."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        router: Router,
+        ambient: Ambient,
+        vigil: Vigil,
+        feed: JobFeed,
+        ended: OnEnd,
+        log: Log,
+    ) -> None:
+        self._endpoint = endpoint
+        self._router = router
+        self._exchange: Exchange = router.exchange
+        self._ambient = ambient
+        self._vigil = vigil
+        self._feed = feed
+        self._ended = ended
+        self._log = log
+        self._entries: dict[int, Entry] = {}
+        """With a flight under way, by sequence."""
+        self._feeders: dict[str, Feeder] = {}
+        self._retries: set[asyncio.TimerHandle] = set()
+        self.started = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- beginning ------------------------------------------------------------------------------------------------
+
+    def start(self, entry: Entry, start: Start, feeder: Feeder) -> None:
+        """Send a task on a lease."""
+        submission = entry.submission
+        assert submission is not None, entry
+        lease = feeder.take(start.cost, submission.method, submission.model)
+        if lease is None:
+            error = feeder.refusal or LeaseBusy(f"no lease of pool {start.pool} has {start.cost} slots free")
+            self._ended(entry, start.attempt, LeaseBusy(error.message))
+            return
+        worker = lease.worker
+        entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
+        entry.worker, entry.started, entry.items = str(worker.id), True, None
+        flight = self._flight(entry, worker, attached=False)
+        try:
+            self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
+        except GanglineError as error:  # too large for a message, for example: nothing was sent
+            self._finish(entry, flight)
+            self._ended(entry, start.attempt, error)
+            return
+        self.started += 1
+
+    def attach(self, entry: Entry, attach: Attach) -> None:
+        """Be told how a try ends that another dispatcher began."""
+        entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
+        entry.worker, entry.started = attach.worker, True
+        self._try_attach(entry, attach)
+
+    def _try_attach(self, entry: Entry, attach: Attach) -> None:
+        worker = self._worker(attach.worker)
+        if worker is None:
+            lost = WorkerLost(f"{attach.worker} is gone, and may have run it", may_have_started=True)
+            self._ended(entry, attach.attempt, lost)
+            return
+        flight = self._flight(entry, worker, attached=True)
+        self._send(entry, flight, self._attach_frame(entry, flight))
+
+    def _flight(self, entry: Entry, worker: Worker, *, attached: bool) -> JobFlight:
+        exchange = self._exchange
+        flight = JobFlight(
+            exchange.new_id(),
+            worker,
+            seq=entry.seq,
+            attempt=entry.attempt,
+            attached=attached,
+            pilot=self,
+            sent_at=exchange.loop.time(),
+        )
+        entry.flight = flight
+        method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
+        entry.streams = method is not None and method.streams
+        return flight
+
+    def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:
+        self._entries[entry.seq] = entry
+        self._vigil.watch(flight.worker)
+        self._exchange.launch(flight, frame)
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def _task_frame(self, entry: Entry, flight: JobFlight, start: Start, token: str) -> Frame:
+        submission = entry.submission
+        assert submission is not None
+        args, kwargs = arguments_of(entry.message.data, submission.fmt)
+        flags = TaskFlag(0)
+        if submission.fmt is Format.JSON:
+            flags |= TaskFlag.JSON
+        if entry.streams:
+            flags |= TaskFlag.STREAM
+        deadline_ms: int | None = None if start.timeout_s is None else max(1, round(start.timeout_s * 1000))
+        if start.deadline_at is not None:
+            left_ms = max(1, round((start.deadline_at - self._ambient.wall()) * 1000))
+            deadline_ms = left_ms if deadline_ms is None else min(deadline_ms, left_ms)
+        trace = submission.trace
+        if tracer.enabled:
+            entry.span = tracer.start(
+                f"gangline.job {submission.target}",
+                kind="producer",
+                parent=submission.trace,
+                attributes={
+                    "gangline.job": submission.job,
+                    "gangline.worker": entry.worker,
+                    "gangline.attempt": entry.attempt,
+                },
+            )
+            trace = entry.span.traceparent()
+        meta = self._meta(submission, entry.attempt)
+        return (Request.TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, int(flags), meta)
+
+    def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:
+        submission = entry.submission
+        assert submission is not None
+        flags, meta = TaskFlag.ATTACH, self._meta(submission, entry.attempt)
+        if entry.streams:
+            flags |= TaskFlag.STREAM
+            meta["items"] = entry.items or 0
+        return (Request.TASK, flight.id, submission.method, None, None, None, None, None, int(flags), meta)
+
+    def _meta(self, submission: Submission, attempt: int) -> dict[str, Any]:
+        meta: dict[str, Any] = {"job": submission.job, "endpoint": self._endpoint, "attempt": attempt}
+        if submission.key is not None:
+            meta["key"] = submission.key
+        if submission.model is not None:
+            meta["model"] = submission.model
+        return meta
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    def stop(self, entry: Entry, attempt: int) -> None:
+        """Have the worker cancel a try."""
+        flight = entry.flight
+        if flight is None or entry.attempt != attempt:
+            return  # it has ended meanwhile, and that was told
+        if self._exchange.recall(flight):
+            self._finish(entry, flight)
+            self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
+        else:
+            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+
+    def let_go(self) -> None:
+        """Hear nothing more of any try. What was not sent yet is not sent."""
+        for timer in self._retries:
+            timer.cancel()
+        self._retries.clear()
+        for entry in list(self._entries.values()):
+            flight = entry.flight
+            assert flight is not None
+            if not self._exchange.recall(flight):
+                self._exchange.forget(flight)
+            self._finish(entry, flight)
+
+    @property
+    def running(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
+
+    def item(self, flight: JobFlight, frame: Frame) -> None:
+        """One item of a stream: more are sent when it is stored."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight or entry.submission is None:
+            return
+        submission = entry.submission
+        error = self._feed.item(
+            submission.job, flight.attempt, frame[2], frame[3], submission.fmt, lambda: self._credit(entry, flight)
+        )
+        if error is not None:
+            self._exchange.forget(flight)
+            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+            self._finish(entry, flight)
+            self._ended(entry, flight.attempt, error)
+
+    def _credit(self, entry: Entry, flight: JobFlight) -> None:
+        if entry.flight is flight:
+            self._exchange.post(flight.worker, (Request.CREDIT, flight.id, 1))
+
+    def landed(self, flight: JobFlight, frame: Frame) -> None:
+        """The worker answered."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight:
+            return
+        error = error_of_answer(frame, entry.worker) or self._take_result(entry, frame)
+        if entry.slots is not None and not refuses_token(frame):
+            entry.slots.hold.used(flight.sent_at)
+        self._finish(entry, flight)
+        entry.span.end(error)
+        if error is None and frame[0] == Answer.END:
+            # The end counts when all that was yielded can be read.
+            self._feed.when_stored(lambda: self._ended(entry, flight.attempt, None))
+        else:
+            self._ended(entry, flight.attempt, error)
+
+    def _take_result(self, entry: Entry, frame: Frame) -> GanglineError | None:
+        """Keep what it returned, as it will be stored."""
+        assert entry.submission is not None
+        if frame[0] == Answer.END:
+            entry.body, entry.items = None, frame[2]
+            return None
+        try:
+            entry.body, entry.items = codec.encode(frame[2], entry.submission.fmt), None
+        except InvalidRequest as error:
+            return InvalidResult(f"the result {error.message}", may_have_started=True)
+        return None
+
+    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+        """There will be no answer."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight:
+            return
+        self._finish(entry, flight)
+        if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+            # That the question got lost says nothing about the job.
+            self._attach_later(entry, flight)
+            return
+        error = error_of_fate(fate, entry.worker)
+        entry.span.end(error)
+        self._ended(entry, flight.attempt, error)
+
+    def _attach_later(self, entry: Entry, flight: JobFlight) -> None:
+        submission = entry.submission
+        assert submission is not None
+        attach = Attach(seq=entry.seq, job=submission.job, attempt=flight.attempt, worker=entry.worker)
+
+        def again() -> None:
+            self._retries.discard(timer)
+            self._try_attach(entry, attach)
+
+        timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
+        self._retries.add(timer)
+
+    def _finish(self, entry: Entry, flight: JobFlight) -> None:
+        """Law 2."""
+        entry.flight = None
+        self._entries.pop(entry.seq, None)
+        self._vigil.unwatch(flight.worker)
+        slots, entry.slots = entry.slots, None
+        if slots is not None:
+            self._feeders[entry.feeder_pool].give(slots, entry.cost)
+
+    def streams_on(self, worker: str, method: str) -> bool:
+        """Whether the task yields items there."""
+        known = self._worker(worker)
+        found = None if known is None else known.methods.get(method)
+        return found is not None and found.streams
+
+    def feeds(self, feeder: Feeder) -> None:
+        """Tries may be on leases of this feeder."""
+        self._feeders[feeder.pool] = feeder
+
+    def _worker(self, name: str) -> Worker | None:
+        id = WorkerId.parse(name)
+        pool = self._router.pools.get(id.pool)
+        return None if pool is None else pool.core.view.workers.get(id.worker)
+
+    def __repr__(self) -> str:
+        return f"Flights({self._endpoint}, under way={len(self._entries)})"

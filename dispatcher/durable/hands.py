@@ -1,0 +1,290 @@
+"""Carries out what the core of one queue asks for, and tells it what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, assert_never
+
+from ...bus.port import Consumer, ConsumerLost
+from ...schemas.errors import GanglineError
+from ...schemas.jobs import JobEvent, JobItem
+from ...schemas.names import JobFeed as Feed
+from . import effects as do
+from . import events as on
+from .context import Context
+from .entry import Entry
+from .feeder import Feeder
+from .flights import Flights
+from .job_feed import JobFeed
+from .outcomes import Outcomes
+from .records import failure_of
+from .retrying import until_answered
+from .rolls import Rolls
+from .scribe import Scribe
+
+
+class Teller(Protocol):
+    """How the core is told of something: the fields besides time and chance."""
+
+    def __call__(self, event: type[Any], /, **fields: Any) -> None: ...
+
+
+class Hands:
+    """See the module. Everything is begun in the turn in which it is asked for."""
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        *,
+        entries: dict[int, Entry],
+        tell: Teller,
+        rolls: Rolls,
+        sure: Callable[[], Coroutine[Any, Any, None]],
+        lost: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            entries: what the queue keeps, by sequence; acknowledged ones are removed here.
+            sure: waits until it is certain that the queue is ours.
+            lost: it is not.
+        """
+        self._context = context
+        self._endpoint = endpoint
+        self._entries = entries
+        self._tell = tell
+        self._rolls = rolls
+        self._lost = lost
+        self._loop = asyncio.get_running_loop()
+        self._log = context.log.bind(endpoint=endpoint)
+        streams = context.streams
+        self.scribe = Scribe(streams.results, sure=sure, log=self._log)
+        self.feed = JobFeed(
+            streams.jobs,
+            context.names,
+            limit_bytes=lambda: context.bus.max_payload,
+            sure=sure,
+            log=self._log,
+        )
+        self.outcomes = Outcomes(
+            context.bus,
+            context.names,
+            streams,
+            scribe=self.scribe,
+            settings=context.settings,
+            ambient=context.ambient,
+            sure=sure,
+            log=self._log,
+        )
+        self.flights = Flights(
+            endpoint,
+            router=context.router,
+            ambient=context.ambient,
+            vigil=context.vigil,
+            feed=self.feed,
+            ended=self._on_ended,
+            log=self._log,
+        )
+        self.feeders: dict[str, Feeder] = {}
+        self.pulled = 0
+        """Messages asked for so far."""
+        self._consumer: Consumer | None = None
+        self._acked: list[do.Ack] = []
+        self._ack_wake = asyncio.Event()
+        self._settler: asyncio.Task[None] | None = None
+        self._dirty: set[str] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def start(self, consumer: Consumer) -> None:
+        """The queue is ours, by this consumer."""
+        self._consumer = consumer
+        self.scribe.start()
+        self.feed.start()
+        self._settler = self._loop.create_task(self._settle_on(), name=f"gangline-acks-{self._endpoint}")
+
+    async def stop(self) -> None:
+        """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flights.let_go()
+        tasks = [task for task in (self._settler, *self._errands) if task is not None]
+        for task in tasks:
+            task.cancel()
+        tasks = [task for task in tasks if task is not asyncio.current_task()]
+        if tasks:
+            await asyncio.wait(tasks)
+        for feeder in self.feeders.values():
+            await feeder.stop()
+        await self.outcomes.stop()
+        await self.feed.stop()
+        await self.scribe.stop()
+
+    # -- effects --------------------------------------------------------------------------------------------------
+
+    def carry_out(self, effect: do.Effect) -> None:
+        """Begin one."""
+        match effect:
+            case do.Pull():
+                assert self._consumer is not None
+                self.pulled += effect.count
+                self._consumer.pull(effect.count)
+            case do.Want():
+                self.feeder(effect.pool).want(effect.slots, effect.largest)
+            case do.Start():
+                self.flights.start(self._entries[effect.seq], effect, self.feeder(effect.pool))
+            case do.Attach():
+                self._in_background(self._attach(self._entries[effect.seq], effect))
+            case do.Stop():
+                if (entry := self._entries.get(effect.seq)) is not None:
+                    self.flights.stop(entry, effect.attempt)
+            case do.Ack():
+                self._ack(effect)
+            case do.Tell():
+                self._publish_state(effect)
+            case do.Wake():
+                self._wake_at(effect.at)
+            case _:
+                self._write(effect)
+
+    def _write(self, effect: do.Look | do.Note | do.Store | do.Bury | do.Schedule) -> None:
+        seq, tell, outcomes = effect.seq, self._tell, self.outcomes
+        match effect:
+            case do.Look():
+                outcomes.look(effect, lambda found: tell(on.Looked, seq=seq, finished=found))
+            case do.Note():
+                outcomes.note(self._endpoint, effect, lambda: tell(on.Noted, seq=seq))
+            case do.Store():
+                outcomes.store(self._entries[seq], effect, lambda: tell(on.Stored, seq=seq))
+            case do.Bury():
+                outcomes.bury(self._entries[seq], effect, lambda: tell(on.Buried, seq=seq))
+            case do.Schedule():
+                outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
+            case _:
+                assert_never(effect)
+
+    def _scheduled(self, seq: int, error: GanglineError | None) -> None:
+        if error is None:
+            self._tell(on.Scheduled, seq=seq)
+        else:
+            self._tell(on.ScheduleRefused, seq=seq, error=error)
+
+    def _ack(self, effect: do.Ack) -> None:
+        assert self._consumer is not None
+        entry = self._entries.pop(effect.seq, None)
+        if entry is not None:
+            self._consumer.ack(entry.message)
+        self._acked.append(effect)
+        self._ack_wake.set()
+
+    def _publish_state(self, effect: do.Tell) -> None:
+        entry = self._entries.get(effect.seq)
+        self.feed.tell(
+            JobEvent(
+                job=effect.job,
+                state=effect.state,
+                attempt=effect.attempt,
+                worker=entry.worker if entry is not None else "",
+                at=effect.at,
+                error=None if effect.error is None else failure_of(effect.error, 4096),
+                reason=effect.reason,
+            )
+        )
+
+    def _wake_at(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None and not self._closed:
+            self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._tell(on.Tick)
+
+    # -- tries ----------------------------------------------------------------------------------------------------
+
+    def feeder(self, pool: str) -> Feeder:
+        """The feeder of a pool."""
+        feeder = self.feeders.get(pool)
+        if feeder is None:
+            context = self._context
+            feeder = Feeder(
+                pool, router=context.router, settings=context.settings, changed=self._credit_changed, log=self._log
+            )
+            self.feeders[pool] = feeder
+            self.flights.feeds(feeder)
+            self._rolls.follow(pool)
+        return feeder
+
+    def _on_ended(self, entry: Entry, attempt: int, error: GanglineError | None) -> None:
+        pool = entry.feeder_pool
+        self._tell(on.Ended, seq=entry.seq, attempt=attempt, error=error)
+        if pool:
+            self._credit_changed(pool)
+
+    def _credit_changed(self, pool: str) -> None:
+        """Tell of it once in this turn, however many tasks end in it."""
+        if not self._dirty:
+            self._loop.call_soon(self._tell_credit)
+        self._dirty.add(pool)
+
+    def _tell_credit(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        if self._closed:
+            return
+        for pool in sorted(dirty):
+            self._tell(on.Credit, pool=pool, free=self.feeder(pool).free)
+
+    async def _attach(self, entry: Entry, effect: do.Attach) -> None:
+        """Find out how much of a stream is stored, then attach."""
+        assert entry.submission is not None
+        entry.items = None
+        if self.flights.streams_on(effect.worker, entry.submission.method):
+            subject = self._context.names.job(effect.job, Feed.ITEM)
+
+            async def read() -> int:
+                last = await (await self._context.streams.jobs()).last(subject)
+                item = None if last is None else JobItem.model_validate_json(last.data)
+                return item.index + 1 if item is not None and item.attempt == effect.attempt else 0
+
+            entry.items = await until_answered("reading items of a job", read, self._log)
+        self.flights.attach(entry, effect)
+
+    # -- acknowledgements -----------------------------------------------------------------------------------------
+
+    async def _settle_on(self) -> None:
+        assert self._consumer is not None
+        while True:
+            self._ack_wake.clear()
+            batch, self._acked = self._acked, []
+            if batch:
+                try:
+                    await self._consumer.settled()
+                except ConsumerLost:
+                    self._lost()
+                    return
+                for ack in batch:
+                    self._tell(on.Acked, seq=ack.seq)
+                    if ack.tried:
+                        self.outcomes.forget_try(self._endpoint, ack.job)
+            else:
+                await self._ack_wake.wait()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name=f"gangline-hands-{self._endpoint}")
+        self._errands.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._errands.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("an errand failed", exc_info=error, extra={"action": "hands.bug"})
+
+    def __repr__(self) -> str:
+        return f"Hands({self._endpoint}, {self.flights!r}, {self.scribe!r})"

@@ -1,0 +1,47 @@
+"""Messages of the stream as events of the core: what arrives is a task, or cannot be understood. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...bus.port import StreamMessage
+from ...schemas import headers
+from ...schemas.errors import GanglineError
+from ...schemas.names import Names
+from ...schemas.submission import Submission
+from .arguments import arguments_of
+
+_KEPT_BYTES: Final = 256
+"""What a message costs beside its own bytes."""
+
+
+def read_message(names: Names, message: StreamMessage) -> Submission | GanglineError:
+    """The task that a message is, or what is wrong with it."""
+    try:
+        submission = Submission.parse(
+            names, message.subject, message.headers, sequence=message.sequence, published_at=message.at
+        )
+        arguments_of(message.data, submission.fmt)
+    except GanglineError as error:
+        return error
+    return submission
+
+
+def size_of(message: StreamMessage) -> int:
+    """Bytes that keeping it takes."""
+    given = message.headers or {}
+    return len(message.subject) + len(message.data) + sum(len(k) + len(v) for k, v in given.items()) + _KEPT_BYTES
+
+
+def may_have_ended(message: StreamMessage, job: str) -> bool:
+    """Whether another message may have had this job's id, or this one been delivered to another consumer of ours."""
+    given = message.headers
+    if message.delivered > 1:
+        return True
+    return given is not None and (headers.SCHEDULER in given or given.get(headers.MESSAGE_ID) == job)
+
+
+def job_of(message: StreamMessage) -> str:
+    """The id that a message which is no task names; empty: none that is one."""
+    job = (message.headers or {}).get(headers.JOB, "")
+    return job if job and job.isascii() and job.replace("-", "").replace("_", "").isalnum() and len(job) <= 128 else ""

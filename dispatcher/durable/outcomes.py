@@ -1,0 +1,233 @@
+"""Carries out what the core wants written: results, tries, dead letters, schedules; each until the server has it.
+
+Order, where it matters for a crash in between: the large result before the record that names it; the dead letter before
+the record, the record before the answer to the core, which acknowledges then; a try is forgotten only after the
+acknowledgement was confirmed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from ...bus.ambient import Ambient
+from ...bus.port import Bus, KvEntry, Refused
+from ...schemas import headers
+from ...schemas.errors import GanglineError, PayloadTooLarge
+from ...schemas.jobs import ResultRecord
+from ...schemas.names import Names
+from ...schemas.task_errors import InvalidSchedule
+from ...telemetry.logs import Log
+from . import records
+from .effects import Bury, Look, Note, Schedule, Store
+from .entry import Entry
+from .retrying import until_answered
+from .scribe import Scribe
+from .settings import DispatcherSettings
+from .task_streams import TaskStreams
+
+_HEADERS_BYTES: Final = 8192
+"""Room that a dead letter's headers may take beside the message's own."""
+_LOOKS: Final = 64
+"""Results looked up at once."""
+_BAD_PATTERN: Final = 10189
+
+Answer = Callable[[], None]
+
+
+class Outcomes:
+    """One of each queue. Methods begin the work and return; `answer` is called when it is done, once, unless the queue
+    is lost before."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        streams: TaskStreams,
+        *,
+        scribe: Scribe,
+        settings: DispatcherSettings,
+        ambient: Ambient,
+        sure: Callable[[], Awaitable[None]],
+        log: Log,
+    ) -> None:
+        """`sure` waits until it is certain that the queue is ours."""
+        self._bus = bus
+        self._names = names
+        self._streams = streams
+        self._scribe = scribe
+        self._settings = settings
+        self._ambient = ambient
+        self._sure = sure
+        self._log = log
+        self._errands: set[asyncio.Task[None]] = set()
+        self._looks = asyncio.Semaphore(_LOOKS)
+
+    async def stop(self) -> None:
+        """Drop what is under way. Idempotent."""
+        errands = list(self._errands)
+        for errand in errands:
+            errand.cancel()
+        if errands:
+            await asyncio.wait(errands)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._errands)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def look(self, effect: Look, answer: Callable[[bool], None]) -> None:
+        """Whether the job has ended before."""
+
+        async def read() -> KvEntry | None:
+            results = await self._streams.results()
+            return await results.get(self._names.result_key(effect.job))
+
+        async def errand() -> None:
+            async with self._looks:
+                found = await until_answered("looking a result up", read, self._log)
+            answer(found is not None)
+
+        self._start(errand())
+
+    def store(self, entry: Entry, effect: Store, answer: Answer) -> None:
+        """The job's record."""
+        if effect.result_ttl_s <= 0:
+            answer()
+            return
+        record = records.result_of(entry, effect, wall=self._ambient.wall())
+        if entry.body is None or len(record) <= self._inline:
+            self._create(effect.job, record, effect.result_ttl_s, lambda _: answer())
+        else:
+            self._start(self._store_large(entry, effect, entry.body, answer))
+
+    async def _store_large(self, entry: Entry, effect: Store, body: bytes, answer: Answer) -> None:
+        name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
+
+        async def put() -> None:
+            await self._sure()
+            objects = await self._streams.objects()
+            await objects.put(name, body, ttl_s=effect.result_ttl_s)
+
+        await until_answered("storing a large result", put, self._log)
+        record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
+        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._create(effect.job, record, effect.result_ttl_s, written.set_result)
+        if not await written:
+            await self._drop_unless_named(effect.job, name)
+        answer()
+
+    async def _drop_unless_named(self, job: str, name: str) -> None:
+        """Somebody's record was first. Or it was our own, whose answer was lost."""
+
+        async def drop() -> None:
+            results = await self._streams.results()
+            entry = await results.get(self._names.result_key(job))
+            if entry is None or ResultRecord.model_validate_json(entry.value).object != name:
+                await (await self._streams.objects()).delete(name)
+
+        with contextlib.suppress(GanglineError):
+            await drop()
+
+    def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:
+        self._scribe.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
+
+    @property
+    def _inline(self) -> int:
+        return min(self._settings.result_inline_bytes, self._bus.max_payload - 1024)
+
+    # -- tries ----------------------------------------------------------------------------------------------------
+
+    def note(self, endpoint: str, effect: Note, answer: Answer) -> None:
+        """A try that failed."""
+        key = self._names.try_key(endpoint, effect.job)
+        self._scribe.put(key, records.try_of(effect), done=lambda _: answer())
+
+    def forget_try(self, endpoint: str, job: str) -> None:
+        """The job is over, and acknowledged."""
+        self._scribe.delete(self._names.try_key(endpoint, job))
+
+    # -- dead letters ---------------------------------------------------------------------------------------------
+
+    def bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+        """The dead letter, then the record, then the broadcast."""
+        self._start(self._bury(entry, effect, answer))
+
+    async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+        wall = self._ambient.wall()
+        await until_answered("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
+        if effect.result_ttl_s > 0:
+            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            record = records.result_of(entry, effect, wall=wall)
+            self._create(effect.job, record, effect.result_ttl_s, written.set_result)
+            await written
+        self._log.warning(
+            "job %s (%s) is dead: %s: %s",
+            effect.job,
+            entry.message.subject,
+            effect.reason.value,
+            effect.error.message,
+            extra={"action": "job.dead", "job": effect.job, "reason": effect.reason.value, "code": effect.error.code},
+        )
+        endpoint, _ = records.target_of(entry)
+        with contextlib.suppress(GanglineError):
+            self._bus.publish(self._names.task_event(endpoint), records.dead_event(entry, effect, wall=wall))
+        answer()
+
+    async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> None:
+        await self._sure()
+        dead = await self._streams.dead()
+        endpoint, method = records.target_of(entry)
+        subject = self._names.dead(endpoint, method)
+        for limit in (records.MAX_FAILURE_BYTES, 1024, 0):
+            given = records.dead_headers(entry, effect, wall=wall, limit=limit)
+            try:
+                await dead.publish(subject, entry.message.data, headers=given)
+                return
+            except PayloadTooLarge:
+                continue
+        # As large as a message can be: with why it is dead, it does not fit beside it.
+        name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
+        await (await self._streams.objects()).put(name, entry.message.data)
+        await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
+
+    # -- schedules ------------------------------------------------------------------------------------------------
+
+    def schedule(self, entry: Entry, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
+        """Give the message back to the server until its time; `answer` with why it will not take it."""
+        self._start(self._schedule(entry, answer))
+
+    async def _schedule(self, entry: Entry, answer: Callable[[GanglineError | None], None]) -> None:
+        submission = entry.submission
+        assert submission is not None
+        subject, given = records.schedule_of(self._names, entry.message, submission)
+
+        async def publish() -> None:
+            await self._sure()
+            await (await self._streams.tasks()).publish(subject, entry.message.data, headers=given)
+
+        try:
+            await until_answered("scheduling a task", publish, self._log)
+        except Refused as error:
+            bad = error.details.get("err_code") == _BAD_PATTERN
+            answer(InvalidSchedule(f"{given[headers.SCHEDULE]!r}: {error.message}") if bad else error)
+        except GanglineError as error:
+            answer(error)
+        else:
+            answer(None)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        errand = asyncio.get_running_loop().create_task(work, name="gangline-outcome")
+        self._errands.add(errand)
+        errand.add_done_callback(self._done)
+
+    def _done(self, errand: asyncio.Task[None]) -> None:
+        self._errands.discard(errand)
+        if not errand.cancelled() and (error := errand.exception()) is not None:
+            self._log.error("an outcome could not be written", exc_info=error, extra={"action": "outcome.bug"})
+
+    def __repr__(self) -> str:
+        return f"Outcomes(under way={len(self._errands)})"

@@ -1,0 +1,312 @@
+"""Which dispatcher has which queue: when to take one, and over whom. Pure: no IO, no clock, no randomness.
+
+The lock is the server's: a queue is had by whoever's consumer of its subjects exists, and a second one is refused. This
+decides when to try.
+
+Laws:
+
+1. A queue is taken over only from nobody, or from a holder that is dead by law 2; and only while we are connected.
+2. A holder is dead when nobody listened to two pings in a row, both of them sent when we had been connected for a
+   while; or when it has not answered for `frozen_after_s`, all of it time in which we could have heard it.
+3. What is deleted is the consumer by its name, so that a queue that changed hands meanwhile is not taken from its new
+   holder.
+4. Nobody takes two steps for one queue at once: after Take nothing is asked for it until Took, NotTaken or Gone.
+5. A consumer without our marks is of somebody else, and is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+CONNECTED_FOR_S: Final = 1.0
+"""After a reconnection others may be a moment later than we are: until then, nobody's absence counts."""
+UNHEARD_PINGS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """A consumer on the stream of tasks, as the server lists it."""
+
+    consumer: str
+    endpoint: str
+    """Empty: it takes more than one endpoint's tasks, so it is not ours."""
+    dispatcher: str
+    """Id of the holder; empty: not one of us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    now: float
+    """Monotonic seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found(Event):
+    """Endpoints that there are."""
+
+    endpoints: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed(Event):
+    """All consumers there are."""
+
+    holdings: tuple[Holding, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard(Event):
+    """A dispatcher answered, or was heard of otherwise."""
+
+    dispatcher: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unheard(Event):
+    """The server says that nobody listened to a ping."""
+
+    dispatcher: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver(Event):
+    """A dispatcher says that it has just given these queues up."""
+
+    endpoints: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection(Event):
+    connected: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Event):
+    """We stood still for so long, and heard nobody."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Took(Event):
+    """The queue is ours."""
+
+    endpoint: str
+    consumer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotTaken(Event):
+    """Somebody was faster, or the server did not answer."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone(Event):
+    """The queue is ours no longer."""
+
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick(Event):
+    draw: float
+    """A random number in [0, 1)."""
+
+
+AnyEvent = Found | Listed | Heard | Unheard | HandedOver | Connection | Stalled | Took | NotTaken | Gone | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """Delete these consumers, then make one of our own. Answer with Took or NotTaken."""
+
+    endpoint: str
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Ask whether it lives. Answer with Heard or Unheard, or not at all."""
+
+    dispatcher: str
+
+
+Effect = Take | Ping
+
+
+class _Peer:
+    """Another dispatcher that has queues."""
+
+    __slots__ = ("heard_at", "pinged_at", "unheard")
+
+    def __init__(self, now: float) -> None:
+        self.heard_at = now
+        self.pinged_at = float("-inf")
+        self.unheard = 0
+
+
+class OwnershipCore:
+    """Decides for one dispatcher."""
+
+    def __init__(
+        self, dispatcher: str, *, ping_s: float, frozen_after_s: float, spread_s: float, connected_at: float
+    ) -> None:
+        """
+        Args:
+            dispatcher: our id.
+            ping_s: between two pings of one dispatcher.
+            frozen_after_s: silence after which a holder counts as dead.
+            spread_s: how much longer we wait for each queue that we have already: who has fewer is faster.
+            connected_at: since when we are connected.
+        """
+        self.dispatcher = dispatcher
+        self.mine: dict[str, str] = {}
+        """Endpoint -> our consumer."""
+        self._ping_s = ping_s
+        self._frozen_after_s = frozen_after_s
+        self._spread_s = spread_s
+        self._connected_at: float | None = connected_at
+        self._endpoints: frozenset[str] = frozenset()
+        self._holdings: dict[str, Holding] = {}
+        """By endpoint; of all but `mine`."""
+        self._foreign: set[str] = set()
+        """Consumers of somebody else's."""
+        self._peers: dict[str, _Peer] = {}
+        self._taking: set[str] = set()
+        self._wanted_at: dict[str, float] = {}
+        """When to take what is free; drawn once for each, so that nobody waits anew with every tick."""
+        self._listed = False
+
+    @property
+    def foreign(self) -> frozenset[str]:
+        """Consumers that stand in the way and are not ours to delete."""
+        return frozenset(self._foreign)
+
+    @property
+    def peers(self) -> int:
+        return len(self._peers)
+
+    @property
+    def next_at(self) -> float | None:
+        """When the next queue is to be taken; ticks come besides."""
+        return min(self._wanted_at.values(), default=None)
+
+    def handle(self, event: AnyEvent) -> list[Effect]:
+        """Learn something; returns what to do, in order."""
+        match event:
+            case Tick():
+                return self._tick(event)
+            case Heard() | Unheard() | HandedOver() | Connection() | Stalled():
+                self._of_others(event)
+            case Found():
+                self._endpoints = event.endpoints
+            case Listed():
+                self._list(event)
+            case Took():
+                self._taking.discard(event.endpoint)
+                self._holdings.pop(event.endpoint, None)
+                self.mine[event.endpoint] = event.consumer
+            case NotTaken():
+                self._taking.discard(event.endpoint)
+                self._listed = False  # who has it now?
+            case Gone():
+                self.mine.pop(event.endpoint, None)
+                self._listed = False
+            case _:
+                assert_never(event)
+        return []
+
+    def _of_others(self, event: Heard | Unheard | HandedOver | Connection | Stalled) -> None:
+        match event:
+            case Heard():
+                if (peer := self._peers.get(event.dispatcher)) is not None:
+                    peer.heard_at, peer.unheard = event.now, 0
+            case Unheard():
+                if (peer := self._peers.get(event.dispatcher)) is not None and self._settled(event.now):
+                    peer.unheard += 1
+            case HandedOver():
+                for endpoint in event.endpoints:
+                    self._holdings.pop(endpoint, None)
+            case Connection():
+                self._connected_at = event.now if event.connected else None
+                self._listed = False
+                for peer in self._peers.values():
+                    peer.heard_at, peer.unheard = event.now, 0
+            case Stalled():
+                for peer in self._peers.values():
+                    peer.heard_at += event.seconds
+                    peer.unheard = 0
+            case _:
+                assert_never(event)
+
+    @property
+    def must_list(self) -> bool:
+        """What is known of consumers may be wrong: list them before the next tick."""
+        return not self._listed
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _settled(self, now: float) -> bool:
+        return self._connected_at is not None and now - self._connected_at >= CONNECTED_FOR_S
+
+    def _list(self, event: Listed) -> None:
+        self._listed = True
+        holdings: dict[str, Holding] = {}
+        self._foreign.clear()
+        for holding in event.holdings:
+            if not holding.endpoint or not holding.dispatcher:
+                self._foreign.add(holding.consumer)
+            if holding.endpoint and self.mine.get(holding.endpoint) != holding.consumer:
+                holdings[holding.endpoint] = holding
+        self._holdings = holdings
+        others = {holding.dispatcher for holding in holdings.values()} - {"", self.dispatcher}
+        self._peers = {name: self._peers.get(name) or _Peer(event.now) for name in sorted(others)}
+
+    def _tick(self, tick: Tick) -> list[Effect]:
+        now = tick.now
+        if self._connected_at is None or not self._listed:
+            self._wanted_at.clear()
+            return []
+        effects: list[Effect] = []
+        for name, peer in self._peers.items():
+            if now - peer.pinged_at >= self._ping_s:
+                peer.pinged_at = now
+                effects.append(Ping(dispatcher=name))
+        wanted = {endpoint for endpoint in self._free(now) if endpoint not in self._taking}
+        for endpoint in list(self._wanted_at):
+            if endpoint not in wanted:
+                del self._wanted_at[endpoint]
+        busy = len(self.mine) + len(self._taking)
+        for endpoint in sorted(wanted):
+            due_at = self._wanted_at.setdefault(endpoint, now + self._spread_s * (busy + tick.draw))
+            if due_at <= now:
+                del self._wanted_at[endpoint]
+                self._taking.add(endpoint)
+                holding = self._holdings.get(endpoint)
+                effects.append(Take(endpoint=endpoint, over=(holding.consumer,) if holding else ()))
+            busy += 1
+        return effects
+
+    def _free(self, now: float) -> Iterable[str]:
+        """Queues that nobody has who lives."""
+        for endpoint in self._endpoints:
+            if endpoint in self.mine:
+                continue
+            holding = self._holdings.get(endpoint)
+            if holding is None or self._is_dead(holding.dispatcher, now):
+                yield endpoint
+
+    def _is_dead(self, dispatcher: str, now: float) -> bool:
+        if dispatcher == self.dispatcher:
+            return True  # of ours, though we know nothing of it: made by a request whose answer was lost
+        peer = self._peers.get(dispatcher)
+        if peer is None or not self._settled(now):
+            return False
+        return peer.unheard >= UNHEARD_PINGS or now - peer.heard_at >= self._frozen_after_s
+
+    def __repr__(self) -> str:
+        return f"OwnershipCore(mine={len(self.mine)}, peers={len(self._peers)}, taking={sorted(self._taking)})"

@@ -1,0 +1,380 @@
+"""One endpoint's queue while this dispatcher has it: the core, its hands, and the way into both.
+
+Laws:
+
+1. The core is told one event at a time; what an effect brings about at once is told after it.
+2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
+   queue by then. What workers run goes on; whoever takes over attaches to it.
+3. Between a doubt (see guard) and the server's word that the consumer is ours the core holds everything back: it hears
+   Doubted before any other event, and then Sure, or nothing more; what is being written waits for the same.
+4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
+   something of this queue has said what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from ...bus.port import Consumer, ConsumerLost, ConsumerSettings, ConsumerState, ConsumerTaken, Stream, StreamMessage
+from ...schemas.errors import GanglineError
+from ...schemas.jobs import QueueStats, TryRecord
+from ...schemas.routes import QueueRules, RouteRecord
+from . import events as on
+from .context import Context
+from .core import QueueCore
+from .entry import Entry
+from .hands import Hands
+from .inlet import job_of, may_have_ended, read_message, size_of
+from .insight import Counts
+from .ownership import DISPATCHER, consumer_name
+from .possession import Possession
+from .recovery import Recovery
+from .retrying import until_answered
+from .rolls import Rolls
+
+_ACK_WAIT_S: Final = 300.0
+"""Tasks run for longer; a redelivery of what is in hand is known by its sequence. It only matters if a delivery was
+lost in a way that nobody noticed."""
+_SETTLED_S: Final = 2.5
+"""A predecessor died, and we are connected for less: the server may have restarted, and workers that run its tasks may
+come back a moment later than we did."""
+_PAUSE_S: Final = 0.02
+_LAST_WORDS_S: Final = 1.0
+"""How long the end of a possession waits for what is being written."""
+
+
+class Queue:
+    """Made for one possession: `take`, then `close`."""
+
+    def __init__(self, context: Context, endpoint: str, *, on_lost: Callable[[Queue], None]) -> None:
+        """`on_lost`: the consumer is no more; called once, and not after `close`."""
+        self.endpoint = endpoint
+        self.since = context.ambient.wall()
+        self.entries: dict[int, Entry] = {}
+        """What was delivered and is not acknowledged, by sequence."""
+        self.core = QueueCore(endpoint, context.settings)
+        self._context = context
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._log = context.log.bind(endpoint=endpoint)
+        self._events: deque[on.AnyEvent] = deque()
+        self._telling = False
+        self._closed = False
+        self._rolls = Rolls(context.router, context.known, tell=self._on_pool, log=self._log)
+        self._possession: Possession | None = None
+        self._consumer: Consumer | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._tries: dict[str, TryRecord] = {}
+        self._arrived = 0
+        self._newest = 0
+        """Highest sequence that was delivered."""
+        self._old_to = 0
+        """Up to this sequence a message may have ended before."""
+        self._hands = Hands(
+            context,
+            endpoint,
+            entries=self.entries,
+            tell=self.tell,
+            rolls=self._rolls,
+            sure=self._sure,
+            lost=self._lost,
+        )
+        self.recovery_s: float | None = None
+        """How long it took from the takeover to the first possible start."""
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    async def take(self, over: tuple[str, ...]) -> str | None:
+        """Make our consumer, over those of dead holders; its name, or None if somebody was faster.
+
+        Raises:
+            Unavailable: storage did not answer; we may or may not have made it.
+        """
+        context = self._context
+        stream = await context.streams.tasks()
+        for name in over:
+            await stream.delete_consumer(name)
+        name = consumer_name(self.endpoint, context.ambient)
+        settings = ConsumerSettings(
+            filter=context.names.tasks_of(self.endpoint),
+            ack_wait_s=_ACK_WAIT_S,
+            max_pending=2 * context.settings.window_tasks + 1024,
+            metadata={
+                DISPATCHER: context.dispatcher,
+                "gangline-name": context.name,
+                "gangline-node": context.settings.node,
+                "gangline-since": str(self.since),
+            },
+        )
+        try:
+            self._consumer = await stream.consume(name, settings, self._on_message, on_lost=self._lost)
+        except ConsumerTaken:
+            return None
+        self._possession = Possession(
+            context.guard,
+            self._consumer.state,
+            doubted=self._on_doubt,
+            sure=lambda: self.tell(on.Sure),
+            lost=self._lost,
+            log=self._log,
+        )
+        self._hands.start(self._consumer)
+        self._recovering = self._loop.create_task(
+            self._recover(stream, bool(over)), name=f"gangline-recover-{self.endpoint}"
+        )
+        self._recovering.add_done_callback(self._recovered)
+        return name
+
+    async def _recover(self, stream: Stream, died: bool) -> None:
+        """Law 4."""
+        context, began_at = self._context, self._loop.time()
+        recovery = Recovery(
+            self.endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
+        )
+        pattern = context.names.tasks_of(self.endpoint)
+        state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
+        self._old_to = state.last_sequence
+        self._tries = await recovery.tries()
+        await context.routes.ready()
+        self._unlisten = context.routes.listen(self._on_route)
+        self._follow(context.routes.get(self.endpoint))
+        await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
+        self.tell(on.Taken)
+        wait_s = context.guard.connected_at + _SETTLED_S - self._loop.time()
+        if died and wait_s > 0:
+            await asyncio.sleep(wait_s)
+        for worker, job in await recovery.jobs():
+            self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
+        await self._catch_up()
+        self.recovery_s = self._loop.time() - began_at
+        self.tell(on.Recovered)
+        self._forget_orphans()
+        self._log.info(
+            "has the queue, after %.3f s: %d tasks seen, %d running",
+            self.recovery_s,
+            len(self.entries),
+            self.core.statistics().running,
+            extra={"action": "queue.taken"},
+        )
+
+    async def _catch_up(self) -> None:
+        """Wait until what a predecessor had in hand has arrived."""
+        consumer = self._consumer
+        assert consumer is not None
+        while self._arrived < self._hands.pulled:
+            state = await until_answered("asking after our consumer", consumer.state, self._log)
+            if state.pending == 0 and state.unacknowledged <= len(self.entries):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    def _forget_orphans(self) -> None:
+        """Tries of jobs that ended with their holder, just before it forgot them."""
+        for job, record in list(self._tries.items()):
+            if record.sequence <= self._newest or not self.entries:
+                del self._tries[job]
+                if record.sequence not in self.entries:
+                    self._hands.outcomes.forget_try(self.endpoint, job)
+
+    def _recovered(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ConsumerLost):
+            self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
+        self._lost()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Hand the queue over: whoever comes next finds all that is not acknowledged, and attaches to what runs.
+
+        Args:
+            grace_s: how long running tasks may finish here first; nothing is started meanwhile.
+        """
+        if self._closed:
+            return
+        if grace_s > 0 and self.core.open:
+            await self._finish(grace_s)
+        consumer = self._consumer
+        if consumer is not None:
+            with contextlib.suppress(GanglineError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._hands.scribe.settled()
+                    await consumer.settled()
+        await self.drop()
+        if consumer is not None:
+            with contextlib.suppress(GanglineError):
+                await consumer.close(delete=True)
+
+    async def drop(self) -> None:
+        """Law 2. Idempotent."""
+        self._closed = True
+        self._events.clear()
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        recovering, self._recovering = self._recovering, None
+        if recovering is not None:
+            recovering.cancel()
+            await asyncio.wait([recovering])
+        if self._possession is not None:
+            await self._possession.stop()
+        await self._rolls.stop()
+        await self._hands.stop()
+        if self._consumer is not None:
+            with contextlib.suppress(GanglineError):
+                await self._consumer.close()
+
+    async def _finish(self, grace_s: float) -> None:
+        """Start nothing more, and wait for what runs."""
+        route = self._context.routes.get(self.endpoint)
+        rules = (route or _DEFAULT).queue.model_copy(update={"paused": True})
+        paused = (route or _DEFAULT).model_copy(update={"queue": rules})
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        self.tell(on.Routed, route=paused, explicit=route is not None)
+        ends_at = self._loop.time() + grace_s
+        while self.core.statistics().running and self._loop.time() < ends_at and not self._closed:  # noqa: ASYNC110
+            await asyncio.sleep(min(0.05, grace_s))
+
+    def _lost(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_lost(self)
+
+    # -- telling the core -----------------------------------------------------------------------------------------
+
+    def tell(self, event: type[Any], /, **fields: Any) -> None:
+        """Law 1."""
+        context = self._context
+        context.guard.look()  # a doubt comes first
+        if self._closed:
+            return
+        self._events.append(
+            event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
+        )
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._events and not self._closed:
+                for effect in self.core.handle(self._events.popleft()):
+                    if self._closed:
+                        break
+                    self._hands.carry_out(effect)
+        except Exception:
+            # The core and the world may differ now: the next holder begins with what the server knows.
+            self._log.exception("the queue failed; it is given up", extra={"action": "queue.bug"})
+            self._lost()
+        finally:
+            self._telling = False
+
+    def _on_message(self, message: StreamMessage) -> None:
+        self._arrived += 1
+        self._context.guard.look()
+        if self._closed:
+            return
+        seq = message.sequence
+        known = self.entries.get(seq)
+        if known is not None:
+            known.message = message
+        read = (known.submission if known is not None else None) or read_message(self._context.names, message)
+        if known is None:
+            self.entries[seq] = Entry(message, None if isinstance(read, GanglineError) else read)
+        size, old = size_of(message), seq <= self._old_to
+        self._newest = max(self._newest, seq)
+        if isinstance(read, GanglineError):
+            self.tell(on.Malformed, seq=seq, size=size, error=read, job=job_of(message), published_at=message.at)
+            return
+        submission = read
+        record = self._tries.pop(submission.job, None)
+        if record is not None and record.sequence != seq:
+            record = None
+        self.tell(
+            on.Arrived,
+            seq=seq,
+            submission=submission,
+            size=size,
+            look=old or may_have_ended(message, submission.job),
+            attempts=record.attempts if record is not None else 0,
+            not_before=record.not_before if record is not None else 0.0,
+        )
+
+    def _on_doubt(self) -> None:
+        # What comes back with a restarted server may be what it had been told is done.
+        self._old_to = max(self._old_to, self._newest)
+        self.tell(on.Doubted)
+
+    def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:
+        if endpoint == self.endpoint:
+            self._follow(record)
+
+    def _follow(self, record: RouteRecord | None) -> None:
+        self.tell(on.Routed, route=record or _DEFAULT, explicit=record is not None)
+        for pool in (record or _DEFAULT).pools(self.endpoint):
+            self._rolls.follow(pool)
+
+    def _on_pool(self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int]) -> None:
+        self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs)
+
+    async def _sure(self) -> None:
+        assert self._possession is not None
+        await self._possession.wait()
+
+    # -- what can be seen -----------------------------------------------------------------------------------------
+
+    @property
+    def consumer(self) -> str:
+        return "" if self._consumer is None else self._consumer.name
+
+    @property
+    def started(self) -> int:
+        """Tries that were sent."""
+        return self._hands.flights.started
+
+    @property
+    def leased(self) -> int:
+        """Slots leased."""
+        return sum(feeder.leased for feeder in self._hands.feeders.values())
+
+    async def state(self) -> ConsumerState | None:
+        """The consumer, as the server has it."""
+        return None if self._consumer is None else await self._consumer.state()
+
+    def counts(self) -> Counts:
+        return self.core.statistics()
+
+    def statistics(self, depth: int | None = None) -> QueueStats:
+        """
+        Args:
+            depth: tasks in the stream; None: as many as are seen.
+        """
+        counts = self.core.statistics()
+        oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)
+        return QueueStats(
+            endpoint=self.endpoint,
+            dispatcher=self._context.dispatcher,
+            depth=counts.seen if depth is None else depth,
+            seen=counts.seen,
+            running=counts.running,
+            waiting=counts.waiting,
+            blocked=counts.blocked,
+            credit=counts.credit,
+            leased=self.leased,
+            oldest_s=oldest_s,
+            done=counts.done,
+            dead=counts.dead,
+            retried=counts.retried,
+            since=self.since,
+        )
+
+    def __repr__(self) -> str:
+        return f"Queue({self.endpoint}, {self.core!r}, {self._hands!r})"
+
+
+_DEFAULT: Final = RouteRecord(queue=QueueRules())

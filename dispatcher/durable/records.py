@@ -1,0 +1,178 @@
+"""What a queue writes of a task: its result, a try that failed, a dead letter, a schedule. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ...bus.port import StreamMessage
+from ...schemas import codec, headers
+from ...schemas.codec import Format
+from ...schemas.errors import GanglineError
+from ...schemas.jobs import DeadReason, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
+from ...schemas.names import Names
+from ...schemas.submission import Submission
+from .effects import Bury, Note, Store
+from .entry import Entry
+
+MAX_FAILURE_BYTES: Final = 64 * 1024
+"""A traceback longer than that loses its middle."""
+_MESSAGE_CHARS: Final = 4000
+
+
+def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailure:
+    """An error as records carry it, cut to a size."""
+    wire = error.to_wire()
+    details: dict[str, Any] = json.loads(codec.to_json(wire.get("details") or {}))
+    message = error.message[:_MESSAGE_CHARS]
+    traceback = details.get("traceback")
+    if isinstance(traceback, str) and len(traceback) > limit // 2:
+        half = limit // 4
+        details["traceback"] = f"{traceback[:half]}\n... (cut) ...\n{traceback[-half:]}"
+    if len(codec.to_json(details)) > limit:
+        details = {}
+    return JobFailure(code=error.code, message=message, details=details)
+
+
+def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
+    """The record of a job's end.
+
+    Args:
+        object: the body stands in the object store under this name.
+    """
+    submission = entry.submission
+    endpoint, method = target_of(entry)
+    done = isinstance(effect, Store) and effect.state is JobState.DONE
+    as_msgpack = done and submission is not None and submission.fmt is Format.MSGPACK
+    record = ResultRecord(
+        job=effect.job,
+        endpoint=endpoint,
+        method=method,
+        state=JobState.DEAD if isinstance(effect, Bury) else effect.state,
+        encoding="msgpack" if as_msgpack else "json",
+        object=object,
+        items=entry.items if done else None,
+        reason=effect.reason if isinstance(effect, Bury) else None,
+        error=failure_of(effect.error) if isinstance(effect, Bury) else None,
+        attempts=effect.attempts,
+        worker=entry.worker,
+        fence=effect.attempts,
+        submitted_at=entry.message.at,
+        started_at=effect.started_at,
+        finished_at=wall,
+        trace=submission.trace if submission is not None else None,
+    )
+    if not done or object is not None or entry.body is None:
+        return record.model_dump_json().encode()
+    # The body is JSON already, or base64 of msgpack: no need to read and write it once more.
+    value = json.dumps(base64.b64encode(entry.body).decode()).encode() if as_msgpack else entry.body
+    head = record.model_dump_json(exclude={"result"}).encode()
+    return head[:-1] + b',"result":' + value + b"}"
+
+
+def try_of(effect: Note) -> bytes:
+    """The record of a try that failed."""
+    record = TryRecord(
+        job=effect.job,
+        sequence=effect.seq,
+        attempts=effect.attempts,
+        not_before=effect.not_before,
+        error=failure_of(effect.error),
+    )
+    return record.model_dump_json().encode()
+
+
+def target_of(entry: Entry) -> tuple[str, str]:
+    """Endpoint and method, as far as the subject tells them."""
+    if entry.submission is not None:
+        return entry.submission.endpoint, entry.submission.method
+    parts = entry.message.subject.split(".")
+    return (parts[2] if len(parts) > 2 else ""), (".".join(parts[3:]))
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict[str, str]:
+    """Headers of the dead letter: those of the message, and why it is dead.
+
+    Args:
+        limit: bytes that the error may take.
+    """
+    failure = failure_of(effect.error, limit)
+    return {
+        **without_servers_own(entry.message.headers),
+        headers.MESSAGE_ID: f"dead-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.JOB: effect.job,
+        headers.SUBJECT: entry.message.subject,
+        headers.DEAD_REASON: effect.reason.value,
+        headers.DEAD_ERROR: json.dumps(failure.model_dump(mode="json")),
+        headers.DEAD_AT: moment(wall),
+        headers.ATTEMPTS: str(effect.attempts),
+    }
+
+
+def dead_event(entry: Entry, effect: Bury, *, wall: float) -> bytes:
+    """What is broadcast of a dead letter."""
+    endpoint, method = target_of(entry)
+    told = TaskDeadEvent(
+        job=effect.job,
+        endpoint=endpoint,
+        method=method,
+        reason=DeadReason(effect.reason),
+        attempts=effect.attempts,
+        error=failure_of(effect.error, 4096),
+        sequence=entry.seq,
+        at=wall,
+        trace=entry.submission.trace if entry.submission is not None else None,
+    )
+    return told.model_dump_json().encode()
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
+    """Subject and headers with which a message is given back to the server until its time."""
+    dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
+    given = {
+        name: value
+        for name, value in without_servers_own(message.headers).items()
+        if name.lower() not in dropped and (submission.cron is not None or name.lower() != headers.DEADLINE.lower())
+    }
+    given[headers.SCHEDULE_TARGET] = message.subject
+    if submission.cron is not None:
+        given[headers.SCHEDULE] = submission.cron
+    else:
+        assert submission.not_before is not None
+        given[headers.SCHEDULE] = f"@at {moment(submission.not_before)}"
+        given[headers.JOB] = submission.job
+        if submission.deadline_at is not None:
+            given[headers.DEADLINE] = moment(submission.deadline_at)
+    return names.schedule(submission.job), given
+
+
+def without_servers_own(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Headers but for those that the server gives a meaning."""
+    return {name: value for name, value in (given or {}).items() if not name.lower().startswith("nats-")}
+
+
+def moment(wall: float) -> str:
+    """RFC 3339, to the millisecond."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+__all__ = [
+    "dead_event",
+    "dead_headers",
+    "failure_of",
+    "moment",
+    "result_of",
+    "schedule_of",
+    "target_of",
+    "try_of",
+    "without_servers_own",
+]

@@ -28,6 +28,7 @@ from .pool import RoutedPool
 from .retry import Backoff, Fate
 from .settings import LOST_AFTER_S
 from .stream import Streamer, StreamFlight, stream_fate
+from .together import Together
 from .view import Worker
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
@@ -113,11 +114,14 @@ class MemberLine:
                 flight.future.set_exception(_uncertain(error()))
         self._slots.close()
 
-    async def call(self, order: Order, span: Span = NO_SPAN, *, patient: bool = True) -> Any:
+    async def call(
+        self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, together: Together | None = None
+    ) -> Any:
         """Run a task on the member. Cancelling stops it.
 
         Args:
             patient: wait while all slots of the member are in use; else LeaseBusy.
+            together: with these others: it begins when all of them have their slots.
 
         Raises:
             GanglineError: see Gang.call.
@@ -133,6 +137,8 @@ class MemberLine:
                 self._slots, order, worker, ticket, token=self.seat.token, trace=span.traceparent()
             )
             self._flights[flight] = None
+            if together is not None:
+                together.sent(flight)
             try:
                 outcome = await self._caller.answer(order, flight)
             finally:
@@ -311,6 +317,10 @@ class LineMaker:
         self._caller = caller
         self._streamer = streamer
         self.pool = pool
+
+    def together(self, size: int) -> Together:
+        """For one try to begin on all ranks."""
+        return Together(self._caller, size)
 
     def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberLine]:
         """By rank. Members that stayed from the generation before keep theirs."""

@@ -276,12 +276,25 @@ class RoutedSet:
             return await formation.lines[0].call(_for_pool(order, formation, 0), span, patient=False)
         run = 1 + self._draw.getrandbits(48)  # unlike those of other routers, which may use the same gang
 
-        async def on_rank(rank: int, _: Arguments) -> Any:
-            each = _for_pool(order, formation, rank)
-            each.run = run
-            return await formation.lines[rank].call(each, span, patient=False)
+        together = self._lines.together(formation.size)
+        # After a refusal rank 0 goes first, so that of several routers that want one gang, one gets all of it.
+        in_order = ticket.attempts > 1
 
-        return await run_on_all(formation, on_rank, same_for_all(formation.size, (), {}), partial=False)
+        async def on_rank(rank: int, _: Arguments) -> Any:
+            if in_order and rank:
+                await together.first_held()
+            each = _for_pool(order, formation, rank)
+            each.run, each.hold = run, True
+            return await formation.lines[rank].call(each, span, patient=False, together=together)
+
+        try:
+            return await run_on_all(formation, on_rank, same_for_all(formation.size, (), {}), partial=False)
+        except GanglineError as error:
+            if not together.begun:
+                error.may_have_started = False
+            raise
+        finally:
+            together.close()
 
     def _accepted(self, ticket: Ticket, worker: Worker) -> None:
         self.pool.accepted(ticket)
@@ -295,18 +308,20 @@ class RoutedSet:
         cause = (
             error.__cause__ if isinstance(error, GangFailed) and isinstance(error.__cause__, GanglineError) else error
         )
-        several = cause is not error
+        started = error.may_have_started
         if isinstance(cause, TaskCancelled) and formation.down is None:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
             await formation.wait_down(max(0.0, min(_WORD_S, left_s)))
+            if formation.down is None and started is False:
+                return Fate.FULL  # it was held, and heard nothing of us for too long
         if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
-            return Fate.LOST if several or error.may_have_started else Fate.GONE
+            return Fate.LOST if started else Fate.GONE
         if isinstance(cause, LeaseBusy):
             self.pool.full(worker)
-            return Fate.LOST if several else Fate.FULL
+            return Fate.LOST if started else Fate.FULL
         if isinstance(cause, (LeaseError, WorkerLost)):
             self.suspected[formation.gang] = None
-            return Fate.LOST if several or cause.may_have_started else Fate.GONE
+            return Fate.LOST if started else Fate.GONE
         return None
 
     def _end(self, formation: Formation, reason: str) -> None:

@@ -7,7 +7,8 @@ out): the flight then still settles its ticket, so that the books balance on eve
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Answer, Frame
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .channel import Channel
     from .core import Ticket
 
+_HELD: Final = int(Answer.HELD)
 Outcome = Frame | Fate
 """An answer frame, or why there is none."""
 
@@ -95,6 +97,8 @@ class TaskFlight(Awaited):
     """A TASK: its end settles the ticket, whether or not the caller still waits."""
 
     checked = True
+    on_held: Callable[[], None] | None = None
+    """Told that the task has its slots and waits for BEGIN, where it is to be held."""
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
         self.id = id
@@ -109,6 +113,10 @@ class TaskFlight(Awaited):
             self.future.set_result(outcome)
 
     def deliver(self, frame: Frame) -> bool:
+        if frame[0] == _HELD:
+            if self.on_held is not None:
+                self.on_held()
+            return False
         self._end(frame)
         return True
 

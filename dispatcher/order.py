@@ -70,6 +70,8 @@ class Order:
     span_parent: str | None = None
     run = 0
     """Number of the gang run that it is part of; 0: none."""
+    hold = False
+    """Only take the slots, and wait for BEGIN."""
 
     def __init__(
         self,
@@ -151,6 +153,8 @@ class Order:
             meta = {"attempt": attempt, "key": options.key, "model": options.model}
             if self.run:
                 meta["run"] = self.run
+            if self.hold:
+                meta["hold"] = True
         if window is not None:
             meta = {**(meta or {}), "window": window}
         return (

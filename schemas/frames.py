@@ -18,6 +18,7 @@ RELEASE    `[4, reserve_id | nil, token | nil]`, never answered; unknown ones ar
 CANCEL     `[5, id]`, answered by the task's own answer
 CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, room for so many more items of a stream
+BEGIN      `[8, id]`, a task that was to be held begins now
 =========  ==============================================================================================
 
 Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
@@ -32,11 +33,14 @@ RENEWED    `[5, id, ttl_ms]`
 CHECKED    `[6, id, [states]]`, in the order asked; see TaskState
 ITEM       `[7, id, sequence, value]`, from 0
 END        `[8, id, count]`, the stream is complete
+HELD       `[9, id]`, the task has its slots and waits for BEGIN
 =========  ==============================================================================================
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
 nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, and for a stream `window`: how many items may come
-ahead of the CREDIT for them (unsaid: as the worker is set). An attempt of a durable task has `job`, `endpoint` and
+ahead of the CREDIT for them (unsaid: as the worker is set). With `hold` a task on a gang's seat takes its slots and
+waits for BEGIN, so that a call on all ranks starts on all or on none; without BEGIN for two seconds it ends without
+having started (ERROR task_cancelled). An attempt of a durable task has `job`, `endpoint` and
 `attempt` there. While the job runs on a worker, and after its end for as long as the answer is kept, a further TASK of
 it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes no slot and no token, and
 gets the same answer under its own id. One with STREAM gets the items from number `items` of its meta on (unsaid: from
@@ -71,6 +75,7 @@ class Request(IntEnum):
     CANCEL = 5
     CHECK = 6
     CREDIT = 7
+    BEGIN = 8
 
 
 class Answer(IntEnum):
@@ -84,6 +89,7 @@ class Answer(IntEnum):
     CHECKED = 6
     ITEM = 7
     END = 8
+    HELD = 9
 
 
 class TaskFlag(IntFlag):
@@ -356,6 +362,7 @@ _REQUEST_PLACES: dict[int, _Places] = {
     Request.CANCEL: (("id", _id),),
     Request.CHECK: (("id", _id), ("task_ids", _ints)),
     Request.CREDIT: (("id", _id), ("items", _int)),
+    Request.BEGIN: (("id", _id),),
 }
 
 _ANSWER_PLACES: dict[int, _Places] = {
@@ -373,6 +380,7 @@ _ANSWER_PLACES: dict[int, _Places] = {
     Answer.CHECKED: (("id", _id), ("states", _ints)),
     Answer.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
     Answer.END: (("id", _id), ("count", _int)),
+    Answer.HELD: (("id", _id),),
 }
 
 

@@ -48,6 +48,10 @@ class FrameCaller:
         if self._reply:
             self._outbox.put(self._reply, frame)
 
+    def held(self, run: Run) -> None:
+        """Say that it waits for BEGIN."""
+        self.send_frame((Answer.HELD, run.record.id))
+
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
 

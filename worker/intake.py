@@ -106,6 +106,8 @@ class Intake:
             self._renew(caller, frame, stale, now)
         elif operation == Request.CREDIT:
             self._credit(sender, frame)
+        elif operation == Request.BEGIN:
+            self._begin(sender, frame)
         elif operation == Request.CANCEL:
             self._cancel(sender, frame, now)
 
@@ -160,6 +162,7 @@ class Intake:
                 trace=trace,
                 meta=meta,
                 stream=stream,
+                held=caller.held if job is None else None,
             )
         except BaseException as error:
             if job is not None:
@@ -243,6 +246,11 @@ class Intake:
         record = self._core.withdraw(sender, frame[1], now)
         if record is not None and isinstance(record.handle, Run):
             record.handle.cancel(TaskCancelled("the caller cancelled the task"))
+
+    def _begin(self, sender: Sender, frame: Frame) -> None:
+        record = sender.running.get(frame[1])
+        if record is not None and isinstance(record.handle, Run):
+            record.handle.begin()
 
     def _credit(self, sender: Sender, frame: Frame) -> None:
         record = sender.running.get(frame[1])
@@ -346,7 +354,7 @@ class Intake:
 
     def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:
         """Answer a frame that failed inside, unless it cannot be answered."""
-        if frame[0] in (Request.RELEASE, Request.CREDIT, Request.CANCEL):
+        if frame[0] in (Request.RELEASE, Request.CREDIT, Request.CANCEL, Request.BEGIN):
             return
         answer = error_frame(
             frame[1],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from ..schemas.deadline import deadline
@@ -14,6 +15,7 @@ from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .books import Books
 from .context import TaskContext, report_to
 from .executors import Executors
+from .held import Gate
 from .job_table import Job
 from .leases import Lease
 from .memory import TaskRecord
@@ -72,6 +74,8 @@ class Run:
     _uncredited = 0
     """Items that were sent and are not known to have been read."""
     context: TaskContext | None = None
+    gate: Gate | None = None
+    """What keeps it from beginning, where it was to be held."""
 
     def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
         self._runs = runs
@@ -93,6 +97,14 @@ class Run:
             self._execution.cancel(reason)
         elif self._stop is None:
             self._stop = reason
+            if self.gate is not None:
+                reason.may_have_started = False
+                self.gate.open()
+
+    def begin(self) -> None:
+        """The word for which it was held. Others begin by themselves."""
+        if self.gate is not None:
+            self.gate.open()
 
     def insist(self) -> None:
         """It was cancelled a while ago: tell the code again."""
@@ -163,8 +175,13 @@ class Runs:
         trace: str | None,
         meta: dict[str, Any] | None,
         stream: bool,
+        held: Callable[[Run], None] | None = None,
     ) -> Run:
-        """Launch an admitted task."""
+        """Launch an admitted task.
+
+        Args:
+            held: told that the task waits for `Run.begin`, where it was asked for that (and is on a gang's seat).
+        """
         task, books = call.task, self._books
         span = NO_SPAN
         if tracer.enabled:
@@ -192,6 +209,10 @@ class Runs:
         ready: asyncio.Future[None] | None = None
         if self.seats is not None and record.lease is not None and record.lease.gang is not None:
             ready = self.seats.attach(record.lease, context, _number((meta or {}).get("run")))
+            if held is not None and meta is not None and meta.get("hold") is True:
+                run.gate = Gate(run, ready, books.loop)
+                ready = run.gate.ready
+                held(run)
         if ready is None:
             self._begin(run, context, window, deadline_at)
         else:

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gangline.bus.port import Message
+from gangline.dispatcher.client import Client
 from gangline.dispatcher.gateway import Gateway
+from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.errors import (
     ClosedError,
     GanglineError,
@@ -24,7 +26,7 @@ from gangline.schemas.gang_messages import MemberCause, MemberReport
 from gangline.schemas.gangs import GangRecord
 from gangline.schemas.names import GangOperation
 
-from .gang_rig import GangRig, on_gang_rig, until
+from .gang_rig import GangRig, on_gang_rig, pool_of, until
 
 PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
 
@@ -67,6 +69,54 @@ async def test_by_setting_a_call_runs_on_all_ranks(rig: GangRig) -> None:
         async for _ in rig.client.stream("llm.count", 1):
             pass
     balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_several_routers_share_a_gang_whose_calls_run_on_all_ranks(rig: GangRig) -> None:
+    """Each takes all ranks or none: no call fails, and none runs twice on any rank."""
+    for number in range(2):
+        await rig.worker(f"w{number}", pool_of(rig.probe, slots=1))
+    await rig.declare("s", gangs=1, gang={"pool": "train", "size": 2, "strategy": "spread"}, route="all")
+    clients = [rig.client]
+    for number in range(4):
+        client = Client(rig.hub.connect(f"client{number}"), names=rig.names, settings=RouterSettings(node="", zone=""))
+        await client.start()
+        clients.append(client)
+    await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
+    waited: list[float] = []
+
+    async def use(client: Client, number: int) -> None:
+        for turn in range(10):
+            began = asyncio.get_running_loop().time()
+            value = [number, turn]
+            # Not idempotent, and the ranks meet: two calls that each had one rank would wait for each other.
+            assert await client.options(timeout_s=60).call("s.gather", value) == [[[0, value], [1, value]]] * 2
+            await client.options(timeout_s=60).call("s.once", 0.01)
+            waited.append(asyncio.get_running_loop().time() - began)
+
+    async with asyncio.TaskGroup() as group:
+        for number, client in enumerate(clients):
+            group.create_task(use(client, number))
+    for client in clients[1:]:
+        await client.close()
+    assert len(rig.probe.started) == 2 * 10 * len(clients)
+    assert max(waited) < 10.0
+    assert all(worker.statistics().load.running == 0 for worker in rig.workers.values())
+
+
+@on_gang_rig()
+async def test_a_rank_that_does_not_answer_ends_the_try_and_nothing_has_started(rig: GangRig) -> None:
+    for number in range(2):
+        await rig.worker(f"w{number}", pool_of(rig.probe, slots=1))
+    await rig.declare("s", gangs=1, gang={"pool": "train", "size": 2, "strategy": "spread"}, route="all")
+    assert await rig.client.call("s.who") == [[0, 2, 1, ""], [1, 2, 1, ""]]
+    rig.hub.partition(rig.buses["w1"])
+    with pytest.raises(GanglineError) as caught:
+        await rig.client.options(timeout_s=1.5).call("s.once", 0.0)
+    assert caught.value.may_have_started is False
+    rig.hub.heal(rig.buses["w1"])
+    await asyncio.sleep(3)
+    assert rig.probe.started == []
 
 
 @on_gang_rig("w1", "w2")

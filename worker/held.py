@@ -1,0 +1,49 @@
+"""Tasks of a call on all ranks of a gang: each takes its slots first, and none begins before all have theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from ..schemas.errors import TaskCancelled
+
+if TYPE_CHECKING:
+    from .runs import Run
+
+HOLD_S: Final = 2.0
+"""How long the word is waited for. Whoever would give it may be gone, and the slots are wanted by others."""
+
+
+class Gate:
+    """Keeps one task from beginning, until the word comes."""
+
+    __slots__ = ("_member", "_timer", "ready")
+
+    def __init__(self, run: Run, member: asyncio.Future[None] | None, loop: asyncio.AbstractEventLoop) -> None:
+        """`member`: done when the gang's member has begun, if it has not yet."""
+        self._member = member
+        self.ready: asyncio.Future[None] = loop.create_future()
+        """Done when the task may begin."""
+        nobody = TaskCancelled(
+            f"nobody said within {HOLD_S:g} s that {run.call.task.full_name} may begin: it did not start",
+            may_have_started=False,
+        )
+        self._timer = loop.call_later(HOLD_S, run.cancel, nobody)
+
+    def open(self) -> None:
+        """Let it begin, or end if it was cancelled. Idempotent."""
+        self._timer.cancel()
+        if self._member is None or self._member.done():
+            self._pass(self._member)
+        else:
+            self._member.add_done_callback(self._pass)
+
+    def _pass(self, member: asyncio.Future[None] | None) -> None:
+        if self.ready.done():
+            return
+        if member is not None and member.cancelled():
+            self.ready.cancel()
+        elif member is not None and (failure := member.exception()) is not None:
+            self.ready.set_exception(failure)
+        else:
+            self.ready.set_result(None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from typing import Any
 
 from ..schemas.errors import GanglineError, Unavailable
 from ..schemas.frames import Answer, Frame, Request
@@ -17,8 +17,6 @@ from .retry import Fate
 from .settings import RouterSettings
 from .view import Worker
 
-_OK: Final = int(Answer.OK)
-
 
 class Caller:
     """Sends tasks and takes their answers."""
@@ -27,33 +25,31 @@ class Caller:
         self.exchange = exchange
         self._settings = settings
 
-    async def run(self, pool: RoutedPool, order: Order, ticket: Ticket, parent: Span = NO_SPAN) -> Any:
+    async def run(
+        self,
+        pool: RoutedPool,
+        order: Order,
+        ticket: Ticket,
+        parent: Span = NO_SPAN,
+        *,
+        tried: tuple[Worker, Outcome] | None = None,
+    ) -> Any:
         """The result of the task. Cancelling stops the task, wherever it is, and does not wait for that.
+
+        Args:
+            tried: what a first try, made elsewhere, has come to.
 
         Raises:
             GanglineError: see Client.call.
         """
         fate: Fate | None = None
-        plain = parent is NO_SPAN and order.deadline is None
         try:
             while True:
-                if fate is not None or not pool.place_nowait(ticket):
-                    await pool.place(ticket, order.deadline, fate)
-                worker = ticket.worker
-                assert worker is not None
-                if plain:
-                    # `attempt`, without the coroutines and the timer that nothing here asks for.
-                    flight = self.launch(pool, order, worker, ticket)
-                    try:
-                        outcome = await flight.future
-                    except asyncio.CancelledError:
-                        self.abandon(flight)
-                        raise
-                else:
+                if tried is None:
+                    worker = await pool.place(ticket, order.deadline, fate)
                     outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
-                if type(outcome) is list and outcome[0] == _OK:
-                    pool.accepted(ticket)
-                    return outcome[2]
+                else:
+                    (worker, outcome), tried = tried, None
                 fate = fate_of(outcome)
                 if fate is None:
                     pool.accepted(ticket)

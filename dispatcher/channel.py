@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from ..bus.port import Bus
+from ..schemas.codec import pack
 from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
 from ..schemas.frames import REQUEST_ENVELOPE_BYTES, Frame, Request, encode_frame, join_request
 from .retry import Fate
@@ -85,7 +86,7 @@ class Channel:
             InvalidRequest: arguments that have no form on the wire; nothing was sent.
             PayloadTooLarge: likewise.
         """
-        packed = encode_frame(frame)
+        packed = pack(frame)
         if not self._scheduled:
             self._room = self.largest_frame
         if len(packed) > self._room:

@@ -124,11 +124,6 @@ class Ticket:
         if patient:
             self.patient = patient
 
-    @property
-    def plain(self) -> bool:
-        """Any worker that has the task will do."""
-        return self.slots is None and self.key is None and self.model is None and self.labels is None
-
     def __repr__(self) -> str:
         where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
         return f"Ticket(#{self.number} {self.method}, {where}, attempts={self.attempts})"
@@ -208,8 +203,6 @@ class PoolCore:
         if not ticket.number:
             ticket.number = next(self._numbers)
         ticket.queued_at = now
-        if self.connected and not self._line and ticket.plain and self._place_plain(ticket):
-            return True
         ticket.queue = self._class_of(ticket)
         if self.view.workers:
             if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
@@ -231,6 +224,31 @@ class PoolCore:
             return False
         ticket.number = next(self._numbers)
         return self._impossible(ticket) is None and self._try(ticket, now)
+
+    def place_plain(self, method: str, now: float, max_attempts: int) -> Ticket | None:
+        """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
+        `admit` would do, without the general machinery. None: nothing was done, it is not as plain as that (nobody has
+        room, somebody waits, workers differ, the policy is the user's own)."""
+        view = self.view
+        table = view.table
+        if table is None or not self.connected or not self._by_power_of_two or self._line:
+            return None
+        declared = table.get(method)
+        if declared is None or declared.slots != 1:
+            return None
+        for row in view.open:
+            if row:
+                break
+        else:
+            return None
+        worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
+        ticket = Ticket(method=method, max_attempts=max_attempts)
+        ticket.number = next(self._numbers)
+        ticket.queued_at = now
+        if declared.idempotent:
+            ticket.repeatable = True
+        self._charge(ticket, worker, 1)
+        return ticket
 
     def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
         """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
@@ -470,24 +488,6 @@ class PoolCore:
             return False
         head = self._line.next_after(ticket)
         return head is not None and head.number < ticket.number
-
-    def _place_plain(self, ticket: Ticket) -> bool:
-        """Place a request for one slot of any worker, if that is all it is: the way of nearly every call. What
-        `_try` would do, without the general machinery; False leaves the decision to that."""
-        table = self.view.table
-        if table is None or not self._by_power_of_two:
-            return False
-        method = table.get(ticket.method or "")
-        if method is None or method.slots != 1:
-            return False
-        for row in self.view.open:
-            if row:
-                worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
-                if ticket.idempotent is None and method.idempotent:
-                    ticket.repeatable = True
-                self._charge(ticket, worker, 1)
-                return True
-        return False
 
     def _try(self, ticket: Ticket, now: float, *, anyhow: bool = False) -> bool:
         worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)

@@ -137,8 +137,11 @@ class Exchange:
     def new_id(self) -> int:
         return next(self._ids)
 
-    def launch(self, flight: Flight, frame: Frame) -> None:
+    def launch(self, flight: Flight, frame: Frame, now: float | None = None) -> None:
         """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
+
+        Args:
+            now: the loop's time, if whoever calls has just looked.
 
         Raises:
             InvalidRequest, PayloadTooLarge: nothing was sent.
@@ -152,7 +155,7 @@ class Exchange:
             channel = self._channel(worker)
         channel.send(frame, flight)
         flight.check_every_s = self._check_after_s
-        flight.check_at = self.loop.time() + self._check_after_s
+        flight.check_at = (self.loop.time() if now is None else now) + self._check_after_s
         self._flights[flight.id] = flight
 
     def post(self, worker: Worker, frame: Frame) -> None:

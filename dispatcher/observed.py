@@ -16,7 +16,7 @@ class Observed:
     """`with Observed(...) as (ticket, span)`: counted when it is entered and when it is left, and traced if traces are
     on. A class and not a generator: it is entered at every call."""
 
-    __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_span", "_ticket")
+    __slots__ = ("_began_at", "_counted", "_loop", "_metrics", "_order", "_since", "_span", "_ticket")
 
     def __init__(
         self,
@@ -26,9 +26,16 @@ class Observed:
         loop: asyncio.AbstractEventLoop,
         *,
         counted: bool = True,
+        since: float | None = None,
     ) -> None:
-        """`counted`: counted as taken when it is entered; else when it is left, since its pool is not known before."""
+        """
+        Args:
+            counted: counted as taken when it is entered; else when it is left, since its pool is not known before.
+            since: when it was taken and counted, elsewhere.
+        """
         self._counted = counted
+        self._since = since
+        self._began_at = 0.0 if since is None else since
         self._order = order
         self._ticket = ticket
         self._metrics = metrics
@@ -36,7 +43,8 @@ class Observed:
 
     def __enter__(self) -> tuple[Ticket, Span]:
         order = self._order
-        self._began_at = self._loop.time()
+        if self._since is None:
+            self._began_at = self._loop.time()
         span = NO_SPAN
         if tracer.enabled:
             span = tracer.start(
@@ -46,7 +54,7 @@ class Observed:
                 attributes={"gangline.pool": order.pool, "gangline.endpoint": order.endpoint},
             )
         self._span = span
-        if self._counted:
+        if self._counted and self._since is None:
             self._metrics.request(order.endpoint, order.pool)
         return self._ticket, span
 
@@ -63,11 +71,12 @@ class Observed:
             order.pool,
             self._loop.time() - self._began_at,
             max(1, self._ticket.attempts),
-            None if error is None else _code_of(error),
+            None if error is None else code_of(error),
         )
 
 
-def _code_of(error: BaseException) -> str:
+def code_of(error: BaseException) -> str:
+    """What an error is counted as."""
     if isinstance(error, GanglineError):
         return error.code
     return "cancelled" if isinstance(error, (asyncio.CancelledError, GeneratorExit)) else "internal"

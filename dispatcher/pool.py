@@ -76,17 +76,6 @@ class RoutedPool:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    def place_nowait(self, ticket: Ticket) -> bool:
-        """`place` for a new ticket that need not wait: True when it has its worker. One that has to wait is in line
-        already: `place` goes on with it.
-
-        Raises:
-            as `place`, at once.
-        """
-        core = self.core
-        core.connected = self._exchange.bus.connected
-        return core.admit(ticket, self._loop.time())
-
     async def place(self, ticket: Ticket, deadline: float | None, fate: Fate | None = None) -> Worker:
         """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
 
@@ -106,7 +95,7 @@ class RoutedPool:
             core.judge(ticket, fate, now)
             ticket.moved = True
             raise Moved
-        if not ticket.waits and (core.admit(ticket, now) if fate is None else core.again(ticket, fate, now)):
+        if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
             assert ticket.worker is not None
             return ticket.worker
         return await self._wait(ticket, deadline, now)

@@ -14,7 +14,7 @@ from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
 from ..schemas.errors import ClosedError, InvalidSettings, NoWorkers
-from ..schemas.frames import ReserveFlag
+from ..schemas.frames import Answer, ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
@@ -23,11 +23,13 @@ from ..telemetry.tracing import Span, tracer
 from .caller import Caller
 from .core import Ticket
 from .exchange import Exchange
+from .express import Express, PlainFlight
 from .gang_members import LineMaker
 from .gangs import Gangs
 from .gangset import RoutedSet
 from .gangsets import GangSets
 from .hold import Hold, Reserver
+from .inflight import Outcome
 from .leases import Lease, Leasing
 from .observed import Observed
 from .order import CallOptions, Order
@@ -45,6 +47,7 @@ _log = logger_for("dispatcher")
 
 _DEFAULTS = CallOptions()
 _MAX_TARGETS = 4096
+_OK = int(Answer.OK)
 
 
 class Router:
@@ -114,6 +117,9 @@ class Router:
             bus, names, bucket=routes_bucket, make=makes_routes, reconcile_s=self.settings.reconcile_s
         )
         self._traffic = self._routed_traffic(chance)
+        self._express = Express(
+            self.exchange, self.caller, self.settings, self.metrics, self._targets, self._traffic.plain
+        )
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -157,9 +163,20 @@ class Router:
         flags: int = 0,
     ) -> Any:
         """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
-        order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
-        with self._observed_routed(order) as (ticket, span):
-            return await self._run(order, ticket, span)
+        flight = self._express.launch(target, args, kwargs, options, flags) if self._state == "running" else None
+        if flight is None:
+            order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+            with self._observed_routed(order) as (ticket, span):
+                return await self._run(order, ticket, span)
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            self._express.failed(flight, target, error)
+            raise
+        if type(outcome) is list and outcome[0] == _OK:
+            self._express.answered(flight, target)
+            return outcome[2]
+        return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
 
     async def execute(self, order: Order) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
@@ -459,6 +476,16 @@ class Router:
         self._check_open()
         counted = order.options.pool is not None or order.endpoint in self._traffic.plain
         return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted)
+
+    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Order) -> Any:
+        """A plain call was not simply answered: from here on it goes the general way."""
+        pool, ticket = flight.pool, flight.ticket
+        ticket.endpoint = order.endpoint
+        with Observed(order, ticket, self.metrics, self.exchange.loop, since=ticket.queued_at) as (_, span):
+            try:
+                return await self.caller.run(pool, order, ticket, span, tried=(flight.worker, outcome))
+            except Moved:
+                return await self._run_routed(order, ticket, span)
 
     def _observed(self, order: Order) -> Observed:
         """Count and trace one request: `with ... as (ticket, span)`."""

@@ -251,7 +251,14 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
     if not (isinstance(load, list) and len(load) == 4 and all(type(x) is int and x >= 0 for x in load)):
         raise MalformedMessage("load must be [running, reserved, total, flags]")
     for frame in frames:
-        if not _is_plain_result(frame):
+        # OK frames, which most of them are, at one look.
+        if (
+            type(frame) is not list
+            or len(frame) != 3
+            or frame[0] is not _OK
+            or type(frame[1]) is not int
+            or not 0 <= frame[1] < _MAX_ID
+        ):
             _check(frame, _ANSWER_PLACES)
     return AnswerEnvelope(epoch, Load(*load), frames)
 
@@ -275,7 +282,7 @@ def _envelope(data: bytes) -> list[Any]:
 
 
 def _id(x: Any) -> bool:
-    return type(x) is int and 0 <= x < 1 << 63
+    return type(x) is int and 0 <= x < _MAX_ID
 
 
 def _ms(x: Any) -> bool:
@@ -391,7 +398,7 @@ def _is_plain_task(frame: Any) -> bool:
     _, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
     return (
         type(id) is int
-        and 0 <= id < 1 << 63
+        and 0 <= id < _MAX_ID
         and type(method) is str
         and (args is None or type(args) is list)
         and (kwargs is None or _map(kwargs))
@@ -404,21 +411,11 @@ def _is_plain_task(frame: Any) -> bool:
     )
 
 
-def _is_plain_result(frame: Any) -> bool:
-    """Whether it is an OK frame; a quick yes."""
-    return (
-        type(frame) is list
-        and len(frame) == 3
-        and frame[0] is _OK
-        and type(frame[1]) is int
-        and 0 <= frame[1] < 1 << 63
-    )
-
-
 # Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
 _TASK: Final = int(Request.TASK)
 _TASK_PLACES: Final = len(_REQUEST_PLACES[Request.TASK]) + 1
 _OK: Final = int(Answer.OK)
+_MAX_ID: Final = 1 << 63
 
 
 def _check(frame: Any, places: dict[int, _Places]) -> None:

@@ -43,6 +43,8 @@ class SendHold:
 
     worker: WorkerId
     request: HoldRequest
+    traceparent: str | None = None
+    """Where the gang's trace goes on, also under a leader that was not asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

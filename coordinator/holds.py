@@ -30,6 +30,7 @@ def send(books: Books, gang: Gang, placement: Placement) -> None:
                     seats=tuple(SeatRequest(rank=s.rank, part=s.part, slots=s.slots) for s in seats),
                     hold_s=settings.hold_s,
                 ),
+                traceparent=gang.spec.traceparent,
             )
         )
     books.agenda.set(("hold", gang.id), books.now + settings.hold_wait_s)

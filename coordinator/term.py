@@ -338,7 +338,7 @@ class Term:
             return
         match effect:
             case do.SendHold():
-                self._traces.hold(effect.worker, effect.request, None)
+                self._traces.hold(effect.worker, effect.request, effect.traceparent)
                 self._errands.hold(effect)
             case do.ReleaseHold():
                 self._errands.unhold(effect)

@@ -93,6 +93,26 @@ async def test_a_new_leader_goes_on_in_the_same_trace(system, spans):
     assert len({span.context.trace_id for span in spans.get_finished_spans()}) == 1
 
 
+async def test_a_gang_that_was_queued_under_another_leader_is_held_in_its_own_trace(system, spans):
+    await system.worker(slots=1)
+    first = await leading(system)
+    held = await system.owner.acquire(pool="train", size=1, ttl_s=60)
+    owner = tracer.start("owner")
+    queued = await system.owner.acquire(pool="train", size=1, wait=False, ttl_s=60, traceparent=owner.traceparent())
+    owner.end()
+    await first.stop()
+    await leading(system, "second")
+    await system.owner.release(held)
+    await system.event("formed", queued["id"])
+    await system.owner.release(queued)
+    (asked,) = named(spans, "owner")
+    mine = [s for s in spans.get_finished_spans() if s.context.trace_id == asked.context.trace_id]
+    assert [span.name for span in mine].count("gangline.gang") == 2
+    assert {"gangline.gang.hold", "gangline.gang.member", "gangline.gang.generation"} <= {span.name for span in mine}
+    # Of the other gang and of this one, and nothing that belongs to neither.
+    assert len({span.context.trace_id for span in spans.get_finished_spans()}) == 2
+
+
 async def test_metrics_tell_how_gangs_fare(system):
     read = reading_of(memory_reader())
     await system.worker(slots=2)

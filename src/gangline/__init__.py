@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
     from .dispatcher.dead_letters import DeadLetter as DeadLetter
+    from .dispatcher.durable.service import Dispatcher as Dispatcher
+    from .dispatcher.durable.settings import DispatcherSettings as DispatcherSettings
     from .dispatcher.durable.task_streams import TaskStorage as TaskStorage
     from .dispatcher.gang import Gang as Gang
     from .dispatcher.gateway import Gateway as Gateway
@@ -61,6 +63,8 @@ _PUBLIC = {
     "Coordinator": "coordinator.service",
     "CoordinatorSettings": "coordinator.settings",
     "DeadLetter": "dispatcher.dead_letters",
+    "Dispatcher": "dispatcher.durable.service",
+    "DispatcherSettings": "dispatcher.durable.settings",
     "ElectionSettings": "coordinator.election",
     "Gang": "dispatcher.gang",
     "GangContext": "worker.gang_context",
@@ -103,6 +107,8 @@ __all__ = [
     "Coordinator",
     "CoordinatorSettings",
     "DeadLetter",
+    "Dispatcher",
+    "DispatcherSettings",
     "ElectionSettings",
     "Gang",
     "GangContext",

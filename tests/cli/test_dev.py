@@ -185,3 +185,7 @@ def test_it_grants_gangs(dev, commands):
     gang = commands.json("gang", "acquire", "words", "3", "--ttl", "30")
     assert (gang["state"], {seat["worker"] for seat in gang["seats"]}) == ("formed", {"dev-1"})
     assert commands.run("gang", "release", gang["id"], "--owner-token", gang["owner_token"]).returncode == 0
+
+
+def test_it_runs_submitted_tasks(dev, commands):
+    assert commands.run("submit", "words.count", '["a b"]', "--wait").stdout == "2\n"

@@ -58,6 +58,14 @@ async def test_a_plain_request_is_granted_a_gang_over_both_workers(system):
     assert released["state"] == "ended"
 
 
+async def test_a_submitted_task_is_run_by_one_of_two_dispatchers(system):
+    body = json.dumps({"text": "a b c"}).encode()
+    stored = (await request(system.ports["nats-2"], "gangline.task.words.count", body)).json()
+    assert isinstance(stored, dict)
+    result = system.compose("exec", "-T", "gateway", "gangline", "result", str(stored["seq"]), "--timeout", "30s")
+    assert result.strip() == "3"
+
+
 async def test_the_ledger_has_three_copies_on_disk(system):
     told = await ledger_of(system)
     assert (told["config"]["num_replicas"], told["config"]["storage"]) == (3, "file")
@@ -67,7 +75,7 @@ async def test_the_ledger_has_three_copies_on_disk(system):
 def test_two_workers_serve_and_neither_runs_as_root(system):
     rows = json.loads(system.compose("exec", "-T", "gateway", "gangline", "workers", "--json"))
     assert [(row["pool"], row["slots"]) for row in rows] == [("words", 4), ("words", 4)]
-    for service in ("worker", "gateway", "coordinator"):
+    for service in ("worker", "gateway", "coordinator", "dispatcher"):
         assert system.compose("exec", "-T", service, "id", "-u").strip() == "10001"
 
 

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.schemas.errors import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
+from gangline.schemas.task_errors import JobDead
 from gangline.testing import VirtualLoop, cluster
 from gangline.worker.pool import Pool
 from gangline.worker.settings import WorkerSettings
@@ -143,3 +145,27 @@ def test_it_works_without_any_plugin(pool):
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         assert runner.run(main()) == "done"
+
+
+async def test_submitted_tasks_run_where_a_dispatcher_was_asked_for(pool):
+    async with cluster(pool, dispatcher=True) as client:
+        job = await client.submit("math.add", 1, 2)
+        assert await job.result() == 3
+        counting = await client.submit("math.count", 3)
+        assert [item async for item in counting.items()] == [0, 1, 2]
+        failing = await client.options(max_attempts=2).submit("math.fail")
+        with pytest.raises(JobDead) as caught:
+            await failing.result()
+        assert isinstance(caught.value.__cause__, TaskFailed)
+
+
+async def test_a_second_dispatcher_takes_over_from_the_first(pool):
+    running = cluster(pool, dispatcher=True, dispatcher_settings=DispatcherSettings(backoff_s=0.1))
+    async with running as client:
+        assert await (await client.submit("math.add", 1, 2)).result() == 3
+        await running.add_dispatcher()
+        job = await client.submit("math.slow", 5.0)
+        await asyncio.sleep(1)
+        await running.dispatchers[0].stop()
+        assert await job.result() == "done"
+        assert await (await client.submit("math.add", 3, 4)).result() == 7

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 import click
 
 COMMANDS: Final = {
-    "dev": "A nats-server, a gateway, a coordinator and your worker in one terminal, reloaded on change.",
+    "dev": "A nats-server, all that serves and your worker in one terminal, reloaded on change.",
     "worker": "Serve a pool's tasks with this process's slots.",
     "gateway": "Answer plain NATS requests on gangline.call.> from any language.",
     "coordinator": "Grant gangs: slots over many workers, all or nothing. Run two, one stands by.",

@@ -1,4 +1,4 @@
-"""`gangline dev`: a server, a gateway, a coordinator, and one worker process that is replaced when the code changes."""
+"""`gangline dev`: a server, all that serves, and one worker process that is replaced when the code changes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from .children import end, ended, spawn
 from .options import Connection, plain_environment
 from .serve import open_gateway
 from .serve_coordinator import open_coordinator
+from .serve_dispatcher import open_dispatcher
 from .session import open_bus, open_ledger
 from .signals import until_signal
 
@@ -57,6 +58,7 @@ async def develop(
         ledger = await open_ledger(bus, connection)
         await stack.enter_async_context(open_gateway(bus, connection))
         await stack.enter_async_context(open_coordinator(bus, connection))
+        await stack.enter_async_context(open_dispatcher(bus, connection))
         seat = Seat(target, environment, ledger, connection, options, reload=reload)
         stack.push_async_callback(seat.leave)
         tasks = [asyncio.create_task(_follow(seat, reload), name="gangline dev reload")]

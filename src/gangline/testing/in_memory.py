@@ -11,6 +11,8 @@ from ..bus.ambient import Ambient
 from ..bus.memory import MemoryHub
 from ..coordinator.service import Coordinator
 from ..dispatcher.client import Client
+from ..dispatcher.durable.service import Dispatcher
+from ..dispatcher.durable.settings import DispatcherSettings
 from ..dispatcher.settings import RouterSettings
 from ..schemas.errors import ClosedError, InvalidSettings
 from ..schemas.names import Names
@@ -25,6 +27,7 @@ class Cluster:
     Attributes:
         hub: the server in memory; `hub.stop()`, `hub.disconnect(...)` and others play accidents.
         workers: by `<pool>.<worker>`, from entering on.
+        dispatchers: the one asked for, and those that were added.
         names: subjects and keys, for what you want to ask of `hub` directly.
     """
 
@@ -34,9 +37,11 @@ class Cluster:
         *,
         workers: int,
         coordinator: bool,
+        dispatcher: bool,
         namespace: str,
         worker_settings: WorkerSettings | None,
         router_settings: RouterSettings | None,
+        dispatcher_settings: DispatcherSettings | None,
         ambient: Ambient | None,
     ) -> None:
         if workers < 0:
@@ -44,11 +49,14 @@ class Cluster:
         self.names = Names(namespace)
         self.hub = MemoryHub(ambient=ambient)
         self.workers: dict[str, Worker] = {}
+        self.dispatchers: list[Dispatcher] = []
         self._pools = pools
         self._count = workers
         self._coordinator = coordinator
+        self._dispatcher = dispatcher
         self._worker_settings = worker_settings or WorkerSettings()
         self._router_settings = router_settings
+        self._dispatcher_settings = dispatcher_settings
         self._ambient = ambient
         self._numbers = itertools.count(1)
         self._stack = AsyncExitStack()
@@ -74,6 +82,19 @@ class Cluster:
         self.workers[str(worker.id)] = worker
         return worker
 
+    async def add_dispatcher(self, settings: DispatcherSettings | None = None) -> Dispatcher:
+        """Start one more dispatcher of submitted tasks; it is stopped with the cluster.
+
+        Args:
+            settings: instead of the cluster's.
+        """
+        bus = self.hub.connect(f"dispatcher-{len(self.dispatchers) + 1}")
+        self._stack.push_async_callback(bus.close)
+        settings = settings or self._dispatcher_settings
+        dispatcher = Dispatcher(bus, names=self.names, settings=settings, ambient=self._ambient)
+        self.dispatchers.append(await self._stack.enter_async_context(dispatcher))
+        return dispatcher
+
     async def __aenter__(self) -> Client:
         if self._entered:
             raise ClosedError("this cluster was used before: make a new one")
@@ -84,6 +105,8 @@ class Cluster:
             for pool in self._pools:
                 for _ in range(self._count):
                     await self.add_worker(pool)
+            if self._dispatcher:
+                await self.add_dispatcher()
             bus = self.hub.connect("client")
             self._stack.push_async_callback(bus.close)
             client = Client(bus, names=self.names, settings=self._router_settings, ambient=self._ambient)
@@ -110,9 +133,11 @@ def cluster(
     *pools: Pool,
     workers: int = 1,
     coordinator: bool = False,
+    dispatcher: bool = False,
     namespace: str = "gangline",
     worker_settings: WorkerSettings | None = None,
     router_settings: RouterSettings | None = None,
+    dispatcher_settings: DispatcherSettings | None = None,
     ambient: Ambient | None = None,
 ) -> Cluster:
     """Workers and a client in one process, over a server in memory: the same code as in production, no server needed.
@@ -134,12 +159,14 @@ def cluster(
         pool, pools: what is served.
         workers: how many workers of each pool; they are named `w1`, `w2`, ...
         coordinator: whether there is one, for gangs and standing sets.
+        dispatcher: whether there is one, for submitted tasks.
         namespace: of subjects and keys; only matters to what looks at the bus directly.
         worker_settings: of each worker. Its `id` must be left open with more than one worker.
         router_settings: of the client.
+        dispatcher_settings: of each dispatcher.
         ambient: wall clock, randomness and tokens, for tests that must repeat exactly.
 
-    Leaving stops the client, then the workers; what still runs is cancelled.
+    Leaving stops the client, the dispatchers, then the workers; what still runs is cancelled.
 
     Raises (on entering):
         InvalidSettings: a task cannot be served, or a setting is out of its bounds.
@@ -149,8 +176,10 @@ def cluster(
         (pool, *pools),
         workers=workers,
         coordinator=coordinator,
+        dispatcher=dispatcher,
         namespace=namespace,
         worker_settings=worker_settings,
         router_settings=router_settings,
+        dispatcher_settings=dispatcher_settings,
         ambient=ambient,
     )

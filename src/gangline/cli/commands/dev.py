@@ -10,7 +10,7 @@ import click
 from ..options import Connection, connection_options, logging_options
 
 
-@click.command(short_help="A nats-server, a gateway, a coordinator and your worker in one terminal.")
+@click.command(short_help="A nats-server, all that serves and your worker in one terminal.")
 @click.argument("target", metavar="MODULE:POOL")
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the server's data in that folder.")
 @click.option("--port", type=click.IntRange(0, 65535), help="Of the server; 0: a free one. [4222 if it is free]")
@@ -28,11 +28,11 @@ def command(
     log_level: str,
     log_format: Any,
 ) -> None:
-    """A nats-server, a gateway, a coordinator and your worker in one terminal, reloaded on change.
+    """A nats-server, a gateway, a coordinator, a dispatcher and your worker in one terminal, reloaded on change.
 
     When a Python file in the current folder changes, a new worker process takes over and the old one finishes what it
-    runs; if the new code does not come up, the old goes on. Server, gateway and coordinator stay. With --server or
-    --context, that server is used instead of an own one. Ctrl-C ends everything.
+    runs; if the new code does not come up, the old goes on. All others stay. With --server or --context, that server is
+    used instead of an own one. Ctrl-C ends everything.
     """
     from ...telemetry.logformat import configure_logging
     from ..load import split

@@ -1,4 +1,4 @@
-"""What the protocol page says of gangs is what the code says."""
+"""What the protocol page and others say of gangs is what the code says."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from gangline.cli.gangset_file import parse_sets
 from gangline.schemas import gang_errors
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gang_messages import (
@@ -50,8 +51,10 @@ from gangline.schemas.gangs import (
     Strategy,
 )
 from gangline.schemas.names import GangOperation, Operation
+from gangline.telemetry import coordinator_metrics
 
-PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
 OWNERS = PROTOCOL[PROTOCOL.index("## Requests for gangs") : PROTOCOL.index("## Events of gangs")]
 EVENTS = PROTOCOL[PROTOCOL.index("## Events of gangs") : PROTOCOL.index("## A gang at its workers")]
 WORKERS = PROTOCOL[PROTOCOL.index("## A gang at its workers") : PROTOCOL.index("## Frames")]
@@ -157,3 +160,18 @@ def test_every_cause_that_a_worker_reports_is_there():
 def test_every_field_of_a_record_is_there(key, record):
     told = set(re.findall(r"\w+", cells(KEYS, key)[2]))
     assert set(record.model_fields) - {"v"} <= told
+
+
+def test_every_metric_of_a_coordinator_is_on_the_page_that_tells_how_to_observe():
+    page = (DOCS / "how-to" / "observe.md").read_text()
+    named = set(re.findall(r"^(gangline\.\S+)", coordinator_metrics.__doc__ or "", re.MULTILINE))
+    assert len(named) == 10
+    assert set(re.findall(r"`(gangline\.(?:gang|coordinator)\.\w+)` \|", page)) == named
+
+
+@pytest.mark.parametrize("page", ["standing-gangs.md", "use-gangs.md"])
+def test_declarations_of_sets_on_the_pages_are_taken_as_they_stand(page):
+    text = (DOCS / "how-to" / page).read_text()
+    (found,) = re.findall(r"^(?:```yaml\n|\$ cat llama.yaml\n)(name: .*?)^(?:```|\$ )", text, re.MULTILINE | re.DOTALL)
+    sets = parse_sets(found, page)
+    assert sets["llama"].gangs == 2 and sets["llama"].template.size == 4

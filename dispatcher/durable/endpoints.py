@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
 
-from ...bus.port import Bus, Stream
+from ...bus.port import Stream
 from ...schemas.errors import GanglineError, InvalidName
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import Log
@@ -21,7 +21,6 @@ class Endpoints:
 
     def __init__(
         self,
-        bus: Bus,
         names: Names,
         streams: TaskStreams,
         *,
@@ -38,7 +37,6 @@ class Endpoints:
             found: told of all endpoints, each time.
             strays: told of subjects in the stream that are no endpoint's.
         """
-        self._bus = bus
         self._names = names
         self._streams = streams
         self._router = router

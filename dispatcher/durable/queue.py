@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from ...bus.port import Consumer, ConsumerLost, ConsumerSettings, ConsumerState, ConsumerTaken, Stream, StreamMessage
 from ...schemas.errors import GanglineError
-from ...schemas.jobs import QueueStats, TryRecord
+from ...schemas.jobs import JobInfo, QueueStats, TryRecord
 from ...schemas.routes import QueueRules, RouteRecord
 from . import events as on
 from .context import Context
@@ -341,6 +341,14 @@ class Queue:
     def leased(self) -> int:
         """Slots leased."""
         return sum(feeder.leased for feeder in self._hands.feeders.values())
+
+    def info(self, job: str) -> JobInfo | None:
+        """What is known of a job; None if it is not in hand."""
+        info = self.core.info(job)
+        entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
+        if info is None or entry is None or not entry.worker:
+            return info
+        return info.model_copy(update={"worker": entry.worker})
 
     async def state(self) -> ConsumerState | None:
         """The consumer, as the server has it."""

@@ -7,23 +7,29 @@ import random
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from ...bus.ambient import Ambient
-from ...bus.port import BucketSettings, Bus, Stream
+from ...bus.port import BucketSettings, Bus
 from ...schemas.errors import ClosedError, ServerUnsupported, Unavailable
-from ...schemas.jobs import QueueStats
+from ...schemas.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...telemetry.logs import logger_for
 from ..router import Router
 from ..settings import RouterSettings
+from .answering import Answering
 from .context import Context
+from .desk import Desk
 from .endpoints import Endpoints
 from .guard import Guard
+from .outcomes import Outcomes
 from .ownership import Ownership
+from .presence import Presence
 from .queue import Queue
 from .rolls import KnownPools
+from .scribe import Scribe
 from .settings import DispatcherSettings
+from .strays import Strays
 from .task_streams import TaskStorage, TaskStreams
 from .vigil import Vigil
 
@@ -113,7 +119,20 @@ class Dispatcher:
         self._started_before = 0
         self._ends: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
-        self._parts: tuple[Vigil, Ownership, Endpoints] | None = None
+        self._answering = Answering(bus, self._log)
+        self._presence = Presence(
+            bus,
+            self.names,
+            dispatcher=self.id,
+            name=self.name,
+            node=self.settings.node,
+            guard=self._guard,
+            ambient=self.ambient,
+            answering=self._answering,
+            statistics=self._told,
+        )
+        self._desks: dict[str, Desk] = {}
+        self._parts: _Parts | None = None
         self._context: Context | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -140,18 +159,30 @@ class Dispatcher:
     async def _start(self) -> None:
         await self._open_streams()
         await self.router.start()
+        self.router.routes.start()
         self._guard.start()
-        settings = self.settings
+        parts = self._parts = self._make_parts()
+        await self._presence.start()
+        parts.vigil.start()
+        parts.strays.start()
+        await parts.ownership.start()
+        await parts.endpoints.start()
+        await self.bus.flush()
+        self.state = DispatcherState.RUNNING
+        parts.ownership.say("joined")
+        self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
+
+    def _make_parts(self) -> _Parts:
+        settings, streams, guard = self.settings, self._streams, self._guard
         vigil = Vigil(
             self.bus,
             self.names,
             router=self.router,
-            guard=self._guard,
+            guard=guard,
             ping_s=settings.ping_s,
             gone_after_s=settings.worker_gone_after_s,
             log=self._log,
         )
-        self.router.routes.start()
         self._context = Context(
             dispatcher=self.id,
             name=self.name,
@@ -159,10 +190,10 @@ class Dispatcher:
             names=self.names,
             settings=settings,
             ambient=self.ambient,
-            streams=self._streams,
+            streams=streams,
             router=self.router,
             routes=self.router.routes,
-            guard=self._guard,
+            guard=guard,
             vigil=vigil,
             known=self._known,
             chance=random.Random(self.ambient.random.getrandbits(64)),
@@ -172,33 +203,43 @@ class Dispatcher:
             self.bus,
             self.names,
             dispatcher=self.id,
-            tasks=self._streams.tasks,
+            tasks=streams.tasks,
             settings=settings,
-            guard=self._guard,
+            guard=guard,
             ambient=self.ambient,
             take=self._take,
             log=self._log,
         )
+        strays = self._make_strays()
         endpoints = Endpoints(
-            self.bus,
             self.names,
-            self._streams,
+            streams,
             router=self.router,
             routes=self.router.routes,
             known=self._known,
             look_s=settings.look_s,
             found=ownership.found,
-            strays=self._on_strays,
+            strays=strays.found,
             log=self._log,
         )
-        self._parts = (vigil, ownership, endpoints)
-        vigil.start()
-        await ownership.start()
-        await endpoints.start()
-        await self.bus.flush()
-        self.state = DispatcherState.RUNNING
-        ownership.say("joined")
-        self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
+        return _Parts(vigil, ownership, endpoints, strays)
+
+    def _make_strays(self) -> Strays:
+        """They need no queue, and no certainty that it is ours."""
+        scribe = Scribe(self._streams.results, sure=_at_once, log=self._log)
+        outcomes = Outcomes(
+            self.bus,
+            self.names,
+            self._streams,
+            scribe=scribe,
+            settings=self.settings,
+            ambient=self.ambient,
+            sure=_at_once,
+            log=self._log,
+        )
+        return Strays(
+            self.names, outcomes=outcomes, scribe=scribe, result_ttl_s=self.settings.result_ttl_s, log=self._log
+        )
 
     async def _open_streams(self) -> None:
         """A cluster that holds an election just now is waited for."""
@@ -233,21 +274,23 @@ class Dispatcher:
         self._log.info("left", extra={"action": "dispatcher.left"})
 
     async def _stop(self, grace_s: float) -> None:
-        vigil, ownership, endpoints = self._parts or (None, None, None)
-        if endpoints is not None:
-            await endpoints.stop()
-        if ownership is not None:
-            await ownership.stop()
+        parts = self._parts
+        if parts is not None:
+            await parts.endpoints.stop()
+            await parts.ownership.stop()
+            await parts.strays.stop()
+        desks, self._desks = self._desks, {}
         queues, self._queues = self._queues, {}
         await asyncio.gather(*(queue.close(grace_s=grace_s) for queue in queues.values()))
+        await asyncio.gather(*(desk.stop() for desk in desks.values()))
         if self._ends:
             await asyncio.wait(self._ends)
-        if ownership is not None:
+        await self._presence.stop()
+        if parts is not None:
             if queues:
-                ownership.handed_over(sorted(queues))
-            ownership.say("left")
-        if vigil is not None:
-            await vigil.stop()
+                parts.ownership.handed_over(sorted(queues))
+            parts.ownership.say("left")
+            await parts.vigil.stop()
         self._guard.stop()
         await self.router.stop()
 
@@ -284,40 +327,80 @@ class Dispatcher:
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
+        desk = self._desks[endpoint] = Desk(self.bus, self.names, queue, answering=self._answering, depth=self._depth)
+        try:
+            await desk.start()
+        except BaseException:
+            del self._queues[endpoint], self._desks[endpoint]
+            await queue.close()
+            raise
         return consumer
 
     def _on_lost(self, queue: Queue) -> None:
-        if self._queues.get(queue.endpoint) is queue:
-            del self._queues[queue.endpoint]
         self._counts["lost"] += 1
         self._started_before += queue.started
         self._log.warning(
             "lost the queue %s", queue.endpoint, extra={"action": "queue.lost", "endpoint": queue.endpoint}
         )
-        end = asyncio.get_running_loop().create_task(queue.drop(), name="gangline-lost-queue")
+        desk = None
+        if self._queues.get(queue.endpoint) is queue:
+            del self._queues[queue.endpoint]
+            desk = self._desks.pop(queue.endpoint, None)
+        end = asyncio.get_running_loop().create_task(_end(queue, desk), name="gangline-lost-queue")
         self._ends.add(end)
         end.add_done_callback(self._ends.discard)
         if self._parts is not None:
-            self._parts[1].gone(queue.endpoint)
+            self._parts.ownership.gone(queue.endpoint)
 
-    def _on_strays(self, stream: Stream, subjects: list[str]) -> None:
-        """Not yet."""
+    # -- what can be seen -----------------------------------------------------------------------------------------
+
+    def _depth(self, endpoint: str) -> int | None:
+        return None if self._parts is None else self._parts.endpoints.depths.get(endpoint)
+
+    def _told(self) -> DispatcherStats:
+        statistics = self.statistics()
+        return DispatcherStats(
+            dispatcher=self.id,
+            name=self.name,
+            node=self.settings.node,
+            queues=statistics.queues,
+            counts=statistics.counts,
+        )
 
     def statistics(self) -> DispatcherStatistics:
-        vigil, ownership, endpoints = self._parts or (None, None, None)
-        depths = endpoints.depths if endpoints is not None else {}
+        parts = self._parts
         return DispatcherStatistics(
             id=self.id,
             state=self.state,
-            queues=tuple(queue.statistics(depths.get(name)) for name, queue in sorted(self._queues.items())),
-            peers=ownership.peers if ownership is not None else 0,
+            queues=tuple(queue.statistics(self._depth(name)) for name, queue in sorted(self._queues.items())),
+            peers=parts.ownership.peers if parts is not None else 0,
             counts={
                 **self._counts,
                 "started": self._started_before + sum(queue.started for queue in self._queues.values()),
                 "freezes": self._guard.freezes,
-                "workers_lost": vigil.lost if vigil is not None else 0,
+                "workers_lost": parts.vigil.lost if parts is not None else 0,
+                "strays": parts.strays.buried if parts is not None else 0,
             },
         )
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self.id} {self.state.value}, queues={sorted(self._queues)}>"
+
+
+class _Parts(NamedTuple):
+    """Made at the start."""
+
+    vigil: Vigil
+    ownership: Ownership
+    endpoints: Endpoints
+    strays: Strays
+
+
+async def _end(queue: Queue, desk: Desk | None) -> None:
+    if desk is not None:
+        await desk.stop()
+    await queue.drop()
+
+
+async def _at_once() -> None:
+    """There is nothing to be sure of."""

@@ -1,0 +1,47 @@
+"""Durable tasks for the scenarios: `gangline worker bench.faults.work:pool`. Each notes when it starts and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from gangline import Pool, current_task
+
+pool = Pool("work", slots=4)
+
+
+def _note(folder: str, event: str) -> None:
+    """One line for each start and end, appended in one write; the time is CLOCK_MONOTONIC, one for the machine."""
+    task = current_task()
+    line: dict[str, Any] = {
+        "at": time.monotonic(),
+        "event": event,
+        "job": task.job,
+        "attempt": task.attempt,
+        "key": task.key,
+        "pid": os.getpid(),
+    }
+    with Path(folder, f"notes-{os.getpid()}.jsonl").open("a", encoding="ascii") as notes:
+        notes.write(json.dumps(line) + "\n")
+
+
+@pool.task
+async def square(folder: str, number: int, seconds: float) -> int:
+    """Takes its time, and gives the square."""
+    _note(folder, "start")
+    await asyncio.sleep(seconds)
+    _note(folder, "end")
+    return number * number
+
+
+@pool.task
+async def who(folder: str, seconds: float) -> int:
+    """Takes its time, and gives the attempt that this is."""
+    _note(folder, "start")
+    await asyncio.sleep(seconds)
+    _note(folder, "end")
+    return current_task().attempt

@@ -3,26 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
+import gangline
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import Bus
+from gangline.bus.port import Bus, KeyValue, NoResponders, Stream, StreamMessage
 from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
-from gangline.schemas.jobs import ResultRecord
-from gangline.schemas.names import Names
+from gangline.schemas import headers
+from gangline.schemas.errors import error_from_wire
+from gangline.schemas.jobs import CancelReply, JobInfo, JobItem, JobState, ResultRecord, WhyReply
+from gangline.schemas.names import JobFeed, Names, QueueOperation
+from gangline.schemas.task_errors import UnknownJob
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 pytestmark = pytest.mark.server
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def eventually(check: Callable[[], bool | Awaitable[bool]], within_s: float = 20.0) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(within_s):
+        while True:
+            so = check()
+            if so if isinstance(so, bool) else await so:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def _is_empty(stream: Stream, but: int = 0) -> bool:
+    return (await stream.state()).messages <= but
+
+
+async def _has_none(bucket: KeyValue, pattern: str) -> bool:
+    return not await bucket.entries(pattern)
 
 
 class System:
@@ -44,10 +69,9 @@ class System:
         self.streams = TaskStreams(self.own, self.names, TaskStorage())
         return self
 
-    async def worker(self, pool: Pool, name: str = "w1") -> Worker:
-        worker = Worker(
-            pool, bus=await self.bus(f"worker {name}"), names=self.names, settings=WorkerSettings(id=name)
-        )
+    async def worker(self, pool: Pool, name: str = "w1", **settings: Any) -> Worker:
+        bus = await self.bus(f"worker {name}")
+        worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
         await worker.start()
         self.ends.append(worker.stop)
         return worker
@@ -70,16 +94,50 @@ class System:
 
     async def result(self, job: str | int) -> ResultRecord:
         results = await self.streams.results()
-        async with asyncio.timeout(20):
-            while (entry := await results.get(self.names.result_key(str(job)))) is None:
-                await asyncio.sleep(0.01)
-        return ResultRecord.model_validate_json(entry.value)
+        found: list[ResultRecord] = []
+
+        async def look() -> bool:
+            entry = await results.get(self.names.result_key(str(job)))
+            found.extend([] if entry is None else [ResultRecord.model_validate_json(entry.value)])
+            return bool(found)
+
+        await eventually(look)
+        return found[0]
 
     async def empty(self) -> None:
         """Wait until nothing is in the stream of tasks."""
         stream = await self.streams.tasks()
-        async with asyncio.timeout(20):
-            while (await stream.state()).messages:
+        await eventually(lambda: _is_empty(stream))
+
+    async def forgotten_tries(self) -> None:
+        """Wait until no try is noted any more."""
+        results = await self.streams.results()
+        await eventually(lambda: _has_none(results, self.names.tries_of()))
+
+    async def dead(self) -> list[StreamMessage]:
+        """All dead letters."""
+        stream, found, sequence = await self.streams.dead(), [], 1
+        while (message := await stream.next(self.names.all_dead, sequence)) is not None:
+            found.append(message)
+            sequence = message.sequence + 1
+        return found
+
+    async def ask(self, endpoint: str, operation: QueueOperation, **body: Any) -> Any:
+        """What the holder of a queue answers."""
+        subject = self.names.queue(endpoint, operation)
+        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=2)
+        value = json.loads(answer.data)
+        if answer.headers and headers.ERROR in answer.headers:
+            raise error_from_wire(value["code"], value["message"], value.get("details"), False)
+        return value
+
+    async def until_running(self, job: int) -> JobInfo:
+        async with asyncio.timeout(10):
+            while True:
+                with contextlib.suppress(UnknownJob, NoResponders):
+                    info = JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job)))
+                    if info.state is JobState.RUNNING:
+                        return info
                 await asyncio.sleep(0.01)
 
     async def __aexit__(self, *_: object) -> None:
@@ -112,3 +170,209 @@ async def test_what_is_published_runs_and_its_result_can_be_read(system: System)
         record = await system.result(job)
         assert (record.state, record.result, record.attempts, record.worker) == ("done", 3, 1, "words.w1")
         await system.empty()
+
+
+def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
+    """Tasks that fail in various ways; `journal` gets what starts."""
+    pool = Pool("faults", slots=slots)
+
+    @pool.task
+    async def fail(text: str = "no") -> None:
+        task = gangline.current_task()
+        journal.append(("fail", task.attempt))
+        raise ValueError(text)
+
+    @pool.task
+    async def third_time(text: str = "") -> int:
+        task = gangline.current_task()
+        journal.append(("third_time", task.attempt))
+        if task.attempt < 3:
+            raise ValueError("not yet")
+        return task.attempt
+
+    @pool.task
+    async def nap(seconds: float) -> str:
+        journal.append(("nap", gangline.current_task().attempt))
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    @pool.task
+    async def large(size: int) -> str:
+        return "x" * size
+
+    @pool.task(slots=slots)
+    async def heavy() -> None:
+        raise AssertionError("no worker has so many slots")
+
+    @pool.task
+    async def items(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    return pool
+
+
+async def test_what_fails_is_tried_again_and_its_tries_are_forgotten_in_the_end(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal))
+        await system.dispatcher(backoff_s=0.05)
+        record = await system.result(await system.publish("faults.third_time"))
+        assert (record.state, record.result, record.attempts) == ("done", 3, 3)
+        assert journal == [("third_time", 1), ("third_time", 2), ("third_time", 3)]
+        await system.empty()
+        await system.forgotten_tries()
+
+
+async def test_a_task_that_fails_for_ever_is_a_dead_letter_that_says_why_and_can_be_sent_again(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal))
+        await system.dispatcher(backoff_s=0.05)
+        job = await system.publish("faults.fail", {"text": "boom"}, Gangline_Max_Attempts="2", traceparent=TRACE)
+        record = await system.result(job)
+        assert (record.state, record.reason, record.attempts) == ("dead", "failed", 2)
+        assert record.error is not None and record.error.code == "task_failed"
+        assert "ValueError" in record.error.details["type"] and "boom" in record.error.details["traceback"]
+        await system.empty()
+        (letter,) = await system.dead()
+        assert letter.subject == system.names.dead("faults", "fail") and json.loads(letter.data) == {"text": "boom"}
+        given = letter.headers or {}
+        assert given[headers.SUBJECT] == system.names.task("faults", "fail")
+        assert given[headers.DEAD_REASON] == "failed" and given[headers.ATTEMPTS] == "2"
+        assert given[headers.JOB] == str(job) and given[headers.TRACEPARENT] == TRACE
+        assert json.loads(given[headers.DEAD_ERROR])["details"]["type"] == "ValueError"
+        await system.forgotten_tries()
+
+
+@pytest.mark.parametrize(
+    ("subject", "body", "given", "reason"),
+    [
+        ("faults.nap", b"{", {}, "malformed"),
+        ("faults.nap", b"7", {}, "malformed"),
+        ("faults.nap", b"{}", {headers.PRIORITY: "high"}, "malformed"),
+        ("faults.nap", b"{}", {headers.ORDERED: "true"}, "malformed"),
+        ("faults.nap", b"{}", {headers.DEADLINE: "soon"}, "malformed"),
+        ("faults.nap", b"{}", {headers.CRON: "every now and then"}, "malformed"),
+        ("faults.nap", b"{}", {"Content-Type": "text/xml"}, "malformed"),
+        ("faults.nope", b"", {}, "unknown_method"),
+        ("faults.nap", b'{"seconds": "many"}', {}, "invalid_arguments"),
+        ("faults.heavy", b"", {}, "impossible"),
+        ("nobody.nap", b"", {}, "unknown_endpoint"),
+        ("faults", b"", {}, "malformed"),
+        ("faults.nap.again", b"", {}, "malformed"),
+        ("faults$.nap", b"", {}, "malformed"),
+    ],
+)
+async def test_what_can_never_run_is_a_dead_letter_at_once(
+    system: System, subject: str, body: bytes, given: dict[str, str], reason: str
+) -> None:
+    async with system:
+        await system.worker(faults([]), slots=2)
+        await system.dispatcher(unknown_after_s=0.5, look_s=0.2)
+        stream = await system.streams.tasks()
+        published = await stream.publish(f"{system.names.namespace}.task.{subject}", body, headers=given)
+        record = await system.result(published.sequence)
+        sent = reason in ("unknown_method", "invalid_arguments")  # it is the worker that says so
+        assert (record.state, record.reason, record.attempts) == ("dead", reason, int(sent)), record
+        await system.empty()
+        (letter,) = await system.dead()
+        assert letter.data == body and (letter.headers or {})[headers.DEAD_REASON] == reason
+
+
+async def test_a_message_to_the_subjects_of_schedules_that_is_none_is_a_dead_letter(system: System) -> None:
+    async with system:
+        await system.dispatcher(look_s=0.2)
+        stream = await system.streams.tasks()
+        later = {headers.SCHEDULE: "@every 1h", headers.SCHEDULE_TARGET: system.names.task("faults", "nap")}
+        await stream.publish(system.names.schedule("fine"), b"", headers=later)
+        published = await stream.publish(system.names.schedule("lost"), b"{}")
+        record = await system.result(published.sequence)
+        assert (record.state, record.reason) == ("dead", "malformed")
+        await eventually(lambda: _is_empty(stream, but=1))
+        assert await stream.last(system.names.schedule("fine")) is not None
+
+
+async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: System) -> None:
+    async with system:
+        await system.worker(words())
+        await system.dispatcher()
+        began = asyncio.get_running_loop().time()
+        job = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1500ms")
+        record = await system.result(job)
+        assert asyncio.get_running_loop().time() - began >= 1.4
+        assert (record.state, record.result) == ("done", 2)
+        await system.empty()
+
+
+async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: System) -> None:
+    async with system:
+        await system.worker(words())
+        dispatcher = await system.dispatcher()
+        await system.publish("words.count", {"text": "a b"}, Gangline_Cron="@every 1s", Gangline_Job="tick")
+        await eventually(lambda: dispatcher.statistics().counts["started"] >= 3)
+        stream = await system.streams.tasks()
+        schedule = await stream.last(system.names.schedule("tick"))
+        assert schedule is not None and await stream.delete(schedule.sequence)
+
+
+async def test_a_large_result_stands_in_the_object_store(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher(result_inline_bytes=4096)
+        record = await system.result(await system.publish("faults.large", {"size": 10_000}))
+        assert record.result is None and record.object is not None
+        body = await (await system.streams.objects()).get(record.object)
+        assert body is not None and json.loads(body) == "x" * 10_000
+
+
+async def test_items_of_a_task_that_yields_can_be_read_later_all_in_order(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher()
+        job = await system.publish("faults.items", {"count": 300})
+        record = await system.result(job)
+        assert (record.state, record.items) == ("done", 300)
+        found: list[int] = []
+        jobs = await system.streams.jobs()
+        reading = await jobs.read(
+            system.names.job(str(job), JobFeed.ITEM),
+            lambda message: found.append(JobItem.model_validate_json(message.data).value),
+        )
+        await eventually(lambda: len(found) >= 300)
+        await reading.unsubscribe()
+        assert found == list(range(300))
+
+
+async def test_a_running_task_and_a_waiting_one_are_cancelled_through_the_desk(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal, slots=1))
+        await system.dispatcher()
+        running, waiting = [await system.publish("faults.nap", {"seconds": 60}) for _ in range(2)]
+        info = await system.until_running(running)
+        assert info.worker == "faults.w1" and info.attempts == 1
+        why = WhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
+        assert [each.kind for each in why.obstacles] == ["slots"]
+        for job in (waiting, running):
+            reply = CancelReply.model_validate(await system.ask("faults", QueueOperation.CANCEL, job=str(job)))
+            assert reply.cancelled
+            assert (await system.result(job)).state == "cancelled"
+        await system.empty()
+        assert journal == [("nap", 1)]
+        with pytest.raises(UnknownJob):
+            await system.ask("faults", QueueOperation.GET, job="1234567")
+
+
+async def test_a_deadline_ends_a_running_task_and_makes_it_a_dead_letter(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher()
+        record = await system.result(await system.publish("faults.nap", {"seconds": 60}, Gangline_Deadline="500ms"))
+        assert (record.state, record.reason, record.attempts) == ("dead", "expired", 1)
+        record = await system.result(
+            await system.publish(
+                "faults.nap", {"seconds": 60}, Gangline_Timeout="200ms", Gangline_Max_Attempts="2", Gangline_Backoff="0"
+            )
+        )
+        assert (record.state, record.reason, record.attempts) == ("dead", "timed_out", 2)

@@ -149,7 +149,7 @@ class Upkeep:
         deadline = loop.time() + self._bus.api.timeout_s
         while True:
             try:
-                made = await self._look_or_create(max(deadline - loop.time(), 0.1))
+                made = await self._look_or_create(min(_PATIENCE_S, max(deadline - loop.time(), 0.1)))
             except StorageUnavailable as error:
                 # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
                 lasting = isinstance(error, ApiError) and not error.temporary

@@ -87,7 +87,7 @@ class StreamObjects:
 
     def __init__(self, bucket: str, stream: Stream, *, ambient: Ambient, max_payload: int) -> None:
         self.name = bucket
-        self._stream = stream
+        self.stream = stream
         self._ambient = ambient
         self._chunk_bytes = max(min(_CHUNK_BYTES, max_payload - _HEADERS_BYTES), 1)
 
@@ -96,7 +96,7 @@ class StreamObjects:
 
     async def put(self, name: str, data: bytes, *, ttl_s: float | None = None) -> None:
         subject = self._described_at(name)
-        before = await self._stream.last(subject)
+        before = await self.stream.last(subject)
         nuid = self._ambient.token()
         headers = {} if ttl_s is None else {"Nats-TTL": ttl_header(ttl_s)}
         # The pieces outlive their description: who has read that may still read them.
@@ -105,19 +105,19 @@ class StreamObjects:
         description = _Description(nuid=nuid, size=len(data), chunks=len(pieces), digest=_digest(data))
         try:
             for piece in pieces:
-                await self._stream.publish(self._pieces_at(nuid), piece, headers=longer)
-            written = await self._stream.publish(subject, description.to_json(self.name, name), headers=headers)
+                await self.stream.publish(self._pieces_at(nuid), piece, headers=longer)
+            written = await self.stream.publish(subject, description.to_json(self.name, name), headers=headers)
         except BaseException:
             await self._clean_up(nuid)
             raise
-        await self._stream.purge(subject, before=written.sequence)
+        await self.stream.purge(subject, before=written.sequence)
         await self._remove_pieces(before)
 
     async def get(self, name: str) -> bytes | None:
         subject = self._described_at(name)
         error: StorageUnavailable | None = None
         for _ in range(_TRIES):  # it may be replaced while we read
-            description = _Description.from_message(await self._stream.last(subject))
+            description = _Description.from_message(await self.stream.last(subject))
             if description is None:
                 return None
             try:
@@ -129,19 +129,19 @@ class StreamObjects:
 
     async def delete(self, name: str) -> None:
         subject = self._described_at(name)
-        before = await self._stream.last(subject)
+        before = await self.stream.last(subject)
         if _Description.from_message(before) is None:
             return
         gone = _Description(nuid="", size=0, chunks=0, digest="")
-        written = await self._stream.publish(subject, gone.to_json(self.name, name))
-        await self._stream.purge(subject, before=written.sequence)
+        written = await self.stream.publish(subject, gone.to_json(self.name, name))
+        await self.stream.purge(subject, before=written.sequence)
         await self._remove_pieces(before)
 
     async def _whole(self, name: str, description: _Description) -> bytes:
         pieces: list[bytes] = []
         sequence = 1
         for _ in range(description.chunks):
-            message = await self._stream.next(self._pieces_at(description.nuid), sequence)
+            message = await self.stream.next(self._pieces_at(description.nuid), sequence)
             if message is None:
                 break
             pieces.append(message.data)
@@ -161,11 +161,11 @@ class StreamObjects:
         except StorageUnavailable:
             return
         if before is not None:
-            await self._stream.purge(self._pieces_at(before.nuid))
+            await self.stream.purge(self._pieces_at(before.nuid))
 
     async def _clean_up(self, nuid: str) -> None:
         try:
-            await self._stream.purge(self._pieces_at(nuid))
+            await self.stream.purge(self._pieces_at(nuid))
         except Unavailable:
             pass  # pieces that nobody describes stay; nothing is wrong but their place
 

@@ -73,6 +73,8 @@ class Proxy:
             while chunk := await reader.read(65536):
                 if held:
                     await self._open.wait()
+                if writer.is_closing():
+                    return
                 writer.write(chunk)
                 await writer.drain()
         except OSError:

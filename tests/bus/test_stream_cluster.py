@@ -1,0 +1,156 @@
+"""Three servers, streams with three copies, and the loss of whoever leads."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.embedded_cluster import EmbeddedCluster
+from gangline.bus.port import ConsumerSettings, ConsumerTaken, Retention, StreamSettings
+from gangline.schemas.errors import Unavailable
+
+from .conftest import collect, eventually
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture
+def cluster():
+    with EmbeddedCluster(3) as servers:
+        yield servers
+
+
+def settings_of(namespace, retention=Retention.WORK_QUEUE):
+    return StreamSettings(subjects=(f"{namespace}.task.>",), replicas=3, retention=retention)
+
+
+def consumer_of(namespace):
+    return ConsumerSettings(filter=f"{namespace}.task.>", ack_wait_s=300.0)
+
+
+async def leaders(bus, name, consumer):
+    """Of the stream, and of the consumer; and the server that leads neither, or follows at least."""
+    stream = (await bus.api.call(f"STREAM.INFO.{name}", what="look"))["cluster"]
+    of_consumer = (await bus.api.call(f"CONSUMER.INFO.{name}.{consumer}", what="look"))["cluster"]["leader"]
+    others = [peer["name"] for peer in stream["replicas"] if peer["name"] != of_consumer]
+    return stream["leader"], of_consumer, others[0]
+
+
+async def publish_until_stored(stream, subject, number):
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                return await stream.publish(
+                    subject, b"%d" % number, headers={"Nats-Msg-Id": f"m{number}"}, timeout_s=2.0
+                )
+            except Unavailable:
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("victim", ["stream leader", "consumer leader"])
+async def test_a_leader_is_killed_under_load_and_every_message_is_done_once(connect_to, cluster, namespace, victim):
+    number = 1200
+    first = await connect_to(",".join(cluster.urls))
+    await (
+        await (await first.stream(namespace, settings_of(namespace))).consume("c", consumer_of(namespace), collect())
+    ).close()
+    of_stream, of_consumer, safe = await leaders(first, namespace, "c")
+    # Work on a server that will live.
+    bus, writer = await connect_to(cluster.server(safe).url), await connect_to(cluster.server(safe).url)
+    stream = await bus.stream(namespace, settings_of(namespace))
+    source = await writer.stream(namespace, settings_of(namespace))
+    done, again, lost = collect(), [], collect()
+    seen = set()
+
+    def work(message):
+        if message.data in seen:
+            again.append(message.data)
+        seen.add(message.data)
+        consumer.ack(message)
+        done(message)
+        consumer.pull(1)
+
+    consumer = await stream.consume("c", consumer_of(namespace), work, on_lost=lambda: lost(1))
+    consumer.pull(50)
+
+    async def publish(share):
+        for index in range(share, number, 10):
+            await publish_until_stored(source, f"{namespace}.task.x", index)
+
+    publishing = asyncio.gather(*(publish(share) for share in range(10)))
+    async with asyncio.timeout(30):
+        await done.count(number // 3)
+    cluster.server(of_stream if victim == "stream leader" else of_consumer).kill()
+    async with asyncio.timeout(90):
+        await publishing
+        while len(seen) < number:
+            await done.count(len(done.items) + 1)
+        await consumer.settled()
+    assert seen == {b"%d" % index for index in range(number)}
+    assert again == []
+    assert lost.items == []
+
+    async def empty():
+        return (await stream.state()).messages == 0
+
+    await eventually(empty)
+
+
+async def test_stepping_down_is_hardly_noticed(connect_to, cluster, namespace):
+    bus = await connect_to(",".join(cluster.urls))
+    stream = await bus.stream(namespace, settings_of(namespace))
+    got = collect()
+
+    def work(message):
+        consumer.ack(message)
+        got(message)
+        consumer.pull(1)
+
+    consumer = await stream.consume("c", consumer_of(namespace), work)
+    consumer.pull(8)
+    for index in range(90):
+        if index % 30 == 10:
+            await bus.api.call(f"STREAM.LEADER.STEPDOWN.{namespace}", what="step down")
+        if index % 30 == 20:
+            await bus.api.call(f"CONSUMER.LEADER.STEPDOWN.{namespace}.c", what="step down")
+        await publish_until_stored(stream, f"{namespace}.task.x", index)
+    await got.count(90)
+    assert sorted(int(message.data) for message in got.items) == list(range(90))
+    await consumer.settled()
+
+
+async def test_of_rivals_on_different_servers_one_gets_the_consumer(connect_to, cluster, namespace):
+    buses = [await connect_to(url) for url in cluster.urls]
+    streams = await asyncio.gather(*(bus.stream(namespace, settings_of(namespace)) for bus in buses))
+    for turn in range(10):
+        results = await asyncio.gather(
+            *(
+                stream.consume(f"c{turn}-{number}", consumer_of(namespace), collect())
+                for number, stream in enumerate(streams)
+            ),
+            return_exceptions=True,
+        )
+        won = [result for result in results if not isinstance(result, BaseException)]
+        assert len(won) == 1
+        assert all(isinstance(result, ConsumerTaken) for result in results if isinstance(result, BaseException))
+        await won[0].close(delete=True)
+    assert await streams[0].consumers() == []
+
+
+async def test_a_reader_misses_nothing_when_the_leader_is_killed(connect_to, cluster, namespace):
+    number = 400
+    first = await connect_to(",".join(cluster.urls))
+    await first.stream(namespace, settings_of(namespace, Retention.LIMITS))
+    found = (await first.api.call(f"STREAM.INFO.{namespace}", what="look"))["cluster"]
+    bus = await connect_to(cluster.server(found["replicas"][0]["name"]).url)
+    stream = await bus.stream(namespace, settings_of(namespace, Retention.LIMITS))
+    seen = collect()
+    await stream.read(f"{namespace}.task.>", seen)
+    for index in range(number):
+        if index == number // 2:
+            cluster.server(found["leader"]).kill()
+        await publish_until_stored(stream, f"{namespace}.task.x", index)
+    async with asyncio.timeout(30):
+        await seen.count(number)
+    assert [message.data for message in seen.items] == [b"%d" % index for index in range(number)]

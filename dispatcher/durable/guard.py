@@ -35,7 +35,9 @@ class Guard:
         """Grows with every freeze and every reconnection: what was verified in an older term is doubtful."""
         self.freezes = 0
         self.connected_at = 0.0
-        """Since when we are connected, by the loop's clock."""
+        """Since when we are connected, as far as we know, by the loop's clock."""
+        self.reconnected_at = float("-inf")
+        """When the connection was last regained."""
 
     def start(self) -> None:
         if self._loop is None:
@@ -77,7 +79,7 @@ class Guard:
         if event is ConnectionEvent.RECONNECTED:
             self.look()
             assert self._loop is not None
-            self.connected_at = self._loop.time()
+            self.connected_at = self.reconnected_at = self._loop.time()
             self._doubt(0.0)
 
     def _doubt(self, gap_s: float) -> None:

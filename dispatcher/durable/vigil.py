@@ -101,7 +101,7 @@ class Vigil:
             )
         except NoResponders:
             self._guard.look()
-            if sent_at - self._guard.connected_at < _SETTLED_S:
+            if sent_at - self._guard.reconnected_at < _SETTLED_S:
                 return
             if watched.absent_since is None:
                 watched.absent_since = sent_at

@@ -18,9 +18,13 @@ from gangline.bus.port import BucketSettings, Bus
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.children import tied_to_parent
 from gangline.cli.session import run
+from gangline.coordinator.commits import Ledger
+from gangline.coordinator.effects import LedgerWrite
 from gangline.coordinator.service import Coordinator
+from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
 from gangline.schemas.names import Names
+from gangline.schemas.records import Record
 from gangline.telemetry.logformat import configure_logging
 
 ACCIDENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
@@ -41,12 +45,22 @@ class Accident:
             os.kill(os.getpid(), self._number)
 
 
-async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals) -> None:
+def forget_the_fence() -> None:
+    """A planted bug, for the test that the scenarios see it: batches rely on their writer to know that it leads."""
+
+    def fenced(self: Ledger, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
+        return LedgerWrite(key=key, record=record, ttl_s=ttl_s)
+
+    Ledger.fenced = fenced  # type: ignore[method-assign]
+
+
+async def serve(gang: str, moment: Moment, nth: int, number: signal.Signals, hold_s: float) -> None:
     bus = await connect(ConnectionSettings.from_environment(), name="gangline coordinator")
     seam = Seam(gang, Accident(bus, moment, nth, number))
     coordinator = Coordinator(
         bus=SeamBus(bus, seam),  # type: ignore[arg-type]
         names=Names(os.environ["GANGLINE_NAMESPACE"]),
+        settings=CoordinatorSettings(hold_s=hold_s),
         shell=ShellSettings(bucket=BucketSettings.from_environment()),
     )
     gone = asyncio.Event()
@@ -69,9 +83,13 @@ def main() -> None:
     parser.add_argument("--at", type=Moment, required=True, choices=list(Moment))
     parser.add_argument("--nth", type=int, default=1)
     parser.add_argument("--accident", choices=sorted(ACCIDENTS), default="kill")
+    parser.add_argument("--hold", type=float, default=2.0, help="for so many seconds workers keep tentative slots")
+    parser.add_argument("--unfenced", action="store_true", help="with a planted bug: batches without a fence")
     given = parser.parse_args()
+    if given.unfenced:
+        forget_the_fence()
     configure_logging(level="info", fmt="json")
-    run(serve(given.gang, given.at, given.nth, ACCIDENTS[given.accident]))
+    run(serve(given.gang, given.at, given.nth, ACCIDENTS[given.accident], given.hold))
 
 
 if __name__ == "__main__":

@@ -75,9 +75,9 @@ class Site(Crew):
             f"coordinator{next(self._numbers)}", "gangline.cli", "coordinator", "--log-format", "json"
         )
 
-    async def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill") -> Process:
-        """A coordinator that has an accident at that moment of that gang."""
-        arguments = ("--gang", gang, "--at", moment, "--nth", str(nth), "--accident", accident)
+    async def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill", *more: str) -> Process:
+        """A coordinator that has an accident at that moment of that gang; `more`: see bench.faults.leader."""
+        arguments = ("--gang", gang, "--at", moment, "--nth", str(nth), "--accident", accident, *more)
         return await self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
 
     async def kill(self, process: Process) -> None:

@@ -14,6 +14,7 @@ from bench.faults.failover import DEATHS, Death, leader_killed
 from bench.faults.figures import Row
 from bench.faults.forming import time_to_form
 from bench.faults.members import member_lost
+from bench.faults.seam import Moment
 from bench.faults.standing import all_replaced, member_killed
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -46,6 +47,11 @@ async def test_a_leader_may_be_killed_at_each_step(death: Death) -> None:
 
 async def test_a_deposed_leader_writes_nothing() -> None:
     checked(await two_leaders(1, silent))
+
+
+async def test_a_leader_whose_grants_were_not_fenced_would_be_caught() -> None:
+    rows = await two_leaders(1, silent, (Moment.BATCH,), unfenced=True)
+    assert any("L9: both wrote" in text for row in rows for text in row.broken)
 
 
 async def test_the_leader_of_the_stream_may_be_killed_while_gangs_are_granted() -> None:

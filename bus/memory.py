@@ -141,6 +141,7 @@ class MemoryHub:
                 store.discard()
                 self._lost[name] = store.revision
                 del self._stores[name]
+        self.streams.lose_memory()
 
     def start(self) -> None:
         """The server is back; clients reconnect at once, unless they are held off or partitioned. Idempotent."""

@@ -56,7 +56,8 @@ class Schedule:
         return self.at is not None
 
     def next(self, after: float) -> float | None:
-        """The first time later than `after`; both Unix times. None: never. A time `at` in the past is due at once.
+        """The first time later than `after`; both Unix times. None: not within five years. A time `at` in the past is
+        due at once.
 
         `@every` counts in whole seconds, as the server does.
         """
@@ -140,12 +141,15 @@ def _parse_cron(text: str, zone: tzinfo) -> Schedule:
         raise ValueError(f"{text[:80]!r} has {len(fields)} fields, cron has six: second minute hour day month weekday")
     sets = tuple(_parse_field(field, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True))
     either = not any(fields[place].startswith(("*", "?")) for place in (3, 5))
-    return Schedule(cron=sets, either_day=either, zone=zone)
+    schedule = Schedule(cron=sets, either_day=either, zone=zone)
+    if schedule.next(0.0) is None:
+        raise ValueError(f"{text!r} never comes")
+    return schedule
 
 
 def _parse_field(text: str, lowest: int, highest: int, names: dict[str, str]) -> frozenset[int]:
     found: set[int] = set()
-    for part in text.upper().split(","):
+    for part in filter(None, text.upper().split(",")):
         span, slash, step = part.partition("/")
         if span in ("*", "?"):
             first, last = lowest, highest
@@ -157,6 +161,8 @@ def _parse_field(text: str, lowest: int, highest: int, names: dict[str, str]) ->
         if not lowest <= first <= last <= highest or stride < 1:
             raise ValueError(f"{part!r} is no part of a cron field from {lowest} to {highest}")
         found.update(range(first, last + 1, stride))
+    if not found:
+        raise ValueError(f"{text!r} is no cron field")
     return frozenset(found)
 
 

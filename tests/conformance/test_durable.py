@@ -1,0 +1,140 @@
+"""Durable tasks from end to end: whoever submits them, and in whatever language they run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+
+import gangline
+from gangline.bus.port import NoResponders
+
+from .conftest import HERE, Subject, clean_environment
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+Produce = Callable[..., "asyncio.Future[str]"]
+
+
+@contextlib.contextmanager
+def running(command: str, url: str, namespace: str) -> Iterator[None]:
+    """`gangline <command>` as a process."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gangline.cli", command], env=clean_environment(url, namespace), cwd=HERE
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def dispatcher(subject: Subject, nats_url: str, namespace: str) -> AsyncIterator[None]:
+    with running("dispatcher", nats_url, namespace):
+
+        async def ready() -> bool:
+            stream = await subject.bus.request(f"$JS.API.STREAM.INFO.{subject.names.tasks_stream}", b"", timeout_s=5)
+            return "error" not in json.loads(stream.data)
+
+        await subject.until(ready)
+        yield
+
+
+@pytest.fixture
+async def gateway(subject: Subject, nats_url: str, namespace: str) -> AsyncIterator[None]:
+    with running("gateway", nats_url, namespace):
+
+        async def answers() -> bool:
+            with contextlib.suppress(NoResponders):
+                answer = await subject.bus.request(subject.names.call("shop", "count"), b'{"text": "a"}', timeout_s=5)
+                return answer.data == b"1"
+            return False
+
+        await subject.until(answers)
+        yield
+
+
+@pytest.fixture(params=["python", "go"])
+def produce(request: pytest.FixtureRequest, nats_url: str, namespace: str) -> Produce:
+    """The producer's command in that language: what it printed; AssertionError with its stderr if it failed."""
+    if request.param == "go":
+        program = [str(request.getfixturevalue("go_programs") / "producer")]
+    else:
+        program = [sys.executable, "-m", "gangline.cli"]
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [*program, *words],
+            env=clean_environment(nats_url, namespace),
+            cwd=HERE,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return lambda *words: asyncio.ensure_future(asyncio.to_thread(run, *words))
+
+
+async def test_a_producer_calls_a_task(subject: Subject, gateway, produce):
+    assert await produce("call", "shop.count", '{"text": "a b c"}') == "3"
+
+
+async def test_a_producer_submits_a_task_and_reads_its_result(subject: Subject, dispatcher, produce):
+    job = (await produce("submit", "shop.count", '{"text": "a b"}')).split()[-1]
+    assert await produce("result", job) == "2"
+
+
+async def test_a_job_that_fails_for_good_is_told_with_its_reason(subject: Subject, dispatcher, produce):
+    names = subject.names
+    await subject.bus.request(
+        names.task("shop", "fail"),
+        b'{"text": "no paper"}',
+        timeout_s=5,
+        headers={"Gangline-Job": "j1", "Gangline-Max-Attempts": "1"},
+    )
+    with pytest.raises(AssertionError, match="no paper"):
+        await produce("result", "j1")
+
+
+async def test_a_task_that_is_published_by_hand_runs_and_its_sequence_is_its_id(subject: Subject, dispatcher):
+    names = subject.names
+    answer = await subject.bus.request(names.task("shop", "count"), b'{"text": "a b c"}', timeout_s=5)
+    job = json.loads(answer.data)["seq"]
+    results = await subject.bus.bucket(names.results_bucket, gangline.BucketSettings(), make=False)
+
+    async def done() -> bool:
+        entry = await results.get(names.result_key(str(job)))
+        return entry is not None and json.loads(entry.value)["result"] == 3
+
+    await subject.until(done)
+
+
+async def test_items_of_a_job_can_be_read_late(subject: Subject, dispatcher, nats_url, namespace):
+    async with gangline.connect(nats_url, namespace=namespace) as client:
+        job = await client.submit("shop.upto", end=5)
+        await job.result(timeout_s=20)
+        assert [item async for item in job.items()] == [0, 1, 2, 3, 4]
+
+
+async def test_a_job_is_cancelled_where_it_runs(subject: Subject, dispatcher, nats_url, namespace):
+    async with gangline.connect(nats_url, namespace=namespace) as client:
+        job = await client.submit("shop.pause", seconds=60.0)
+
+        async def running() -> bool:
+            return bool((await subject.load())["running"])
+
+        await subject.until(running)
+        assert await job.cancel()
+
+        async def idle() -> bool:
+            return not (await subject.load())["running"]
+
+        await subject.until(idle, within_s=5.0)

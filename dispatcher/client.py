@@ -16,6 +16,7 @@ from ..schemas.names import Names
 from ..schemas.records import LeaseRecord
 from .durable.task_streams import TaskStorage
 from .gang import Ganging
+from .hooks import ClientRequest, Hook, HookChain
 from .jobs_client import DurableTasks
 from .leases import Leasing
 from .operators import Operators, WorkerInfo
@@ -57,6 +58,7 @@ class Client(DurableTasks):
         policy: Callable[[str], Policy] | None = None,
         name: str = "",
         owns_bus: bool = False,
+        middleware: Sequence[Hook] = (),
     ) -> None:
         """
         Args:
@@ -70,10 +72,15 @@ class Client(DurableTasks):
             policy: makes the routing policy of a pool from its name; by default Sticky.
             name: shown in the ledger as the owner of leases; the bus's name if not given.
             owns_bus: whether `close` closes the bus.
+            middleware: what runs around calls, streams and submissions; the first one outermost. See dispatcher.hooks.
+
+        Raises:
+            InvalidSettings: a middleware that is none.
         """
         self._bus = bus
         self._owns_bus = owns_bus
         self._options = CallOptions()
+        self._hooks = HookChain(middleware) if middleware else None
         self._router = Router(
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
@@ -187,6 +194,9 @@ class Client(DurableTasks):
             WorkerLost, ResultLost: it may have run; not repeated since it is not idempotent.
             ClosedError: this client was closed.
         """
+        if self._hooks is not None and self._hooks.calls:
+            request = ClientRequest(kind="call", target=target, args=args, kwargs=kwargs, options=self._options)
+            return await self._hooks.call(request, self._call_now)
         return await self._router.call(target, args, kwargs, options=self._options)
 
     def stream(self, target: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
@@ -200,6 +210,9 @@ class Client(DurableTasks):
             StreamBroken: items were lost; those yielded before are right.
             GanglineError: as `call`.
         """
+        if self._hooks is not None and self._hooks.streams:
+            request = ClientRequest(kind="stream", target=target, args=args, kwargs=kwargs, options=self._options)
+            return self._hooks.stream(request, self._stream_now)
         return self._router.stream(target, args, kwargs, options=self._options)
 
     def choose_worker(self, target: str, /, *, slots: int | None = None) -> Choosing:
@@ -225,6 +238,9 @@ class Client(DurableTasks):
             SelectionUsed, SelectionClosed, WrongPool, LeaseExpired: before anything is sent.
             GanglineError: as `call`.
         """
+        if self._hooks is not None and self._hooks.calls:
+            request = ClientRequest(kind="dispatch", target=method, args=args, kwargs=kwargs, options=self._options)
+            return await self._hooks.call(request, lambda changed: self._dispatch_now(selection, changed))
         return await self._router.dispatch(selection, method, args, kwargs, options=self._options)
 
     def lease(
@@ -370,6 +386,17 @@ class Client(DurableTasks):
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
+    async def _call_now(self, request: ClientRequest) -> Any:
+        return await self._router.call(request.target, request.args, request.kwargs, options=request.options)
+
+    async def _dispatch_now(self, selection: Selection, request: ClientRequest) -> Any:
+        return await self._router.dispatch(
+            selection, request.target, request.args, request.kwargs, options=request.options
+        )
+
+    def _stream_now(self, request: ClientRequest) -> AsyncGenerator[Any, None]:
+        return self._router.stream(request.target, request.args, request.kwargs, options=request.options)
+
     @property
     def _ask_timeout_s(self) -> float:
         return self._options.timeout_s or ASK_TIMEOUT_S
@@ -425,6 +452,7 @@ def connect(
     policy: Callable[[str], Policy] | None = None,
     bucket: BucketSettings | None = None,
     tasks: TaskStorage | None = None,
+    middleware: Sequence[Hook] = (),
     ambient: Ambient | None = None,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
@@ -439,6 +467,8 @@ def connect(
         bucket: how the ledger is made if it does not exist yet.
         tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
             (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
+        middleware: what runs around calls, streams and submissions, the first one outermost: async functions of
+            `(request, call_next)`, or objects as dispatcher.hooks describes.
 
     Raises:
         ServerUnreachable: no server answered, or it refused us; on entering or awaiting.
@@ -465,6 +495,7 @@ def connect(
             ambient=ambient,
             name=name,
             owns_bus=True,
+            middleware=middleware,
         )
         try:
             return await client.start()

@@ -21,6 +21,7 @@ from ..schemas.errors import ClosedError, GanglineError, QueueFull
 from ..schemas.frames import TaskFlag
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
+from .durable.task_streams import TaskStorage
 from .gateway_settings import GatewaySettings
 from .plain_call import PlainCall, write_error, write_result
 from .policy import Policy
@@ -76,6 +77,8 @@ class Gateway:
             bucket=bucket,
             policy=policy,
             name=name or SERVICE,
+            routes_bucket=TaskStorage.from_environment().bucket,
+            makes_routes=True,
         )
         self._service = ServiceResponder(bus, self._description(), statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
@@ -101,6 +104,7 @@ class Gateway:
             return
         self._state = "serving"
         await self.router.start()
+        self.router.routes.start()
         self._subscription = await self.bus.subscribe(self.names.calls, self._on_call, queue=self.names.gateway_queue)
         await self._service.start()
         await self.bus.flush()

@@ -12,16 +12,18 @@ from ..schemas.jobs import QueueStats
 from ..schemas.names import Names
 from .dead_letters import DeadLetter, DeadLetters
 from .durable.task_streams import TaskStorage, TaskStreams
+from .hooks import ClientRequest, HookChain
 from .jobs import ASK_TIMEOUT_S, Job
 from .jobs_desk import JobDesk, JobRef
 from .order import CallOptions
-from .submit import Submitted, Submitter
+from .submit import Submitted, Submitter, at_once
 
 
 class DurableTasks:
     """The part of Client that is about tasks which outlive it."""
 
     _options: CallOptions
+    _hooks: HookChain | None
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Ambient) -> None:
         streams = TaskStreams(bus, names, storage)
@@ -52,7 +54,10 @@ class DurableTasks:
             ClosedError: this client was closed.
         """
         self._check_open()
-        return self._job_of(await self._submitter.one(target, args, kwargs, self._options))
+        request = ClientRequest(kind="submit", target=target, args=args, kwargs=kwargs, options=self._options)
+        if self._hooks is not None and self._hooks.submits:
+            return await self._hooks.submit(request, self._submit_now)
+        return await self._submit_now(request)
 
     async def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[Job]:
         """Submit a task with each of these named arguments, many at once; in order. With an `idempotency_key`, each
@@ -63,13 +68,18 @@ class DurableTasks:
                 by place, None where it went wrong.
         """
         self._check_open()
-        found = await self._submitter.many(target, arguments, self._options)
+        found: Sequence[Job | GanglineError]
+        if self._hooks is not None and self._hooks.submits:
+            found = await at_once(len(arguments), lambda part: self._submit_part(target, arguments[part], part))
+        else:
+            stored = await self._submitter.many(target, arguments, self._options)
+            found = [item if isinstance(item, GanglineError) else self._job_of(item, self._options) for item in stored]
         for item in found:
             if isinstance(item, GanglineError):
-                ids = [None if isinstance(each, GanglineError) else each.message.job for each in found]
+                ids = [None if isinstance(each, GanglineError) else each.id for each in found]
                 item.details = {**item.details, "jobs": ids}
                 raise item
-        return [self._job_of(item) for item in found if isinstance(item, Submitted)]
+        return [item for item in found if isinstance(item, Job)]
 
     def job(self, id: str, /, endpoint: str | None = None) -> Job:
         """A job by its id. Nothing is asked yet.
@@ -132,9 +142,21 @@ class DurableTasks:
         self._check_open()
         await self._letters.drop(job)
 
-    def _job_of(self, submitted: Submitted) -> Job:
+    async def _submit_now(self, request: ClientRequest, part: int | None = None) -> Job:
+        stored = await self._submitter.one(request.target, request.args, request.kwargs, request.options, part=part)
+        return self._job_of(stored, request.options)
+
+    async def _submit_part(self, target: str, kwargs: Mapping[str, Any], part: int) -> Job | GanglineError:
+        assert self._hooks is not None
+        request = ClientRequest(kind="submit", target=target, kwargs=kwargs, options=self._options)
+        try:
+            return await self._hooks.submit(request, lambda changed: self._submit_now(changed, part))
+        except GanglineError as error:
+            return error
+
+    def _job_of(self, submitted: Submitted, options: CallOptions) -> Job:
         message = submitted.message
-        submit = self._options.submit
+        submit = options.submit
         return Job(
             self._desk,
             JobRef(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from ..bus.ambient import Ambient
 from ..bus.port import Published, Refused, StorageUnavailable
@@ -26,6 +26,7 @@ AT_ONCE: Final = 512
 """Submissions of `many` that are under way together."""
 _PAUSE_FIRST_S: Final = 0.05
 _PAUSE_MAX_S: Final = 2.0
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +87,7 @@ class Submitter:
             except GanglineError as error:
                 return error
 
-        found: list[Submitted | GanglineError] = []
-        for start in range(0, len(arguments), AT_ONCE):
-            parts = range(start, min(start + AT_ONCE, len(arguments)))
-            found += await asyncio.gather(*map(attempt, parts))
-        return found
+        return await at_once(len(arguments), attempt)
 
     async def _stored(self, message: TaskMessage, *, look: bool) -> int | None:
         """Have it in the stream, once; its sequence there, or None if its result is there already."""
@@ -124,6 +121,14 @@ class Submitter:
         """Whether a job of this idempotency key has a result, longer ago perhaps than the stream remembers."""
         results = await self._streams.results()
         return await results.get(self._streams.names.result_key(message.job)) is not None
+
+
+async def at_once(count: int, attempt: Callable[[int], Awaitable[T]]) -> list[T]:
+    """What `attempt` gives for each number from 0, in order; AT_ONCE of them at the same time."""
+    found: list[T] = []
+    for start in range(0, count, AT_ONCE):
+        found += await asyncio.gather(*map(attempt, range(start, min(start + AT_ONCE, count))))
+    return found
 
 
 def _not_stored(message: TaskMessage, error: GanglineError, sent: bool) -> StorageUnavailable:

@@ -18,6 +18,7 @@ from ..schemas.records import LeaseRecord
 from .client import Client, connect
 from .durable.task_streams import TaskStorage
 from .gang_sync import SyncGanging
+from .hooks import Hook
 from .jobs_sync import SyncDurableTasks
 from .leases import Lease, Leasing
 from .loop_thread import LoopThread, SyncContext, iterate
@@ -327,6 +328,7 @@ def connect_sync(
     policy: Callable[[str], Policy] | None = None,
     bucket: BucketSettings | None = None,
     tasks: TaskStorage | None = None,
+    middleware: Sequence[Hook] = (),
 ) -> SyncClient:
     """Connect to NATS from plain code; see `connect` for the arguments.
 
@@ -337,7 +339,14 @@ def connect_sync(
 
     async def open_client() -> Client:
         return await connect(
-            server, namespace=namespace, name=name, settings=settings, policy=policy, bucket=bucket, tasks=tasks
+            server,
+            namespace=namespace,
+            name=name,
+            settings=settings,
+            policy=policy,
+            bucket=bucket,
+            tasks=tasks,
+            middleware=middleware,
         )
 
     return SyncClient(open_client)

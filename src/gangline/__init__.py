@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .coordinator.service import Coordinator as Coordinator
     from .coordinator.settings import CoordinatorSettings as CoordinatorSettings
     from .coordinator.shell_settings import ShellSettings as ShellSettings
+    from .dispatcher.candidates import Candidates as Candidates
+    from .dispatcher.candidates import Demand as Demand
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
     from .dispatcher.dead_letters import DeadLetter as DeadLetter
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from .dispatcher.gang import Gang as Gang
     from .dispatcher.gateway import Gateway as Gateway
     from .dispatcher.gateway import GatewaySettings as GatewaySettings
+    from .dispatcher.hooks import CallHook as CallHook
+    from .dispatcher.hooks import ClientRequest as ClientRequest
+    from .dispatcher.hooks import StreamHook as StreamHook
+    from .dispatcher.hooks import SubmitHook as SubmitHook
     from .dispatcher.jobs import Job as Job
     from .dispatcher.leases import Lease as Lease
     from .dispatcher.operators import WorkerInfo as WorkerInfo
@@ -57,12 +63,16 @@ _PUBLIC = {
     "Ambient": "bus.ambient",
     "BucketSettings": "bus.port",
     "Bundle": "schemas.gangs",
+    "CallHook": "dispatcher.hooks",
     "CallNext": "worker.middleware",
+    "Candidates": "dispatcher.candidates",
     "Client": "dispatcher.client",
+    "ClientRequest": "dispatcher.hooks",
     "ConnectionSettings": "bus.settings",
     "Coordinator": "coordinator.service",
     "CoordinatorSettings": "coordinator.settings",
     "DeadLetter": "dispatcher.dead_letters",
+    "Demand": "dispatcher.candidates",
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.settings",
     "ElectionSettings": "coordinator.election",
@@ -86,6 +96,8 @@ _PUBLIC = {
     "Selection": "dispatcher.selection",
     "ShellSettings": "coordinator.shell_settings",
     "Sticky": "dispatcher.policy",
+    "StreamHook": "dispatcher.hooks",
+    "SubmitHook": "dispatcher.hooks",
     "SyncClient": "dispatcher.sync",
     "TaskContext": "worker.context",
     "TaskStorage": "dispatcher.durable.task_streams",
@@ -101,12 +113,16 @@ __all__ = [
     "Ambient",
     "BucketSettings",
     "Bundle",
+    "CallHook",
     "CallNext",
+    "Candidates",
     "Client",
+    "ClientRequest",
     "ConnectionSettings",
     "Coordinator",
     "CoordinatorSettings",
     "DeadLetter",
+    "Demand",
     "Dispatcher",
     "DispatcherSettings",
     "ElectionSettings",
@@ -130,6 +146,8 @@ __all__ = [
     "Selection",
     "ShellSettings",
     "Sticky",
+    "StreamHook",
+    "SubmitHook",
     "SyncClient",
     "TaskContext",
     "TaskStorage",

@@ -23,9 +23,12 @@ from gangline.coordinator import states
 from gangline.coordinator.election import ElectionSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.task_streams import TaskStorage
 from gangline.dispatcher.gateway_settings import GatewaySettings
 from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas import asyncapi, errors, gang_errors
+from gangline.dispatcher.submit_options import SubmitOptions
+from gangline.schemas import asyncapi, errors, gang_errors, task_errors
 from gangline.schemas.errors import GanglineError
 from gangline.worker.settings import WorkerSettings
 
@@ -43,7 +46,9 @@ def cell(text: str) -> str:
 
 def _meanings() -> dict[str, str]:
     """Class name -> what the trees in the modules' docstrings say of it."""
-    lines = [line for module in (errors, gang_errors) for line in (inspect.getdoc(module) or "").splitlines()]
+    lines = [
+        line for module in (errors, gang_errors, task_errors) for line in (inspect.getdoc(module) or "").splitlines()
+    ]
     found = (re.match(r"[ │├└─]*([A-Z]\w+)(?: {2,}(.*))?$", line) for line in lines)
     return {match[1]: match[2] for match in found if match and match[2]}
 
@@ -58,7 +63,7 @@ def errors_page() -> str:
     meanings = _meanings()
     rows = []
     for depth, cls in _walk(GanglineError):
-        if cls.__module__ not in (errors.__name__, gang_errors.__name__, port.__name__):
+        if cls.__module__ not in (errors.__name__, gang_errors.__name__, task_errors.__name__, port.__name__):
             continue
         meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
         name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"
@@ -137,6 +142,11 @@ def settings_page() -> str:
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
             *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+            *_settings_section(SubmitOptions, "Submitted tasks: options of `client.options(...).submit`"),
+            *_settings_section(DispatcherSettings, "Dispatcher of submitted tasks: `DispatcherSettings`"),
+            *_settings_section(TaskStorage, "Streams and buckets of submitted tasks: `TaskStorage`"),
+            "From the environment: `GANGLINE_STORAGE` and `GANGLINE_REPLICAS`, as for the ledger; but `file` if unset.",
+            "",
             *_settings_section(CoordinatorSettings, "Coordinator, decisions about gangs: `CoordinatorSettings`"),
             *_settings_section(ElectionSettings, "Coordinator, who leads: `ElectionSettings`"),
             *_settings_section(ShellSettings, "Coordinator, its process: `ShellSettings`"),

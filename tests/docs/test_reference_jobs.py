@@ -1,0 +1,85 @@
+"""What the protocol says of submitted tasks is what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from gangline.schemas import jobs, routes
+from gangline.schemas.names import DispatcherOperation, JobFeed, Names, QueueOperation
+
+PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
+NAMES = Names("ns")
+
+
+def row(start: str) -> str:
+    (found,) = [line for line in PROTOCOL.splitlines() if line.startswith(f"| `{start}")]
+    return found
+
+
+def told(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text))
+
+
+@pytest.mark.parametrize(
+    ("key", "record"), [("result.<job>", jobs.ResultRecord), ("try.<endpoint>.<job>", jobs.TryRecord)]
+)
+def test_the_protocol_names_every_field_of_a_key(key: str, record: type[BaseModel]) -> None:
+    assert set(record.model_fields) - {"v"} <= told(row(f"{key}`"))
+
+
+@pytest.mark.parametrize(
+    ("feed", "record"),
+    [(JobFeed.STATE, jobs.JobEvent), (JobFeed.PROGRESS, jobs.JobProgress), (JobFeed.ITEM, jobs.JobItem)],
+)
+def test_the_protocol_names_every_field_of_what_is_told_of_a_job(feed: JobFeed, record: type[BaseModel]) -> None:
+    subject = NAMES.job("x", feed).replace("ns.job.x", "<ns>.job.<job>")
+    (line,) = [line for line in PROTOCOL.splitlines() if line.startswith(f"| `{subject}` | `job`")]
+    assert set(record.model_fields) - {"v"} <= told(line)
+
+
+@pytest.mark.parametrize(
+    ("operation", "request_", "reply"),
+    [
+        (QueueOperation.GET, jobs.JobRequest, jobs.JobInfo),
+        (QueueOperation.CANCEL, jobs.JobRequest, jobs.CancelReply),
+        (QueueOperation.WHY, jobs.JobRequest, jobs.WhyReply),
+        (QueueOperation.STATS, None, jobs.QueueStats),
+    ],
+)
+def test_the_protocol_names_every_field_of_a_request_of_a_queue(
+    operation: QueueOperation, request_: type[BaseModel] | None, reply: type[BaseModel]
+) -> None:
+    lines = [line for line in PROTOCOL.splitlines() if line.startswith(f"| `{operation}` |")]
+    fields = set(reply.model_fields) | (set() if request_ is None else set(request_.model_fields))
+    assert any(fields <= told(line) for line in lines), lines
+    assert f"`.{operation}`" in row("<ns>.queue.") or f".queue.<endpoint>.{operation}`" in row("<ns>.queue.")
+
+
+def test_the_protocol_names_every_operation_and_feed() -> None:
+    assert [each for each in DispatcherOperation if each not in row("<ns>.dispatcher.")] == []
+    assert [each for each in JobFeed if each not in row("<ns>.job.<job>.state`, ")] == []
+    assert set(jobs.JobsRequest.model_fields) | set(jobs.JobsReply.model_fields) <= told(row("jobs`"))
+    assert set(jobs.WorkerJob.model_fields) <= told(row("jobs`"))
+
+
+@pytest.mark.parametrize(
+    "name", ["tasks_stream", "dead_stream", "jobs_stream", "results_bucket", "routes_bucket", "objects_store"]
+)
+def test_the_protocol_names_every_stream_and_bucket(name: str) -> None:
+    assert f"`{getattr(NAMES, name).replace('NS_', '<NS>_')}`" in PROTOCOL
+
+
+@pytest.mark.parametrize("word", [*jobs.JobState, *jobs.DeadReason])
+def test_the_protocol_names_every_state_and_every_reason(word: str) -> None:
+    assert f"`{word}`" in PROTOCOL
+
+
+def test_the_protocol_names_every_field_of_a_route() -> None:
+    lines = PROTOCOL.splitlines()
+    fields = [line for line in lines if any(line.startswith(f"| `{name}`") for name in routes.RouteRecord.model_fields)]
+    assert {name for name in routes.RouteRecord.model_fields if name != "v"} <= told(" ".join(fields))
+    assert set(routes.QueueRules.model_fields) <= told(row("queue`"))

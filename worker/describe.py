@@ -6,15 +6,13 @@ import os
 from importlib import metadata
 
 from ..schemas.messages import LeaseInfo, LoadReply, StatsReply
-from ..schemas.names import WorkerId
 from ..schemas.records import Heartbeat, Registration
 from .core import WorkerCore
 from .deadlines import NEVER
 from .gang_shares import shares
 from .leases import Lease
 from .ledger import LedgerStatistics
-from .pool import Pool
-from .settings import WorkerSettings
+from .place import Place
 
 
 def package_version() -> str:
@@ -28,34 +26,13 @@ def package_version() -> str:
 class Description:
     """The constant facts of one worker, joined to its core's changing ones."""
 
-    __slots__ = (
-        "_core",
-        "_instance",
-        "_pool",
-        "_settings",
-        "_started_at",
-        "_version",
-        "_worker",
-        "drain_grace_s",
-        "models",
-    )
+    __slots__ = ("_core", "_place", "_started_at", "_version", "drain_grace_s", "models")
 
-    def __init__(
-        self,
-        worker: WorkerId,
-        instance: str,
-        pool: Pool,
-        settings: WorkerSettings,
-        core: WorkerCore,
-        started_at: float,
-    ) -> None:
-        """`started_at` is Unix time."""
-        self._worker = worker
-        self._instance = instance
-        self._pool = pool
-        self._settings = settings
+    def __init__(self, place: Place, core: WorkerCore) -> None:
+        self._place = place
         self._core = core
-        self._started_at = started_at
+        self._started_at = place.ambient.wall()
+        """Unix time."""
         self._version = package_version()
         self.models: tuple[str, ...] = ()
         """Loaded now."""
@@ -63,22 +40,22 @@ class Description:
         """Of the drain, as it was first asked for."""
 
     def registration(self) -> Registration:
-        core, settings = self._core, self._settings
+        core, pool, settings = self._core, self._place.pool, self._place.settings
         return Registration(
-            pool=self._worker.pool,
-            worker=self._worker.worker,
+            pool=self._place.worker.pool,
+            worker=self._place.worker.worker,
             epoch=core.epoch,
-            instance=self._instance,
+            instance=self._place.instance,
             state="draining" if core.draining else "serving",
             drain_grace_s=self.drain_grace_s if core.draining else None,
             slots=core.load.total,
-            methods={name: task.info() for name, task in self._pool.tasks.items()},
+            methods={name: task.info() for name, task in pool.tasks.items()},
             models=self.models,
-            max_models=self._pool.max_models,
+            max_models=pool.max_models,
             node=settings.node,
             zone=settings.zone,
             address=settings.address,
-            labels={**self._pool.labels, **settings.labels},
+            labels={**pool.labels, **settings.labels},
             pid=os.getpid(),
             version=self._version,
             started_at=self._started_at,
@@ -89,7 +66,7 @@ class Description:
         load = core.load
         return Heartbeat(
             epoch=core.epoch,
-            instance=self._instance,
+            instance=self._place.instance,
             running=load.running,
             reserved=load.reserved,
             total=load.total,
@@ -101,8 +78,8 @@ class Description:
         """The answer to `stats`."""
         core = self._core
         return StatsReply(
-            pool=self._worker.pool,
-            worker=self._worker.worker,
+            pool=self._place.worker.pool,
+            worker=self._place.worker.worker,
             epoch=core.epoch,
             load=LoadReply.of(core.load),
             leases=[

@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ..bus.ambient import Ambient
-from ..bus.port import Bus, ConnectionEvent, KeyValue, Message
+from ..bus.port import ConnectionEvent, KeyValue, Message
 from ..schemas.errors import MalformedMessage, TaskCancelled
 from ..schemas.messages import StatsReply
-from ..schemas.names import Names, Operation, WorkerId
-from ..telemetry.logs import Log
+from ..schemas.names import Operation
 from ..telemetry.metrics import WorkerMetrics
 from .books import Books
 from .core import WorkerCore
@@ -26,10 +24,9 @@ from .journal import Journal, JournalSink
 from .ledger import LedgerWriter
 from .operations import Operations
 from .outbox import Outbox
-from .pool import Pool
+from .place import Place
 from .registration import Presence, WorkerEvent
 from .runs import Runs
-from .settings import WorkerSettings
 
 SWEEP_TICKS = 4
 """What is remembered is swept every so many ticks: each second."""
@@ -43,100 +40,119 @@ class Desk:
 
     def __init__(
         self,
-        pool: Pool,
-        worker: WorkerId,
+        place: Place,
         *,
-        bus: Bus,
         kv: KeyValue,
-        names: Names,
-        settings: WorkerSettings,
-        ambient: Ambient,
         core: WorkerCore,
         executors: Executors,
-        instance: str,
         journal: JournalSink | None,
         begin_drain: Callable[[float | None], None],
         on_lost: Callable[[str], None],
-        log: Log,
     ) -> None:
         """`begin_drain` and `on_lost` (another process took the id) are the worker's own."""
-        self._worker = worker
-        self._ambient = ambient
-        self._log = log
+        settings = place.settings
+        self._place = place
+        self._log = place.log
         self._loop = asyncio.get_running_loop()
-        self._frames_subject = names.worker(worker, Operation.FRAMES)
+        self._frames_subject = place.names.worker(place.worker, Operation.FRAMES)
         self._prefix_chars = len(self._frames_subject) - len(Operation.FRAMES)
         self._ticker: asyncio.TimerHandle | None = None
         self._ticks = 0
+        self._at_rest = asyncio.Event()
         self.drain_grace_s = 0.0
         """Of the drain, as it was first asked for."""
         self.core = core
         self.guard = FreezeGuard(settings.freeze_after_s, self._loop.time())
-        self.journal = Journal(journal, worker, core, ambient)
-        self.metrics = WorkerMetrics(worker.pool, worker.worker, lambda: core.load)
-        self.books = Books(
-            core,
-            worker,
-            journal=self.journal,
-            metrics=self.metrics,
-            ambient=ambient,
-            on_overdue=lambda record: self.runs.overdue(record),
+        self.journal = Journal(journal, place.worker, core, place.ambient)
+        self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
+        self.books = self._new_books()
+        self.ledger = LedgerWriter(
+            kv, place.names, place.worker, self.books.describe, ambient=place.ambient, log=place.log
         )
-        self.ledger = LedgerWriter(kv, names, worker, self.books.describe, ambient=ambient, log=log)
         self.books.ledger = self.ledger
-        self._at_rest = asyncio.Event()
-        self.books.on_rest = self._at_rest.set
-        self.outbox = Outbox(bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=log)
+        self.outbox = Outbox(
+            place.bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=place.log
+        )
         self.books.on_room = self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
-        self.jobs = Jobs(bus, names, self.books, self.outbox, log=log)
-        self.intake = Intake(pool, self.books, self.runs, self.jobs, self.grants, self.outbox, log=log)
-        self.operations = Operations(
-            bus,
-            pool,
+        self.jobs = Jobs(place.bus, place.names, self.books, self.outbox, log=place.log)
+        self.intake = Intake(place.pool, self.books, self.runs, self.jobs, self.grants, self.outbox, log=place.log)
+        self.operations = self._new_operations(begin_drain)
+        self.description = Description(place, core)
+        self.presence = self._new_presence(kv, on_lost)
+        self.gangs = self._new_gangs(kv)
+        self.discovery = self._new_discovery()
+
+    def _new_books(self) -> Books:
+        place = self._place
+        books = Books(
+            self.core,
+            place.worker,
+            journal=self.journal,
+            metrics=self.metrics,
+            ambient=place.ambient,
+            on_overdue=lambda record: self.runs.overdue(record),
+        )
+        books.on_rest = self._at_rest.set
+        return books
+
+    def _new_operations(self, begin_drain: Callable[[float | None], None]) -> Operations:
+        place = self._place
+        operations = Operations(
+            place.bus,
+            place.pool,
             self.books,
             self.runs,
             self.grants,
             drain=begin_drain,
             resize=self.resize,
             stats=self.stats,
-            log=log,
+            log=place.log,
         )
-        self.operations.serve(Operation.JOBS, self.jobs.on_list)
-        self.description = Description(worker, instance, pool, settings, core, ambient.wall())
-        self.presence = Presence(
-            bus,
+        operations.serve(Operation.JOBS, self.jobs.on_list)
+        return operations
+
+    def _new_presence(self, kv: KeyValue, on_lost: Callable[[str], None]) -> Presence:
+        place = self._place
+        return Presence(
+            place.bus,
             kv,
-            names,
-            worker,
-            instance=instance,
-            settings=settings,
-            ambient=ambient,
+            place.names,
+            place.worker,
+            instance=place.instance,
+            settings=place.settings,
+            ambient=place.ambient,
             registration=self.description.registration,
             heartbeat=self.description.heartbeat,
             on_lost=on_lost,
             on_confirmed=self.ledger.reconcile,
-            log=log,
+            log=place.log,
         )
-        self.gangs = GangDesk(
-            bus,
+
+    def _new_gangs(self, kv: KeyValue) -> GangDesk:
+        place = self._place
+        return GangDesk(
+            place.bus,
             kv,
-            names,
-            pool,
+            place.names,
+            place.pool,
             self.books,
             self.runs,
             self.presence,
             self.operations,
             grace_s=lambda: self.drain_grace_s,
-            log=log,
+            log=place.log,
         )
-        self.discovery = Discovery(
-            bus,
-            names,
-            worker,
-            ambient=ambient,
-            instance=instance,
+
+    def _new_discovery(self) -> Discovery:
+        place = self._place
+        return Discovery(
+            place.bus,
+            place.names,
+            place.worker,
+            ambient=place.ambient,
+            instance=place.instance,
             registration=self.description.registration,
             counts=self._counts,
         )
@@ -165,7 +181,7 @@ class Desk:
         """
         core = self.core
         old = core.epoch
-        core.new_epoch(next_epoch(max(old, after), self._ambient.wall()), self._loop.time())
+        core.new_epoch(next_epoch(max(old, after), self._place.ambient.wall()), self._loop.time())
         self.books.after()
         self.books.record("epoch", why=why)
         self._log.warning(

@@ -15,13 +15,11 @@ from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unav
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
 from ..telemetry.logs import logger_for
-from .core import CoreSettings, WorkerCore
 from .desk import Desk
 from .epochs import next_epoch
-from .executors.base import Executors
-from .executors.run import MAX_COLLECTED_BYTES, ExecutorSettings
 from .journal import JournalSink
 from .ledger import LedgerStatistics
+from .place import Place
 from .pool import Pool
 from .registration import POLL_S, WorkerEvent
 from .settings import WorkerSettings
@@ -91,38 +89,24 @@ class Worker:
             ambient: wall clock, randomness and tokens; the system's if not given.
             journal: takes one record for each thing that happens to a slot; see worker.journal.
         """
-        self.pool = pool
-        self.settings = settings or WorkerSettings()
-        self.ambient = ambient or Ambient()
-        self.names = names or Names()
-        self.id = WorkerId(pool.name, self.settings.worker_name(self.ambient))
-        self.instance = self.ambient.token()
-        """Unique for this object; tells two processes with one id apart."""
-        self.state = WorkerState.NEW
-        self._bus = bus
-        self._journal = journal
+        settings, ambient = settings or WorkerSettings(), ambient or Ambient()
+        self.id = WorkerId(pool.name, settings.worker_name(ambient))
         self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
-        settings = self.settings
-        self.core = WorkerCore(
-            pool.slots if settings.slots is None else settings.slots,
-            next_epoch(0, self.ambient.wall()),
-            CoreSettings(
-                keep_s=settings.answer_retention_s,
-                keep=settings.answer_retention_count,
-                keep_bytes=settings.answer_retention_bytes,
-            ),
-            declared=pool.slots,
+        self._place = Place(
+            worker=self.id,
+            instance=ambient.token(),
+            pool=pool,
+            settings=settings,
+            names=names or Names(),
+            bus=bus,
+            ambient=ambient,
+            log=self._log,
         )
+        self.state = WorkerState.NEW
+        self._journal = journal
+        self.core = self._place.new_core()
         """The books; for tests and statistics, not to be changed from outside."""
-        self._executors = Executors(
-            pool,
-            settings=ExecutorSettings(
-                send_tracebacks=settings.send_tracebacks,
-                # More could not be sent; so a stream that nobody reads as one ends early.
-                max_collected_bytes=min(MAX_COLLECTED_BYTES, bus.max_payload),
-            ),
-            on_models=self._on_models,
-        )
+        self._executors = self._place.new_executors(self._on_models)
         self._desk: Desk | None = None
         self._subscription: Subscription | None = None
         self._forget_connection = _nothing
@@ -160,23 +144,16 @@ class Worker:
             raise
 
     async def _start(self) -> None:
-        bus = self._bus
+        bus = self.bus
         kv = await self._patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
         desk = self._desk = Desk(
-            self.pool,
-            self.id,
-            bus=bus,
+            self._place,
             kv=kv,
-            names=self.names,
-            settings=self.settings,
-            ambient=self.ambient,
             core=self.core,
             executors=self._executors,
-            instance=self.instance,
             journal=self._journal,
             begin_drain=self.begin_drain,
             on_lost=self._on_lost,
-            log=self._log,
         )
         previous = await desk.presence.claim()
         await self._executors.start()
@@ -390,7 +367,28 @@ class Worker:
     @property
     def bus(self) -> Bus:
         """The connection that it was given."""
-        return self._bus
+        return self._place.bus
+
+    @property
+    def pool(self) -> Pool:
+        return self._place.pool
+
+    @property
+    def names(self) -> Names:
+        return self._place.names
+
+    @property
+    def settings(self) -> WorkerSettings:
+        return self._place.settings
+
+    @property
+    def ambient(self) -> Ambient:
+        return self._place.ambient
+
+    @property
+    def instance(self) -> str:
+        """Unique for this object; tells two processes with one id apart."""
+        return self._place.instance
 
     def __repr__(self) -> str:
         load = self.core.load

@@ -362,7 +362,7 @@ async def test_gangs_survive_a_quick_restart_of_the_server(nats_server, namespac
 
 
 def bus_of(system: RealSystem) -> list[bool]:
-    return [worker._bus.connected for worker in system.served] + [system.owner.bus.connected]
+    return [worker.bus.connected for worker in system.served] + [system.owner.bus.connected]
 
 
 async def test_gangs_on_file_survive_a_long_outage_of_the_server(nats_server, namespace):
@@ -423,7 +423,7 @@ async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_o
 
 async def abort(worker: Worker) -> None:
     """As a process that is killed: nothing is taken away, the connection is gone."""
-    await worker._bus.close()
+    await worker.bus.close()
     await worker.abort()
 
 

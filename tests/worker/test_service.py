@@ -134,7 +134,7 @@ async def test_a_server_that_goes_away_during_a_start_is_waited_for(lost_at: flo
 
 async def test_a_start_does_not_wait_for_ever_for_a_server():
     rig = Rig(start_timeout_s=2.0)
-    rig.hub.disconnect(rig.worker._bus)
+    rig.hub.disconnect(rig.worker.bus)
     began = asyncio.get_running_loop().time()
     with pytest.raises(Unavailable):
         await rig.worker.start()

@@ -60,10 +60,10 @@ async def test_who_lost_its_id_while_it_started_leaves_the_other_in_peace() -> N
     first, second = make(hub, 12), make(hub, 0)
     starting = asyncio.ensure_future(first.start())
     await asyncio.sleep(1)
-    hub.disconnect(first._bus)  # its heartbeats do not come through, and the key expires
+    hub.disconnect(first.bus)  # its heartbeats do not come through, and the key expires
     await asyncio.sleep(6)
     await second.start()
-    hub.reconnect(first._bus)
+    hub.reconnect(first.bus)
     with pytest.raises(WorkerIdTaken):
         await starting
     await asyncio.sleep(60)

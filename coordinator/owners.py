@@ -72,7 +72,11 @@ class Owners:
     def _again(self, gang: Gang, request: AcquireRequest, reply_to: int) -> None:
         if request.owner_token != gang.owner_token:
             self._refuse(reply_to, _not_owner(gang.id))
-        elif gang.step in (Step.CLOSING, Step.STOPPING) and gang.closing is not None and gang.closing.ends:
+            return
+        if ("owner", gang.id) in self._books.agenda:
+            # As good as a renewal: whoever is answered counts the gang's time to live from when it asked.
+            self._books.agenda.set(("owner", gang.id), self._books.now + gang.spec.ttl_s)
+        if gang.step in (Step.CLOSING, Step.STOPPING) and gang.closing is not None and gang.closing.ends:
             self._refuse(reply_to, _ended(gang.id, gang.reason))
         elif gang.seats and gang.step in GRANTED - {Step.CLOSING}:
             self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))

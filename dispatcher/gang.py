@@ -281,8 +281,12 @@ class Gang:
                 if left == 0 or not isinstance(error, GangRestarted):
                     raise
             else:
-                lost = isinstance(results, list) and any(isinstance(item, GangRestarted) for item in results)
-                if not lost or left == 0:
+                errors = (
+                    [item for item in results if isinstance(item, GanglineError)] if isinstance(results, list) else []
+                )
+                if left == 0 or not any(isinstance(error, GangRestarted) for error in errors):
+                    for error in errors:
+                        error.may_have_started = started or error.may_have_started
                     return results
                 started = True
             left -= 1

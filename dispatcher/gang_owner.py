@@ -22,6 +22,8 @@ from .gang_members import Formation, LineMaker, copier
 
 _log = logger_for("dispatcher")
 
+_TRUST_S: Final = 1.0
+"""How long after the deadline of an acquire its late answer may still be confirmed."""
 _EVENTS_KEPT: Final = 10_000
 """Events that a listener may be behind; older ones are dropped."""
 
@@ -104,11 +106,16 @@ class GangOwner:
         reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
         if self._loop.time() - asked_at > self.core.ttl_s / 6:
             # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
-            reply, asked_at = await self._trust(reply, patience_s)
+            reply, asked_at = await self._trust(deadline, patience_s)
         self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
 
-    async def _trust(self, reply: GangReply, patience_s: float) -> tuple[GangReply, float]:
-        limit = self._loop.time() + min(patience_s, self.core.ttl_s)
+    async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
+        """Renew the gang before it is used. The caller's deadline may be over by now; whoever waited for it does not
+        wait much longer."""
+        now = self._loop.time()
+        limit = now + min(patience_s, self.core.ttl_s)
+        if deadline is not None:
+            limit = min(limit, max(deadline, now) + _TRUST_S)
         while True:
             asked_at = self._loop.time()
             try:

@@ -81,6 +81,18 @@ def test_acquire_sent_again_finds_the_same_gang():
     assert len(world.core.gangs()) == 1
 
 
+def test_acquire_sent_again_renews_the_gang():
+    """Its owner, who heard nothing so far, counts from then on."""
+    world = world_of(1, 1)
+    world.acquire("a", 2, ttl_s=2.0)
+    world.advance(1.5)
+    world.acquire("a", 2, ttl_s=2.0)
+    world.advance(1.9)
+    assert world.states() == {"a": "formed"}
+    world.advance(0.2)
+    assert world.states() == {}
+
+
 def test_one_that_does_not_wait_is_answered_when_the_ledger_has_its_place():
     world = world_of(1)
     world.acquire("a", 1)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory_faults import StorageFate
+from gangline.dispatcher import gang as gang_module
 from gangline.schemas.errors import (
     ClosedError,
     DeadlineExceeded,
@@ -549,6 +550,23 @@ async def said_of_a_repeated_run(rig: GangRig, *, partial: bool) -> None:
         with pytest.raises(GangNotFormed) as caught:
             await run
         assert caught.value.may_have_started, "the first try did"
+
+
+@on_gang_rig("w1")
+async def test_partial_results_of_a_later_try_say_what_an_earlier_one_may_have_started(rig: GangRig) -> None:
+    tries: list[GanglineError] = [
+        GangRestarted("generation 1 was torn down", may_have_started=True),
+        DeadlineExceeded("nothing was sent", may_have_started=False),
+    ]
+
+    async def fails(*_: Any, **__: Any) -> list[Any]:
+        return [tries.pop(0)]
+
+    async with rig.client.gang(pool="train", size=1) as gang:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gang_module, "run_on_all", fails)
+            (error,) = await gang.options(retries=1, partial=True).run("who")
+    assert isinstance(error, DeadlineExceeded) and error.may_have_started, "the first try may have"
 
 
 class Deaf:

@@ -281,12 +281,10 @@ class Gang:
                 if left == 0 or not isinstance(error, GangRestarted):
                     raise
             else:
-                errors = (
-                    [item for item in results if isinstance(item, GanglineError)] if isinstance(results, list) else []
-                )
-                if left == 0 or not any(isinstance(error, GangRestarted) for error in errors):
-                    for error in errors:
-                        error.may_have_started = started or error.may_have_started
+                failed = [item for item in _items(results) if isinstance(item, GanglineError)]
+                if left == 0 or not any(isinstance(item, GangRestarted) for item in failed):
+                    for item in failed:
+                        item.may_have_started = started or item.may_have_started
                     return results
                 started = True
             left -= 1
@@ -359,3 +357,8 @@ class Ganging:
 async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:
     while (event := await queue.get()) is not None:
         yield event
+
+
+def _items(results: object) -> list[object]:
+    """Results by rank, among which errors may stand; empty for the result of one rank."""
+    return list(results) if isinstance(results, list) else []

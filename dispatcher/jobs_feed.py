@@ -11,11 +11,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from ..bus.port import StreamMessage
+from ..bus.port import Stream, StreamMessage
 from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
 from ..schemas.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from ..schemas.names import JobFeed
 from ..telemetry.logs import logger_for
+from .durable.retrying import until_answered
 from .jobs_desk import JobDesk, JobRef
 from .jobs_result import failure_of, plain_value, value_of, wait_for_record
 
@@ -40,7 +41,7 @@ async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[
         UnknownJob: there is no such job.
     """
     names = desk.streams.names
-    jobs = await desk.streams.jobs()
+    jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
     news: asyncio.Queue[StreamMessage | _Ended] = asyncio.Queue()
     pattern = names.job(ref.id, kinds[0] if len(kinds) == 1 else "*")
     wanted = {names.job(ref.id, kind) for kind in kinds}
@@ -48,14 +49,14 @@ async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[
     async def wait() -> None:
         try:
             record = await wait_for_record(desk, ref)
-            newest = [await jobs.last(subject) for subject in sorted(wanted)]
+            newest = [await _last(jobs, subject) for subject in sorted(wanted)]
         except GanglineError as error:
             news.put_nowait(_Ended(None, error, 0))
         else:
             last = max((message.sequence for message in newest if message is not None), default=0)
             news.put_nowait(_Ended(record, None, last))
 
-    reading = await jobs.read(pattern, news.put_nowait)
+    reading = await until_answered("reading what is told of a job", lambda: jobs.read(pattern, news.put_nowait), _log)
     waiting = asyncio.create_task(wait(), name="gangline job end")
     seen, end = 0, None
     try:
@@ -79,6 +80,10 @@ async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[
         waiting.cancel()
         await asyncio.wait((waiting,))
         await reading.unsubscribe()
+
+
+async def _last(jobs: Stream, subject: str) -> StreamMessage | None:
+    return await until_answered("reading what was told of a job", lambda: jobs.last(subject), _log)
 
 
 async def events_of(desk: JobDesk, ref: JobRef) -> AsyncGenerator[JobEvent | JobProgress, None]:
@@ -114,8 +119,8 @@ def _final(record: ResultRecord) -> JobEvent:
 async def items_of(desk: JobDesk, ref: JobRef, *, skip: bool) -> AsyncGenerator[Any, None]:
     """See Job.items."""
     reader = _Items(ref.id, skip=skip)
-    jobs = await desk.streams.jobs()
-    newest = await jobs.last(desk.streams.names.job(ref.id, JobFeed.ITEM))
+    jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
+    newest = await _last(jobs, desk.streams.names.job(ref.id, JobFeed.ITEM))
     if newest is not None and (item := _item(newest)) is not None:
         reader.attempt = item.attempt
     async with contextlib.aclosing(follow(desk, ref, JobFeed.ITEM)) as feed:

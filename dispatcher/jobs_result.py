@@ -12,6 +12,8 @@ from ..schemas.codec import Format
 from ..schemas.errors import Disconnected, GanglineError, MalformedMessage, error_from_wire
 from ..schemas.jobs import JobFailure, JobState, ResultRecord
 from ..schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
+from ..telemetry.logs import logger_for
+from .durable.retrying import until_answered
 from .durable.task_streams import TaskStreams
 from .jobs_desk import JobDesk, JobRef
 
@@ -19,6 +21,8 @@ LOOK_S: Final = 10.0
 """How often a waiting reader looks by itself, in case the news of a result was lost."""
 STATUS_S: Final = 5.0
 """How long dispatchers are given to say whether a job exists."""
+_log = logger_for("dispatcher")
+
 _AGAIN_S: Final = (0.0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """News of a result may be quicker than its storage: looks that follow it."""
 
@@ -29,7 +33,7 @@ async def wait_for_record(desk: JobDesk, ref: JobRef) -> ResultRecord:
     Raises:
         UnknownJob: there is no such job.
     """
-    results = await desk.streams.results()
+    results = await until_answered("opening the bucket of results", desk.streams.results, _log)
     news, names = asyncio.Event(), desk.streams.names
 
     def on_write(entry: KvEntry) -> None:
@@ -37,10 +41,11 @@ async def wait_for_record(desk: JobDesk, ref: JobRef) -> ResultRecord:
         news.set()
 
     def on_connection(event: ConnectionEvent) -> None:
-        if event is ConnectionEvent.RECONNECTED:
+        if event is not ConnectionEvent.DISCONNECTED:
             news.set()
 
-    feed = await results.observe(names.result_key(ref.id), on_write)
+    key = names.result_key(ref.id)
+    feed = await until_answered("watching a result", lambda: results.observe(key, on_write), _log)
     forget = desk.bus.on_connection(on_connection)
     try:
         doubts = 0 if ref.submitted else 1
@@ -108,7 +113,12 @@ async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
         raise failure_of(record) from _cause(record.error)
     fmt = Format.MSGPACK if record.encoding == "msgpack" else Format.JSON
     if record.object is not None:
-        body = await (await streams.objects()).get(record.object)
+        name = record.object
+
+        async def read() -> bytes | None:
+            return await (await streams.objects()).get(name)
+
+        body = await until_answered("reading a large result", read, _log)
         if body is None:
             raise ResultNotKept(
                 f"the result of job {record.job!r} stood in the object store under {record.object!r} and is gone",

@@ -147,7 +147,10 @@ def test_a_dead_letter_is_shown_replayed_and_dropped(commands, running):
     options = ("--max-attempts", "2", "--backoff", "10ms")
     job = commands.run("submit", "words.fail", '["bad luck"]', *options).stdout.strip()
     code, text = line(commands.run("result", job))
-    assert (code, "is a dead letter, failed after 2 attempts: bad luck" in text) == (1, True), text
+    assert (code, "is a dead letter, failed after 2 attempts: words.fail raised ValueError: bad luck" in text) == (
+        1,
+        True,
+    ), text
     assert f"gangline dead show {job}" in text
     [letter] = commands.json("dead", "ls")
     assert (letter["job"], letter["reason"], letter["attempts"]) == (job, "failed", 2)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import AsyncIterable
 from typing import Any
 
 import pytest
 
+from gangline.bus.memory import MemoryHub
+from gangline.dispatcher.client import Client
 from gangline.schemas import codec
-from gangline.schemas.errors import DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
+from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
 from gangline.schemas.jobs import DeadReason, JobFailure, JobInfo, JobState
+from gangline.schemas.names import Names
 from gangline.schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
 
-from .jobs_rig import JobsRig, on_both_buses
+from .jobs_rig import STORAGE, JobsRig, on_both_buses
 
 FAILURE = JobFailure(code="task_failed", message="no such file", details={"type": "OSError", "traceback": "Traceback"})
 
@@ -150,6 +154,39 @@ async def test_a_job_that_vanished_is_given_up_after_a_while(rig: JobsRig) -> No
     with pytest.raises(UnknownJob):
         await job.result()
     assert 10 <= loop.time() - began <= 30
+
+
+async def test_waiting_goes_on_while_storage_is_away() -> None:
+    hub = MemoryHub()
+    job_id = ""
+    async with Client(hub.connect("client"), tasks=STORAGE, owns_bus=True) as first:
+        job_id = (await first.submit("images.echo")).id
+    names, other = Names(), hub.connect("dispatcher")
+    async with Client(hub.connect("client"), tasks=STORAGE, owns_bus=True) as client:
+        hub.stop()
+        waiting = [asyncio.ensure_future(client.job(job_id).result()) for _ in range(2)]
+        events = asyncio.ensure_future(collect(client.job(job_id).events()))
+        await asyncio.sleep(20)
+        hub.start()
+        await asyncio.sleep(1)
+        await JobsRig(names, client, other, hub).end(job_id, result=5)
+        assert await asyncio.gather(*waiting) == [5, 5]
+        assert [event.state for event in await events] == [JobState.DONE]
+    await other.close()
+
+
+async def test_closing_the_client_ends_its_waits() -> None:
+    hub = MemoryHub()
+    client = await Client(hub.connect("client"), tasks=STORAGE, owns_bus=True).start()
+    job = await client.submit("images.echo")
+    wait = await begin(job.result())
+    await client.close()
+    with pytest.raises(ClosedError):
+        await wait
+
+
+async def collect(source: AsyncIterable[Any]) -> list[Any]:
+    return [item async for item in source]
 
 
 # -- status -------------------------------------------------------------------------------------------------------

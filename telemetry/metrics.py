@@ -167,6 +167,11 @@ class WorkerMetrics:
             keys = self._keys[method] = (self.pool, self.worker, method), (self.pool, self.worker, method, "ok")
         self._started[keys[0]] += 1
 
+    def succeeded(self, method: str, count: int) -> None:
+        """So many executions began and ended well; their times are not known."""
+        self._started[self.pool, self.worker, method] += count
+        self._finished[self.pool, self.worker, method, "ok"] += count
+
     def finished(self, method: str, seconds: float, outcome: str) -> None:
         """A task's code ended. `outcome`: `ok`, or the error's stable code."""
         if outcome == "ok" and method in self._keys:

@@ -314,6 +314,14 @@ class WorkerCore:
             record.due_at = NEVER
             self._deadlines.compact(len(self.tasks))
 
+    def complete(self, record: TaskRecord, answer: bytes, now: float) -> None:
+        """`settle` and `finish` in one, for a task that has ended and is answered."""
+        sender = record.sender
+        del sender.running[record.id]
+        record.answered = True
+        self._memory.note_done(sender, record.id, answer, now)
+        self.finish(record)
+
     def withdraw(self, sender: Sender, task_id: int, now: float) -> TaskRecord | None:
         """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will
         be refused when it does."""

@@ -16,6 +16,7 @@ from .describe import Description
 from .discovery import Discovery
 from .epochs import TICK_S, FreezeGuard, next_epoch
 from .executors.base import Executors
+from .express import Express
 from .gang_desk import GangDesk
 from .grants import Grants
 from .intake import Intake
@@ -77,7 +78,10 @@ class Desk:
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
         self.jobs = Jobs(place.bus, place.names, self.books, self.outbox, log=place.log)
-        self.intake = Intake(place.pool, self.books, self.runs, self.jobs, self.grants, self.outbox, log=place.log)
+        express = Express(self.books, self.runs, executors, self.outbox)
+        self.intake = Intake(
+            place.pool, self.books, self.runs, express, self.jobs, self.grants, self.outbox, log=place.log
+        )
         self.operations = self._new_operations(begin_drain)
         self.description = Description(place, core)
         self.presence = self._new_presence(kv, on_lost)

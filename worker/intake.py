@@ -15,6 +15,7 @@ from ..telemetry.logs import Log
 from .books import Books
 from .core import Repeat
 from .deadlines import NEVER
+from .express import Express
 from .frame_caller import FrameCaller, error_frame
 from .grants import Grants
 from .jobs import JobName, JobRun, Jobs
@@ -38,13 +39,23 @@ class Intake:
     """Takes the envelopes of one worker."""
 
     def __init__(
-        self, pool: Pool, books: Books, runs: Runs, jobs: Jobs, grants: Grants, outbox: Outbox, *, log: Log
+        self,
+        pool: Pool,
+        books: Books,
+        runs: Runs,
+        express: Express,
+        jobs: Jobs,
+        grants: Grants,
+        outbox: Outbox,
+        *,
+        log: Log,
     ) -> None:
         self._pool = pool
         self._jobs = jobs
         self._books = books
         self._core = books.core
         self._runs = runs
+        self._express = express
         self._grants = grants
         self._outbox = outbox
         self._log = log
@@ -77,6 +88,7 @@ class Intake:
         caller = FrameCaller(message.reply, self._outbox, self._books)
         books, changes = self._books, core.changes
         books.collect()
+        self._express.enter()
         try:
             for frame in envelope.frames:
                 try:
@@ -92,8 +104,9 @@ class Intake:
                     self._broken(sender, caller, frame, error, now)
                 if changes:
                     books.tell()
-            self._runs.step()
         finally:
+            self._express.leave()
+            self._runs.step()
             books.collected()
 
     def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
@@ -150,6 +163,27 @@ class Intake:
             self._refused(sender, caller, task_id, record, task.slots, token, now)
             return
         try:
+            if (
+                job is None
+                and flags & ~_JSON == 0
+                and (record.lease is None or record.lease.gang is None)
+                and self._express.takes(task)
+            ):
+                self._express.run(
+                    record,
+                    task,
+                    args,
+                    kwargs,
+                    caller,
+                    fence=fence,
+                    token=token,
+                    deadline_at=None if deadline_at == NEVER else deadline_at,
+                    meta=meta,
+                    trace=trace,
+                    json=flags & _JSON != 0,
+                    now=now,
+                )
+                return
             call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
             stream = flags & _STREAM != 0
             self._runs.start(

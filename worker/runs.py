@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from ..schemas.deadline import deadline
 from ..schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
@@ -20,6 +20,7 @@ from .job_table import Job
 from .leases import Lease
 from .memory import TaskRecord
 from .progress import Progress
+from .run_context import RunContext, unique
 from .tasks import BoundCall, CancelReason, Execution, Outcome
 
 MAX_STREAM_WINDOW = 100_000
@@ -200,7 +201,7 @@ class Runs:
         self.counts["started"] += 1
         books.metrics.started(task.name)
         if books.journal.enabled:
-            books.record("start", id=_unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
+            books.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
         if task.timeout_s is not None:
             own_at = run.started_at + task.timeout_s
             deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
@@ -264,6 +265,34 @@ class Runs:
         )
         run.launched(execution)
 
+    # -- for worker.express ---------------------------------------------------------------------------------------
+
+    def adopt(self, record: TaskRecord, call: BoundCall, caller: Caller, context: TaskContext, now: float) -> Run:
+        """A run of what was begun elsewhere."""
+        run = Run(self, record, call, caller, NO_SPAN, now)
+        record.handle = run
+        run.context = context
+        self.counts["started"] += 1
+        self._books.metrics.started(call.task.name)
+        return run
+
+    def began(self, record: TaskRecord, method: str, token: str | None) -> None:
+        """Write the begin into the journal."""
+        if self._books.journal.enabled:
+            self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost)
+
+    def ended(self, record: TaskRecord, method: str) -> None:
+        """Likewise the end of what was not adopted."""
+        if self._books.journal.enabled:
+            self._books.record("end", id=unique(record), method=method, cost=record.cost)
+
+    def count(self, succeeded: dict[str, int]) -> None:
+        """By method: what began, ended well, and was not adopted."""
+        for method, number in succeeded.items():
+            self.counts["started"] += number
+            self.counts["succeeded"] += number
+            self._books.metrics.succeeded(method, number)
+
     def step(self) -> None:
         """What was started needs not wait for the loop's next turn; see Executors.step."""
         self._executors.step()
@@ -292,7 +321,7 @@ class Runs:
         books.core.finish(record)
         run.ended()
         if books.journal.enabled:
-            books.record("end", id=_unique(record), method=method, cost=record.cost, **_facts(run.caller))
+            books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(run.caller))
         self.counts[_count_of(error)] += 1
         code = "ok" if error is None else error.code
         books.metrics.finished(method, books.now() - run.started_at, code)
@@ -304,79 +333,11 @@ class Runs:
         if isinstance(error, TaskCrashed):
             self._log.warning(
                 "task %s crashed: %s",
-                _unique(record),
+                unique(record),
                 error.message,
-                extra={"action": "worker.task_crashed", "method": method, "task_id": _unique(record), **error.details},
+                extra={"action": "worker.task_crashed", "method": method, "task_id": unique(record), **error.details},
             )
         books.after()
-
-
-class RunContext(TaskContext):
-    """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
-
-    __slots__ = ("_facts",)
-
-    def __init__(
-        self,
-        record: TaskRecord,
-        method: str,
-        worker: WorkerId,
-        books: Books,
-        fence: int,
-        token: str | None,
-        deadline_at: float | None,
-        trace: str | None,
-        meta: dict[str, Any] | None,
-    ) -> None:
-        self.deadline = deadline_at
-        self._gang = None
-        self._progress = None
-        self._reason = None
-        self._scope = None
-        self._ended = False
-        self._waiting = None
-        self._facts = (record, method, worker, books.core.epoch, books.loop, fence, token, trace, meta)
-
-    def __getattr__(self, name: str) -> Any:
-        """Of a place that is still empty."""
-        if name not in _FACTS:
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        record, method, worker, epoch, loop, fence, token, trace, meta = self._facts
-        meta = meta or {}
-        attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
-        self.id = _unique(record)
-        self.pool, self.worker, self.method = worker.pool, worker.worker, method
-        self.epoch, self.fence, self.token, self.trace = epoch, fence, token, trace
-        self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
-        self.job = job
-        self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
-        if job is not None:
-            self.fence = self.attempt
-        self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
-        self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
-        self.clock = loop.time
-        return object.__getattribute__(self, name)
-
-
-_FACTS: Final = frozenset(
-    (
-        "id",
-        "pool",
-        "worker",
-        "method",
-        "epoch",
-        "fence",
-        "token",
-        "trace",
-        "attempt",
-        "job",
-        "endpoint",
-        "key",
-        "model_id",
-        "labels",
-        "clock",
-    )
-)
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:
@@ -385,18 +346,10 @@ def _window(meta: dict[str, Any] | None, default: int) -> int:
     return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
 
 
-def _unique(record: TaskRecord) -> str:
-    return f"{record.sender.name}.{record.id}"
-
-
 def _facts(caller: Caller) -> dict[str, Any]:
     """For the journal: of a durable job."""
     job = caller.job
     return {} if job is None else {"job": job.key.job, "endpoint": job.key.endpoint, "attempt": job.attempt}
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _number(value: object) -> int:

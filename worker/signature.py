@@ -163,7 +163,7 @@ class Signature:
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
-        if args is not None and not kwargs and self._exact is not None and tuple(map(type, args)) == self._exact:
+        if not kwargs and self._exact is not None and args is not None and tuple(map(type, args)) == self._exact:
             return args, {}  # all of them by place, and each of its very type
         if not self.resolved:
             self.resolve()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 
 from ...schemas.errors import ClosedError, InvalidSettings
-from ..context import TaskContext, attach
+from ..context import TaskContext, attach, end
 from ..pool import Pool
 from ..scope import Scope
-from ..tasks import BoundCall, ExecutorKind
+from ..tasks import BoundCall, DeclaredTask, ExecutorKind, Shape
 from .loop import LoopRun
 from .processes import Processes, ProcessRun
 from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Run, Site
@@ -42,6 +43,7 @@ class Executors:
         self._processes = Processes(pool, self._settings, self._models_changed)
         self._models: tuple[str, ...] = ()
         self._middleware = tuple(pool.middlewares)
+        self._plain: frozenset[DeclaredTask] = frozenset()
         self._running = False
         self._launched = 0
 
@@ -62,6 +64,7 @@ class Executors:
         self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
         self._threads = Threads(f"gangline-{self._pool.name}")
         self._processes = Processes(self._pool, self._settings, self._models_changed)
+        self._plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
         await self._scope.open()
         try:
             self._check_resources()
@@ -172,6 +175,53 @@ class Executors:
         run.arm()
         run.start(window, self._middleware, launch)
         return run
+
+    # -- by hand: see worker.express ------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    @property
+    def stepper(self) -> Stepper:
+        """Good while this runs."""
+        return self._stepper
+
+    def plain(self, task: DeclaredTask) -> bool:
+        """Whether an execution of it is nothing but its coroutine."""
+        return task in self._plain
+
+    def attach(self, context: TaskContext) -> None:
+        """Give it what executions have: `launch`, for a coroutine that is stepped by hand."""
+        self._launched += 1
+        attach(context, self._scope)
+
+    def let_go(self, context: TaskContext) -> None:
+        """It has ended at its first step."""
+        end(context)
+        self._scope.models.done_with(context)
+
+    def adopt(
+        self,
+        call: BoundCall,
+        context: TaskContext,
+        variables: contextvars.Context,
+        *,
+        on_done: OnDone,
+        on_abandoned: OnDone | None,
+    ) -> LoopRun:
+        """An execution of what was stepped by hand, and has to wait or has ended: `keep` it, or tell it its end."""
+        run = LoopRun(call, context, self._site, on_done, None, on_abandoned)
+        run.begun(self._stepper.enter(), variables)
+        return run
+
+    def _is_plain(self, task: DeclaredTask) -> bool:
+        return (
+            task.executor is ExecutorKind.ASYNC
+            and task.shape is Shape.COROUTINE
+            and task.timeout_s is None
+            and not self._middleware
+        )
 
     def step(self) -> None:
         """Run what was launched on the event loop up to its first wait, now and not in the loop's next turn. To be

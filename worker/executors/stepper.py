@@ -130,7 +130,7 @@ def _drive(blocked: Blocked, error: BaseException | None) -> Generator[Any, Any,
 class Stepper:
     """Steps the executions of one worker. Everything on the event loop."""
 
-    __slots__ = ("_carrier", "_loop", "_ready", "_scheduled", "_stepping")
+    __slots__ = ("_carrier", "_inside", "_loop", "_outer", "_ready", "_scheduled", "_stepping")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -138,6 +138,9 @@ class Stepper:
         self._carrier: Carrier | None = None
         self._scheduled = False
         self._stepping = False
+        self._inside: asyncio.Task[None] | None = None
+        """The carrier's task, between `enter` and `leave`."""
+        self._outer: asyncio.Task[Any] | None = None
 
     def add(self, execution: Steppable) -> None:
         """Step it in this turn, when whoever launches says so (`step`), and soon if nobody does."""
@@ -149,7 +152,7 @@ class Stepper:
     def step(self) -> None:
         """Step all that were added, up to their first wait."""
         ready = self._ready
-        if not ready or self._stepping:
+        if not ready or self._stepping or self._inside is not None:
             return
         loop = self._loop
         outer = asyncio.current_task(loop)
@@ -163,6 +166,42 @@ class Stepper:
             if outer is not None:
                 _enter_task(loop, outer)
             self._stepping = False
+
+    # -- by hand: whoever steps coroutines itself -----------------------------------------------------------------
+
+    def enter(self) -> asyncio.Task[None]:
+        """What runs from here on runs as the task returned, until `leave`, or until `keep` gives that away. Again
+        inside: another task if somebody has cancelled this one."""
+        inside = self._inside
+        if inside is not None:
+            if not inside.cancelling():
+                return inside
+            _leave_task(self._loop, inside)
+        else:
+            self._outer = asyncio.current_task(self._loop)
+            if self._outer is not None:
+                _leave_task(self._loop, self._outer)
+        inside = self._inside = self._free_carrier().task
+        _enter_task(self._loop, inside)
+        return inside
+
+    def keep(self, blocked: Blocked) -> None:
+        """What was stepped waits: the task is its own from now on."""
+        assert self._inside is not None and self._carrier is not None, "entered first"
+        carrier, self._carrier = self._carrier, None
+        _leave_task(self._loop, self._inside)
+        carrier.carry(blocked)
+        inside = self._inside = self._free_carrier().task
+        _enter_task(self._loop, inside)
+
+    def leave(self) -> None:
+        """End of `enter`. Idempotent."""
+        if self._inside is not None:
+            _leave_task(self._loop, self._inside)
+            self._inside = None
+            if self._outer is not None:
+                _enter_task(self._loop, self._outer)
+                self._outer = None
 
     def close(self) -> None:
         """Nothing more will be launched."""

@@ -37,12 +37,14 @@ def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path):
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(
         r"demo: ok  390 tasks, \d+ MB, 4 workers, 1 killed, 1 drained; "
-        r"3 gangs, 4 generations, 1 member killed; 0 lost, 0 over capacity, .+ s",
+        r"3 gangs, 4 generations, 1 member killed; "
+        r"120 durable tasks, 1 worker and 1 dispatcher killed, 2 dead letters; 0 lost, 0 over capacity, .+ s",
         last,
     )
-    assert done.stdout.count("  ok    ") == 16
+    assert done.stdout.count("  ok    ") == 21
     assert "later generation 1 is torn down" in done.stdout
     assert "$ gangline why " in done.stdout and "is queued, number 1 in the queue" in done.stdout
+    assert "$ gangline dead ls" in done.stdout and "/no/such/file" in done.stdout
     assert "FAIL" not in done.stdout
     assert list(tmp_path.iterdir()) == [], "temporary folders are removed"
 

@@ -20,6 +20,9 @@ def command(files: int | None, debug: bool) -> None:
     Then, with a coordinator and three other workers, a gang of four counts the words of the same files while the
     process of a member is killed, and two gangs of two take turns on three free slots.
 
+    At last the same files are submitted as durable tasks, with a worker and a dispatcher killed on the way, and two
+    that cannot be done, which become dead letters.
+
     Needs nothing but this package with its `server` extra.
 
     The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.

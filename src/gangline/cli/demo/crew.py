@@ -57,10 +57,13 @@ class Member:
                     while not _running(stream.read()):  # noqa: ASYNC110 - another process's file wakes nobody
                         await asyncio.sleep(0)
 
-    def log_tail(self, lines: int = 5) -> str:
+    def log_text(self) -> str:
         with contextlib.suppress(OSError):
-            return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+            return self.log.read_text(encoding="utf-8", errors="replace")
         return ""
+
+    def log_tail(self, lines: int = 5) -> str:
+        return "\n".join(self.log_text().splitlines()[-lines:])
 
     def __repr__(self) -> str:
         return f"<Member {self.name} pid={self.pid} exit={self.exit_code}>"
@@ -99,6 +102,9 @@ class Crew:
 
     async def gateway(self, name: str) -> Member:
         return await self._start(name, "gateway")
+
+    async def dispatcher(self, name: str) -> Member:
+        return await self._start(name, "dispatcher", "--log-format", "json")
 
     async def _start(self, name: str, *arguments: str, journal: Path | None = None) -> Member:
         log = self._folder / f"{name}.log"

@@ -1,4 +1,4 @@
-"""The whole demo: both parts on one server, then the verdict."""
+"""The whole demo: all parts on one server, then the verdict."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .checks import AtRest
 from .corpus import Expected, expectations, library_files
+from .drive import POOL
 from .gang_report import gang_figures, gang_verdicts
 from .gang_show import GangShow
 from .gauges import Gauges
@@ -19,6 +20,8 @@ from .rest import at_rest
 from .screen import Screen
 from .show import GATEWAY_SHARE, Show
 from .stage import Stage, open_stage
+from .task_report import task_figures, task_verdicts
+from .task_show import TaskShow
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
@@ -36,13 +39,19 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
             f"The work: compress and hash {len(files)} Python files of the standard library, {size / 1e6:.1f} MB,"
         )
         screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
-        screen.say("then count their words with gangs of workers.")
+        screen.say("count their words with gangs of workers, and do it all once more as durable tasks.")
         paths = [str(file) for file in files]
         show, expected, rest = await _calls(stage, gauges, files, paths)
         gangs, gang_rest = await _gangs(stage, gauges, paths)
-        screen.title("7. Was it all true?")
-        results = [*verdicts(show, expected, rest), *gang_verdicts(gangs, gang_rest)]
-        return _judge(screen, show, gangs, results, began)
+        tasks, task_rest = await _tasks(stage, gauges, paths)
+        screen.title("9. Was it all true?")
+        results = [
+            *verdicts(show, expected, rest),
+            *gang_verdicts(gangs, gang_rest),
+            *task_verdicts(tasks, expected, task_rest),
+        ]
+        told = f"{figures(show)}; {gang_figures(gangs)}; {task_figures(tasks)}; 0 lost, 0 over capacity"
+        return _judge(screen, show, told, results, began)
 
 
 async def _calls(
@@ -75,13 +84,23 @@ async def _gangs(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[Ga
         return show, await at_rest(stage.client, stage.ledger, stage.names, show.pool, gauges.read)
 
 
-def _judge(screen: Screen, show: Show, gangs: GangShow, results: Sequence[Verdict], began: float) -> bool:
+async def _tasks(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[TaskShow, AtRest]:
+    """The third part: durable tasks."""
+    async with stage.crew() as crew:
+        show = TaskShow(stage, crew)
+        await show.cast()
+        await show.act_submit(paths)
+        await show.act_dead()
+        await show.emptied()
+        return show, await at_rest(stage.client, stage.ledger, stage.names, POOL, gauges.read)
+
+
+def _judge(screen: Screen, show: Show, told: str, results: Sequence[Verdict], began: float) -> bool:
     for verdict in results:
         (screen.bad if verdict.findings else screen.good)(verdict.text)
     print_work(screen, show.drive.done, show.crew)
     print_latencies(screen, show.drive)
     ok = not any(verdict.findings for verdict in results)
-    told = f"{figures(show)}; {gang_figures(gangs)}; 0 lost, 0 over capacity"
     screen.last(final_line(told, results, time.monotonic() - began), ok=ok)
     return ok
 

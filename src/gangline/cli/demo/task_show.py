@@ -1,0 +1,186 @@
+"""The demo's third part: durable tasks, while a worker and the dispatcher that has their queue are killed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ...bus.port import StreamState
+from ...dispatcher.dead_letters import DeadLetter
+from ...dispatcher.durable.task_streams import TaskStreams
+from ...schemas import codec, headers
+from ...schemas.errors import GanglineError
+from ..job_tables import letters_table
+from .checks import Done
+from .crew import Crew, ProcessFailed
+from .drive import METHOD, POOL, TARGET
+from .screen import Screen
+from .stage import READY_S, Stage
+
+if TYPE_CHECKING:
+    from ...dispatcher.jobs import Job
+
+WORKERS: Final = ("t1", "t2", "t3")
+DISPATCHERS: Final = ("dispatcher1", "dispatcher2")
+WORKER_DIES_AT: Final = 0.3
+"""Share of the files that are done then."""
+DISPATCHER_DIES_AT: Final = 0.6
+PATIENCE_S: Final = 60.0
+POISON: Final = "/no/such/file"
+"""A task with this path raises wherever it runs."""
+POISON_ATTEMPTS: Final = 2
+GARBAGE: Final = b'{"path": '
+"""A body that is no JSON."""
+
+
+class TaskShow:
+    """What happens, and what is recorded of it."""
+
+    def __init__(self, stage: Stage, crew: Crew) -> None:
+        self.stage = stage
+        self.screen: Screen = stage.screen
+        self.client = stage.client
+        self.crew = crew
+        self.streams = TaskStreams(stage.bus, stage.names)
+        self.given: dict[str, str] = {}
+        """Path by job."""
+        self.done: list[Done] = []
+        self.failures: list[str] = []
+        self.letters: list[DeadLetter] = []
+        self.poisoned: dict[str, str] = {}
+        """What must become a dead letter, by job, and its reason."""
+        self.worker_killed = ""
+        self.dispatcher_killed = ""
+        self.pause_s = 0.0
+        """The longest time without a result from the dispatcher's death on."""
+        self._dispatcher_died_at = 0.0
+        self.left: StreamState | None = None
+        """What is in the stream of tasks in the end."""
+
+    # -- the cast -------------------------------------------------------------------------------------------------
+
+    async def cast(self) -> None:
+        """Two dispatchers, three workers."""
+        for name in DISPATCHERS:
+            await self.crew.dispatcher(name)
+        for name in WORKERS:
+            await self.crew.worker(name)
+        await self.stage.ready(self.crew, POOL, *WORKERS)
+
+    # -- the acts -------------------------------------------------------------------------------------------------
+
+    async def act_submit(self, paths: Sequence[str]) -> None:
+        """All files as durable tasks; a worker and a dispatcher are killed on the way."""
+        screen = self.screen
+        screen.title("7. submit: tasks that outlive their producer")
+        clock = asyncio.get_running_loop().time
+        before = clock()
+        jobs = await self.client.submit_many(TARGET, [{"path": path} for path in paths])
+        self.given = {job.id: path for job, path in zip(jobs, paths, strict=True)}
+        screen.say(
+            f"{len(jobs)} tasks are stored on disk, each acknowledged, {clock() - before:.1f} s after the first."
+        )
+        screen.say(f"The same as:  nats pub -J {self.stage.names.task(POOL, METHOD)} '{{\"path\": ...}}'")
+        await self._poison()
+        due: list[tuple[int, Callable[[], Any]]] = [
+            (round(len(jobs) * WORKER_DIES_AT), self._kill_worker),
+            (round(len(jobs) * DISPATCHER_DIES_AT), self._kill_dispatcher),
+        ]
+        ends: list[float] = []
+        async with asyncio.TaskGroup() as group:
+            with screen.progress("submit", len(jobs)) as tick:
+
+                async def one(job: Job) -> None:
+                    await self._result(job)
+                    ends.append(clock())
+                    tick(1)
+                    while due and len(ends) >= due[0][0]:
+                        group.create_task(due.pop(0)[1]())
+
+                async with asyncio.TaskGroup() as results:
+                    for job in jobs:
+                        results.create_task(one(job))
+        after = [self._dispatcher_died_at, *(at for at in ends if at > self._dispatcher_died_at)]
+        self.pause_s = max(map(float.__sub__, after[1:], after), default=0.0)
+        screen.say(f"The other dispatcher went on: for {self.pause_s:.1f} s there was no result.")
+
+    async def _poison(self) -> None:
+        """One task that raises whenever it runs, and one that cannot even be read, both by plain publishing."""
+        stream = await self.streams.tasks()
+        subject = self.stage.names.task(POOL, METHOD)
+        raises = {headers.MAX_ATTEMPTS: str(POISON_ATTEMPTS), headers.BACKOFF: "100ms"}
+        stored = await stream.publish(subject, codec.to_json({"path": POISON}), headers=raises)
+        self.poisoned[str(stored.sequence)] = "failed"
+        stored = await stream.publish(subject, GARBAGE)
+        self.poisoned[str(stored.sequence)] = "malformed"
+
+    async def _result(self, job: Job) -> None:
+        try:
+            value = await job.result(timeout_s=PATIENCE_S)
+        except GanglineError as error:  # counted: a demo that loses something has failed, but tells all of it
+            self.failures.append(f"{self.given[job.id]} by submit: {type(error).__name__}: {error}")
+            return
+        self.done.append(
+            Done(
+                path=self.given[job.id],
+                way="submit",
+                worker=self.crew.name_of(value["pid"]),
+                seconds=0.0,
+                size=value["size"],
+                packed=value["packed"],
+                sha256=value["sha256"],
+                together=value["together"],
+            )
+        )
+
+    async def _kill_worker(self) -> None:
+        name = WORKERS[1]
+        await self.crew.members[name].until_busy()
+        self.crew.kill(name)
+        self.worker_killed = name
+        self.screen.event(f"kill -9 {name}, in the middle of its work. Its tasks start again elsewhere.")
+
+    async def _kill_dispatcher(self) -> None:
+        name = await self._holder()
+        self.crew.kill(name)
+        self._dispatcher_died_at = asyncio.get_running_loop().time()
+        self.dispatcher_killed = name
+        self.screen.event(f"kill -9 {name}, which has the queue. What runs goes on, and is not started again.")
+
+    async def _holder(self) -> str:
+        """The dispatcher that has the queue of our pool.
+
+        Raises:
+            ProcessFailed: none of ours has.
+        """
+        for queue in await self.client.queues():
+            for name in DISPATCHERS:
+                if (
+                    queue.endpoint == POOL
+                    and queue.dispatcher
+                    and queue.dispatcher in self.crew.members[name].log_text()
+                ):
+                    return name
+        raise ProcessFailed(f"no dispatcher has the queue of {POOL}")
+
+    async def act_dead(self) -> None:
+        """The two that could not be done."""
+        self.screen.title("8. dead letters: what could not be done, and why")
+        deadline = asyncio.get_running_loop().time() + READY_S
+        while len(self.letters) < len(self.poisoned) and asyncio.get_running_loop().time() < deadline:
+            self.letters = await self.client.dead_letters()
+            await asyncio.sleep(0.05)
+        self.screen.say("$ gangline dead ls")
+        self.screen.show(letters_table(self.letters))
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def emptied(self) -> None:
+        """Wait a little for the last acknowledgements, and note what is left in the stream."""
+        stream = await self.streams.tasks()
+        for _ in range(100):
+            self.left = await stream.state()
+            if not self.left.messages:
+                return
+            await asyncio.sleep(0.05)

@@ -208,7 +208,7 @@ class JobTable:
             self._drop(self._ended.popleft()[1])
 
     def undo(self, key: JobKey) -> None:
-        """The execution that was just begun did not start after all."""
+        """The execution that was begun did not start after all: nothing is known of it any more."""
         job = self._jobs.get(key)
         if job is not None and job.running:
             del self._running[job]

@@ -99,7 +99,10 @@ class JobRun:
             own = frame if hearer is first else _readdressed(frame, hearer.id)
             core.settle(hearer.sender, hearer.id, own, now)
             _caller(hearer).send(own)
-        core.jobs.end(self.job, failed=error is not None, now=now)
+        if error is not None and not error.may_have_started:
+            core.jobs.undo(self.job.key)  # the same attempt may come again
+        else:
+            core.jobs.end(self.job, failed=error is not None, now=now)
         return error
 
     def item(self, run: Run, sequence: int, value: Any) -> None:

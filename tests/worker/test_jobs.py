@@ -6,9 +6,11 @@ import asyncio
 from typing import Any
 
 from gangline.schemas.codec import Format
+from gangline.schemas.errors import TaskCrashed
 from gangline.schemas.frames import Answer, Load, Request, TaskFlag, TaskState
 from gangline.worker.context import current_task
 from gangline.worker.job_table import JobKey
+from gangline.worker.tasks import Outcome
 
 from .rig import Hand, Rig, on_rig, reserve, task
 
@@ -129,6 +131,40 @@ async def test_a_job_with_arguments_that_do_not_fit_never_began(rig: Rig):
     assert (await rig.hand.ask(*task(1, "double", ["x"], meta=meta())))[2] == "invalid_arguments"
     assert await rig.hand.ask(*attach(2)) == [REJECTED, 2, "unknown_job"]
     assert await rig.hand.ask(*task(3, "double", [1], meta=meta())) == [OK, 3, 2]
+
+
+async def test_an_attempt_that_could_not_begin_may_come_again():
+    rig = Rig()
+    closed = [True]
+
+    @rig.worker.pool.task
+    async def sometimes() -> str:
+        return "it ran"
+
+    async with rig:
+        launch = rig.worker._executors.launch
+
+        def no_child(*args: Any, **options: Any) -> Any:
+            if closed.pop():
+                asyncio.get_running_loop().call_soon(
+                    options["on_done"], Outcome(error=TaskCrashed("no child process", may_have_started=False))
+                )
+                return NeverRan()
+            return launch(*args, **options)
+
+        rig.worker._executors.launch = no_child  # type: ignore[method-assign]
+        rig.hand.send(task(1, "sometimes", meta=meta()), attach(2))
+        assert (await rig.hand.answer(1))[2] == (await rig.hand.answer(2))[2] == "task_crashed"
+        closed.append(False)
+        assert await rig.hand.ask(*attach(3)) == [REJECTED, 3, "unknown_job"]
+        assert await rig.hand.ask(*task(4, "sometimes", meta=meta())) == [OK, 4, "it ran"]
+        assert rig.at_rest()
+
+
+class NeverRan:
+    def cancel(self, reason: object) -> None: ...
+    def insist(self) -> None: ...
+    def credit(self, items: int) -> None: ...
 
 
 @on_rig(answer_retention_count=1000)

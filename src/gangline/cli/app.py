@@ -30,6 +30,7 @@ COMMANDS: Final = {
     "drain": "Let a worker finish and leave.",
     "resize": "Change a worker's number of slots, live.",
     "queue": "Queues of submitted tasks: depth, oldest, running, credit.",
+    "route": "Split, mirror, limit and pause an endpoint's traffic, live.",
     "dead": "Dead letters: tasks that will not be tried again. Read, replay, drop.",
     "gang": "Gangs: who holds what, acquire and release by hand, events.",
     "gangset": "Standing gangs: declare, scale and remove sets that are kept up.",

@@ -1,0 +1,163 @@
+"""`gangline route`: what is typed becomes what is stored, and running gateways follow it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gangline.bus.jetstream import connect
+from gangline.bus.port import BucketSettings
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.route_change import RouteChange
+from gangline.schemas.names import Names
+from gangline.schemas.routes import QueueRules, RouteRecord
+from gangline.schemas.task_errors import InvalidRoute
+
+
+def change(*, replace: bool = False, before: RouteRecord | None = None, **given: Any) -> RouteRecord:
+    return RouteChange.of(given, replace=replace).apply("resize", before)
+
+
+# -- what is changed ----------------------------------------------------------------------------------------------
+
+
+def test_only_what_is_given_changes() -> None:
+    before = RouteRecord(to={"v1": 1}, shadow={"v3": 5}, limits={"v1": 8}, queue=QueueRules(per_key=3, burst=9))
+    after = change(before=before, to={"v1": 90, "v2": 10}, rate=100.0)
+    assert after == RouteRecord(
+        to={"v1": 90, "v2": 10},
+        shadow={"v3": 5},
+        limits={"v1": 8},
+        queue=QueueRules(per_key=3, burst=9, rate_per_s=100.0),
+    )
+
+
+def test_none_takes_a_field_back_and_replace_takes_back_what_is_not_given() -> None:
+    before = RouteRecord(to={"v1": 1}, shadow={"v3": 5}, queue=QueueRules(per_key=3, paused=True))
+    assert change(before=before, shadow="none", per_key="none") == RouteRecord(
+        to={"v1": 1}, queue=QueueRules(paused=True)
+    )
+    assert change(before=before, to={"v2": 1}, replace=True) == RouteRecord(to={"v2": 1})
+    assert change(before=before, paused=False).queue == QueueRules(per_key=3)
+
+
+def test_a_change_that_cannot_be_followed_is_refused_before_anything_is_written() -> None:
+    with pytest.raises(InvalidRoute, match="add up to 0"):
+        change(to={"v1": 0})
+    with pytest.raises(InvalidRoute, match=r"limits\.v1"):
+        change(to={"v1": 1}, limits={"v1": 0})
+
+
+# -- what is typed ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--to", "v1"), "'v1' is not POOL=WEIGHT"),
+        (("--to", "v1=much"), "'v1=much' is not POOL=WEIGHT"),
+        (("--to", "v1=inf"), "is not POOL=WEIGHT"),
+        (("--to", "v1=1", "--to", "v1=2"), "v1 is given twice"),
+        (("--rate", "fast"), "write 100/s"),
+        (("--rate", "1/week"), "write 100/s"),
+        (("--per-key", "three"), "no whole number"),
+        (("--backoff", "soon"), "write 90, 500ms"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(invoke: Any, arguments: tuple[str, ...], says: str) -> None:
+    done = invoke("route", "set", "resize", *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+# -- on a server --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def put_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], None]:
+    """What `nats kv put` does."""
+
+    async def put(endpoint: str, value: bytes) -> None:
+        bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
+        try:
+            await (await bus.bucket(Names(namespace).routes_bucket, BucketSettings())).put(endpoint, value)
+        finally:
+            await bus.close()
+
+    return lambda endpoint, value: asyncio.run(put(endpoint, value))
+
+
+@pytest.mark.server
+@pytest.mark.processes
+def test_routes_are_set_changed_listed_and_removed(commands: Any, put_raw: Callable[[str, bytes], None]) -> None:
+    assert commands.run("route", "ls").stderr.strip() == "no routes: every endpoint is the pool of its name"
+    done = commands.run("route", "set", "resize", "--to", "v1=90", "--to", "v2=10", "--shadow", "v3=5")
+    assert (done.returncode, done.stdout) == (0, "resize created: to v1 90%, v2 10%\n  copies to: v3 5%\n")
+    assert done.stderr.count("no worker serves") == 3
+    done = commands.run("route", "set", "resize", "--per-key", "3", "--rate", "30/m", "--limit", "v1=8", "--pause")
+    assert done.stdout == (
+        "resize changed: to v1 90%, v2 10%\n  copies to: v3 5%\n  limits: v1 8\n"
+        "  queue: paused, rate=0.5/s, per_key=3\n"
+    )
+    [row] = commands.json("route", "ls")
+    assert row["route"] == {
+        "to": {"v1": 90.0, "v2": 10.0},
+        "shadow": {"v3": 5.0},
+        "limits": {"v1": 8},
+        "queue": {"per_key": 3, "rate_per_s": 0.5, "paused": True},
+    }
+    put_raw("broken", b'{"to": {"v1": 0}}')
+    rows = commands.json("route", "ls")
+    assert [row["endpoint"] for row in rows] == ["broken", "resize"] and "add up to 0" in rows[0]["error"]
+    table = commands.run("route", "ls").stdout
+    assert "add up to 0" in table and "v1 90% v2 10%" in table
+    refused = commands.run("route", "set", "broken", "--pause")
+    assert (refused.returncode, "--replace" in refused.stderr) == (2, True)
+    assert commands.json("route", "set", "broken", "--to", "v1=1", "--replace")["route"] == {"to": {"v1": 1.0}}
+    assert commands.run("route", "rm", "broken").returncode == 0
+    assert commands.run("route", "rm", "broken").returncode == 2
+    assert [row["endpoint"] for row in commands.json("route", "ls", "resize")] == ["resize"]
+    refused = commands.run("route", "set", "resize", "--to", "v1=0")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.server
+@pytest.mark.processes
+def test_a_gateway_follows_routes_that_are_set_while_it_runs(
+    commands: Any, put_raw: Callable[[str, bytes], None], nats_url: str, namespace: str
+) -> None:
+    worker = commands.start("worker", "words:pool", "--id", "w1")
+    worker.await_output(r"worker\.started")
+    gateway = commands.start("gateway")
+    gateway.await_output(r"gateway\.started")
+
+    def answers(endpoint: str) -> bool:
+        """Whether the gateway has an answer of a worker."""
+
+        async def ask() -> bytes:
+            bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
+            try:
+                subject = Names(namespace).call(endpoint, "count")
+                return (await bus.request(subject, b'{"text": "a b c"}', timeout_s=10)).data
+            finally:
+                await bus.close()
+
+        return asyncio.run(ask()) == b"3"
+
+    assert not answers("texts")
+    assert commands.run("route", "set", "texts", "--to", "words=1").stderr == ""
+    assert answers("texts")
+    put_raw("other", b'{"to": {"words": 1}}')
+    assert answers("other")
+    put_raw("texts", b"{}{")
+    gateway.await_output(r"route texts: .*route before stays")
+    assert answers("texts")
+    assert commands.run("route", "rm", "texts").returncode == 0
+    end = time.monotonic() + 1
+    while answers("texts"):
+        assert time.monotonic() < end, "a route that was removed is still followed after a second"

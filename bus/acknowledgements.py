@@ -107,8 +107,11 @@ class Acknowledgements:
         sent_at = self._loop.time()
         try:
             self._send(sequence, subject)
-        except (Unavailable, ClosedError):
+        except Unavailable:
             sent_at = float("-inf")  # the reconnect sends it
+        except ClosedError as error:
+            self.end(error)
+            return
         self._unconfirmed[sequence] = (subject, sent_at)
 
     def _resend_old(self) -> None:

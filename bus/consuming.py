@@ -11,6 +11,7 @@ deliver after all, more comes than was wanted; that much less is asked for by th
 
 What was delivered into a connection that broke would come again only after the acknowledgement wait. So a new
 generation begins by asking how far the server has delivered, and refuses (negative acknowledgement) what never came.
+What was only late then comes twice, the second time with a higher `delivered`. What is acknowledged never comes again.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ EXPIRES_S: Final = 30.0
 """A request that asked for more than there is ends after so long, and is made again."""
 _FIRST_RETRY_S: Final = 0.1
 _MOST_RETRY_S: Final = 1.0
+_MOST_REFUSALS: Final = 5
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -133,8 +135,8 @@ class PullConsumer:
         self._gaps: list[tuple[int, int]] = []
         """Sequences among which some were delivered and did not come."""
         self._filling: asyncio.Task[None] | None = None
-        self._refused: set[int] = set()
-        """Refused, and not seen since."""
+        self._refused: dict[int, int] = {}
+        """Refused, and not seen since; with how often. Given up after some times: then somebody else deleted it."""
         self._acks = Acknowledgements(self._acknowledge, remembered=remembered)
         self._scheduled = False
         self._repairing: asyncio.Task[None] | None = None
@@ -213,7 +215,7 @@ class PullConsumer:
         if sequence > self._newest:
             self._newest = sequence
         if self._refused:
-            self._refused.discard(sequence)
+            self._refused.pop(sequence, None)
         if sequence in self._acks:
             self._acks.add(message)
             self._ask_soon()
@@ -279,13 +281,13 @@ class PullConsumer:
 
     def _listen_for_silence(self) -> None:
         self._timer = None
-        if self._life is not _Life.OPEN or not self._asked:
+        if self._life is not _Life.OPEN or not self._asked or not self._bus.connected:
             return
         silent_s = self._loop.time() - self._heard_at
-        if silent_s >= SILENCE_S and self._bus.connected:
+        if silent_s >= SILENCE_S:
             self._begin_again()
             return
-        self._timer = self._loop.call_later(max(SILENCE_S - silent_s, 0.1), self._listen_for_silence)
+        self._timer = self._loop.call_later(SILENCE_S - silent_s, self._listen_for_silence)
 
     def _begin_again(self) -> None:
         """A new generation, once it is clear that the consumer is still there."""
@@ -320,10 +322,17 @@ class PullConsumer:
 
     async def _refuse_what_never_came(self, newest: int, delivered: int) -> None:
         lost = await self._link.stored(newest + 1, delivered) if delivered > newest else []
-        self._refused.update(lost)
         self._newest = max(self._newest, delivered)
-        for sequence in sorted(self._refused):
+        self._refuse([*self._refused, *lost])
+
+    def _refuse(self, lost: list[int]) -> None:
+        for sequence in lost:
             self._link.refuse(sequence)
+            times = self._refused.get(sequence, 0) + 1
+            if times < _MOST_REFUSALS:
+                self._refused[sequence] = times
+            else:
+                self._refused.pop(sequence, None)
 
     def _fill_soon(self, first: int, last: int) -> None:
         """Some of these were lost on the way, though the connection held."""
@@ -335,10 +344,7 @@ class PullConsumer:
         try:
             while self._gaps:
                 first, last = self._gaps.pop()
-                lost = await self._link.stored(first, last)
-                self._refused.update(lost)
-                for sequence in lost:
-                    self._link.refuse(sequence)
+                self._refuse(await self._link.stored(first, last))
         except GanglineError as error:
             # It comes again after the acknowledgement wait, if not before.
             log.debug("a gap stays: %s", error, extra={"action": "bus.consumer_waits", "consumer": self.name})

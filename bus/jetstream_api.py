@@ -31,7 +31,7 @@ class ApiError(StorageUnavailable):
         description = str(error.get("description", "no description"))
         super().__init__(
             f"JetStream refused to {what}: {description} (error {self.number})",
-            details={"err_code": self.number, "status": error.get("code")},
+            details={"err_code": self.number, "status": error.get("code"), "description": description},
             may_have_started=False,
         )
 

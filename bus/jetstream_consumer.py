@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
 _TAKEN: Final = (10099, 10100)
 """A work queue has a consumer of these subjects already."""
+_PATIENCE_S: Final = 2.0
 _TIMED_OUT: Final = "408"
 _HEARTBEAT: Final = "100"
 
@@ -102,7 +103,7 @@ class JetStreamConsumerLink:
         self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}"
         self._created = ""
         self._delivered = 0
-        """Consumer sequence up to which the server had delivered when we last looked."""
+        """Consumer sequence of the newest delivery that we know of; the server takes no refusal of a later one."""
         self._subscription: JetStreamSubscription | None = None
 
     async def open(self, created: str) -> None:
@@ -135,7 +136,9 @@ class JetStreamConsumerLink:
 
     def _receive(self, message: Message) -> None:
         if message.reply.startswith(ACK_PREFIX):
-            self._owner.on_message(*delivered_message(message))
+            stored, ordinal = delivered_message(message)
+            self._delivered = ordinal
+            self._owner.on_message(stored, ordinal)
             return
         tail = message.subject[self._skip :]
         headers = message.headers
@@ -161,7 +164,9 @@ class JetStreamConsumerLink:
     async def look(self) -> ConsumerView | None:
         try:
             info = await self._bus.api.call(
-                f"CONSUMER.INFO.{self._stream.name}.{self._name}", what=f"look at the consumer {self._name}"
+                f"CONSUMER.INFO.{self._stream.name}.{self._name}",
+                what=f"look at the consumer {self._name}",
+                timeout_s=min(_PATIENCE_S, self._bus.api.timeout_s),
             )
         except ApiError as error:
             if error.number in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):

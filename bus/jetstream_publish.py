@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..schemas.errors import ClosedError, InvalidName, Unavailable
 from .jetstream_api import ApiError, parse_answer
-from .memory_subjects import Pattern
 from .port import Message, NoResponders, Published, Refused, RequestTimeout, StorageUnavailable
+from .subjects import Pattern
 
 if TYPE_CHECKING:
     from .jetstream import JetStreamBus

@@ -30,7 +30,10 @@ from .stream_wire import check_name, check_stream, consumer_state, stored_messag
 if TYPE_CHECKING:
     from .jetstream import JetStreamBus
 
-_NO_SUCH_MESSAGE: Final = (NO_MESSAGE, 10043, 10057)
+_NOT_DELETED: Final = 10043
+_DELETE_FAILED: Final = 10057
+_NOTHING_TO_DELETE: Final = ("no message found", "stream store EOF")
+"""Why it failed, when there was no such message."""
 
 
 class JetStreamStream:
@@ -106,7 +109,7 @@ class JetStreamStream:
         try:
             found = await self.upkeep.ask(f"STREAM.MSG.GET.{self.name}", query, what=f"read from {self.name}")
         except ApiError as error:
-            if error.number in _NO_SUCH_MESSAGE:
+            if error.number == NO_MESSAGE:
                 return None
             raise
         return stored_message(found["message"])
@@ -120,7 +123,8 @@ class JetStreamStream:
                 repeatable=False,
             )
         except ApiError as error:
-            if error.number in _NO_SUCH_MESSAGE:
+            failed = error.number == _DELETE_FAILED and error.details.get("description") in _NOTHING_TO_DELETE
+            if failed or error.number == _NOT_DELETED:
                 return False
             raise
         return True

@@ -14,7 +14,6 @@ from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
 from .memory_faults import StorageFate
 from .memory_kv import MemoryKeyValue
 from .memory_stream import MemoryStream
-from .memory_subjects import Pattern, check_subject
 from .objects import StreamObjects, object_stream
 from .port import (
     BucketSettings,
@@ -29,6 +28,7 @@ from .port import (
     StreamSettings,
     Subscription,
 )
+from .subjects import Pattern, check_subject
 
 if TYPE_CHECKING:
     from .memory import MemoryHub

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from .consuming import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
 from .memory_stream_consumer import PullRequest, StoreConsumer
-from .memory_subjects import Pattern
 from .port import StreamMessage
+from .subjects import Pattern
 
 if TYPE_CHECKING:
     from .memory_bus import MemoryBus

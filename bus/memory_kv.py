@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..schemas.errors import InvalidRequest, PayloadTooLarge, Unavailable
 from .memory_store import MAX_BATCH, MemoryStore
-from .memory_subjects import Pattern, check_subject
 from .port import (
     BucketSettings,
     KvEntry,
@@ -21,6 +20,7 @@ from .port import (
     StorageUnavailable,
     Subscription,
 )
+from .subjects import Pattern, check_subject
 
 if TYPE_CHECKING:
     from .memory_bus import MemoryBus

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 
-from .memory_subjects import Pattern
 from .port import BucketSettings, Conflict, KvEntry, KvOperation, KvWrite
+from .subjects import Pattern
 
 MAX_BATCH = 1000
 """Most writes of one atomic batch, the server's own bound."""

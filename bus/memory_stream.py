@@ -12,7 +12,6 @@ from ..schemas.errors import InvalidName, InvalidRequest, PayloadTooLarge
 from .consuming import PullConsumer
 from .memory_consumer import MemoryConsumerLink
 from .memory_stream_store import StreamStore
-from .memory_subjects import Pattern, check_subject
 from .port import (
     Consumer,
     ConsumerSettings,
@@ -28,6 +27,7 @@ from .port import (
     Subscription,
 )
 from .stream_wire import check_name
+from .subjects import Pattern, check_subject
 from .wire import encode_headers
 
 if TYPE_CHECKING:

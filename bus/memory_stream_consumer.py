@@ -9,8 +9,8 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from .memory_subjects import Pattern
 from .port import ConsumerSettings, ConsumerState, StreamMessage
+from .subjects import Pattern
 
 if TYPE_CHECKING:
     from .memory_stream_store import StreamStore

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 from .memory_stream_consumer import StoreConsumer
-from .memory_subjects import Pattern, overlap
 from .port import ConsumerSettings, ConsumerTaken, Published, Refused, Retention, StreamMessage, StreamSettings
 from .schedules import Schedule, parse_go_duration, parse_schedule
+from .subjects import Pattern, overlap
 
 _SCHEDULE: Final = "Nats-Schedule"
 _TARGET: Final = "Nats-Schedule-Target"

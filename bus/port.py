@@ -345,7 +345,8 @@ class Consumer(Protocol):
     def pull(self, count: int) -> None:
         """Ask for so many more messages; they come when there are some. What is asked for adds up. Asked for again by
         itself when a request expires, or when the connection or the server comes back; then what is outstanding is
-        asked for again, never more than that.
+        asked for again, never more than that. (Only when a server was silent for seconds, and then answers the old
+        requests after all, more may come than was asked for. It counts against what is pulled next.)
 
         Never raises for a lost connection.
         """
@@ -358,7 +359,8 @@ class Consumer(Protocol):
 
     def ack(self, message: StreamMessage) -> None:
         """It is done with, and goes. Sent with the next flush; sent again after a reconnect until the server has
-        confirmed it, or the consumer is lost. Never raises for a lost connection."""
+        confirmed it, or the consumer is lost. Should a server forget it and deliver the message again, that is
+        acknowledged again and not handed over. Never raises for a lost connection."""
         ...
 
     async def settled(self) -> None:
@@ -380,7 +382,11 @@ class Consumer(Protocol):
 
     async def close(self, *, delete: bool = False) -> None:
         """Stop delivery; `delete` removes it on the server, so that what is not acknowledged can be had by the next
-        consumer at once. Idempotent."""
+        consumer at once. Waits up to two seconds until acknowledgements are confirmed. Idempotent.
+
+        Raises:
+            Disconnected, StorageUnavailable: with `delete`, it could not be removed; it was closed all the same.
+        """
         ...
 
 
@@ -396,6 +402,7 @@ class Stream(Protocol):
 
         Raises:
             PayloadTooLarge: nothing was sent.
+            InvalidName: the stream does not take this subject; nothing was sent.
             Refused: the server says why it will never take this (a schedule it does not understand, for example).
             StorageUnavailable: it may have been stored, if `may_have_started`; give it a `Nats-Msg-Id` and try again.
         """
@@ -439,14 +446,18 @@ class Stream(Protocol):
         *,
         on_lost: Callable[[], None] | None = None,
     ) -> Consumer:
-        """Make a pull consumer, or open the one that has that name.
+        """Make a pull consumer, or open the one that has that name and filter. (What that one delivered to somebody
+        else, who did not acknowledge it, comes after the acknowledgement wait; delete it first to have it at once.)
+
+        What a broken connection swallowed is delivered again soon after it is back, and then not in order.
 
         Args:
             on_lost: called once, on the loop, when the server says that the consumer is no more. Nothing is delivered
                 after it, and acknowledgements go nowhere.
 
         Raises:
-            ConsumerTaken: the stream is a work queue and another consumer has (some of) these subjects.
+            ConsumerTaken: the stream is a work queue and another consumer has (some of) these subjects; or the one of
+                that name has others.
         """
         ...
 

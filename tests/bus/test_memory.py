@@ -9,7 +9,6 @@ import pytest
 
 from gangline.bus.memory import MemoryHub
 from gangline.bus.memory_faults import FaultRates, RandomFaults, StorageFate
-from gangline.bus.memory_subjects import Pattern, check_subject
 from gangline.bus.port import (
     BucketSettings,
     ConnectionEvent,
@@ -18,6 +17,7 @@ from gangline.bus.port import (
     Storage,
     StorageUnavailable,
 )
+from gangline.bus.subjects import Pattern, check_subject
 from gangline.schemas.errors import Disconnected, InvalidName, ServerUnreachable
 
 

@@ -116,8 +116,8 @@ def test_what_is_no_duration_is_refused(text):
 @pytest.mark.parametrize(
     "schedule",
     ["* * * * * 7", "0 0 0 30 2 *", "@daily", "*/0 * * * * *", "55/2 * * * * *", "0 0 0 ? JAN,jul 0", "1, * * * * *",
-     ", * * * * *",      "@every 1h30m", "@every 500ms", "@every 5", "@at 2026-01-01T00:00:00", "0 0 0 * * mon-fri", "0 0 0 * * SUN-SAT",
-     "@at 2099-01-01T00:00:00+01:00", "0 0 0 L * *", "TZ=UTC 0 0 0 * * *", "0 0 0 * * FRI#1"],
+     ", * * * * *", "@every 1h30m", "@every 500ms", "@every 5", "@at 2026-01-01T00:00:00", "0 0 0 * * mon-fri",
+     "0 0 0 * * SUN-SAT", "@at 2099-01-01T00:00:00+01:00", "0 0 0 L * *", "TZ=UTC 0 0 0 * * *", "0 0 0 * * FRI#1"],
 )  # fmt: skip
 async def test_the_server_takes_and_refuses_the_same(connect_to, nats_url, namespace, schedule):
     from gangline.bus.port import Refused, Storage, StreamSettings

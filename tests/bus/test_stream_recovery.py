@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gangline.bus.jetstream_consumer import JetStreamConsumerLink
 from gangline.bus.port import (
     ConnectionEvent,
     ConsumerLost,
@@ -276,3 +277,27 @@ async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, n
     await stream.read(f"{namespace}.task.>", seen)
     await seen.count(1000)
     assert [message.sequence for message in seen.items] == list(range(1, 1001))
+
+
+async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(connect_to, nats_url, namespace, monkeypatch):
+    bus = await connect_to(nats_url)
+    stream = await bus.stream(namespace, settings_of(namespace, storage=Storage.MEMORY))
+    got = collect()
+    receive, dropped = JetStreamConsumerLink._receive, []
+
+    def lossy(link, message):
+        if message.data in (b"2", b"3") and len(dropped) < 2:
+            dropped.append(message)
+        else:
+            receive(link, message)
+
+    monkeypatch.setattr(JetStreamConsumerLink, "_receive", lossy)
+    consumer = await stream.consume("c", consumer_of(namespace), got)
+    for index in range(6):
+        await stream.publish(f"{namespace}.task.x", b"%d" % index)
+    consumer.pull(10)
+    async with asyncio.timeout(3):
+        await got.count(6)
+    assert sorted(message.data for message in got.items) == [b"%d" % index for index in range(6)]
+    assert len(dropped) == 2
+    assert consumer.wanted == 4

@@ -322,7 +322,7 @@ class Gang:
         endpoint, dot, name = method.rpartition(".")
         if dot and endpoint != pool:
             raise WrongPool(f"rank {rank} is of pool {pool!r}, not of {endpoint!r}")
-        return Order(
+        order = Order(
             endpoint=pool,
             method=name,
             args=arguments[0],
@@ -331,6 +331,8 @@ class Gang:
             deadline=deadline,
             run=run,
         )
+        order.generation = formation.later
+        return order
 
 
 class Ganging:

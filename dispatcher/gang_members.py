@@ -285,6 +285,11 @@ class Formation:
     def size(self) -> int:
         return len(self.members)
 
+    @property
+    def later(self) -> int:
+        """Its number, if it is not the first: what a survivor's worker may have yet to be told of."""
+        return self.generation if self.generation > 1 else 0
+
     def next_run(self) -> int:
         """A number for one run on all ranks."""
         return next(self._runs)

@@ -350,7 +350,7 @@ def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
 
 def _for_pool(order: Order, formation: Formation, rank: int) -> Order:
     """The order as it goes to one rank."""
-    return Order(
+    each = Order(
         endpoint=formation.members[rank].pool,
         method=order.method,
         args=order.args,
@@ -359,3 +359,5 @@ def _for_pool(order: Order, formation: Formation, rank: int) -> Order:
         deadline=order.deadline,
         flags=order.flags,
     )
+    each.generation = formation.later
+    return each

@@ -70,6 +70,8 @@ class Order:
     span_parent: str | None = None
     run = 0
     """Number of the gang run that it is part of; 0: none."""
+    generation = 0
+    """Of the gang, as far as the sender knows; 0: not said."""
     hold = False
     """Only take the slots, and wait for BEGIN."""
 
@@ -149,10 +151,12 @@ class Order:
         """
         options = self.options
         meta: dict[str, Any] | None = None
-        if attempt > 1 or options.key is not None or options.model is not None or self.run:
+        if attempt > 1 or options.key is not None or options.model is not None or self.run or self.generation:
             meta = {"attempt": attempt, "key": options.key, "model": options.model}
             if self.run:
                 meta["run"] = self.run
+            if self.generation:
+                meta["generation"] = self.generation
             if self.hold:
                 meta["hold"] = True
         if window is not None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
 
 from ..bus.port import Bus
 from ..schemas.errors import GanglineError, TaskCancelled, TaskCrashed
@@ -23,6 +25,22 @@ from .tasks import Outcome
 Fail = Callable[[FormRequest, int, MemberCause, str], None]
 
 
+EARLY_S: Final = 5.0
+"""How long a task waits for its worker to be told of the generation that it is of. The coordinator tells a few times,
+and pings find out what was lost."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Early:
+    """A task that came before the news of its generation."""
+
+    generation: int
+    lease: Lease
+    context: TaskContext
+    run: int
+    ready: asyncio.Future[None]
+
+
 class GangSeats:
     """Implements runs.Seats for one worker."""
 
@@ -36,18 +54,47 @@ class GangSeats:
         self.hooks: GangHooks | None = None
         self._talks: dict[str, tuple[int, GangTalks]] = {}
         """By token: those of the present generation, which is named."""
+        self._early: dict[str, list[_Early]] = {}
+        """By token: tasks of a generation of which we were not told yet."""
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    def attach(self, lease: Lease, context: TaskContext, run: int) -> asyncio.Future[None] | None:
-        """See runs.Seats."""
+    def attach(self, lease: Lease, context: TaskContext, run: int, generation: int) -> asyncio.Future[None] | None:
+        """See runs.Seats. A gang's owner may hear sooner than the worker of a survivor that the gang has a new
+        generation (`restart_member`). The task belongs to that one, so it waits for the word."""
         member = self._core.gangs.member_of(lease)
         assert member is not None, "admitted on a seat that nobody has"
+        self._seat(member, lease, context, run)
+        if generation > member.generation:
+            early = _Early(generation, lease, context, run, self._loop.create_future())
+            self._early.setdefault(lease.token, []).append(early)
+            self._loop.call_later(EARLY_S, self._too_early, early)
+            return early.ready
+        return self.hooks.ready(lease) if self.hooks is not None else None
+
+    def _seat(self, member: Member, lease: Lease, context: TaskContext, run: int) -> None:
         here = member.seats[lease.token]
         gang = GangContext(facts_of(member.form, here.rank, run))
         link(gang, self._link(member.form, here, context), context)
         seat(context, gang)
-        return self.hooks.ready(lease) if self.hooks is not None else None
+
+    def _now(self, early: _Early, member: Member) -> None:
+        """The generation that it is of has come."""
+        if not early.ready.done():
+            self._seat(member, early.lease, early.context, early.run)
+            early.ready.set_result(None)
+
+    def _too_early(self, early: _Early) -> None:
+        waiting = self._early.get(early.lease.token, [])
+        if early in waiting:
+            waiting.remove(early)
+        if not waiting:
+            self._early.pop(early.lease.token, None)
+        if not early.ready.done():
+            text = f"the worker was not told of generation {early.generation} within {EARLY_S:g} s: nothing started"
+            early.ready.set_exception(
+                StaleGeneration(text, details={"generation": early.generation}, may_have_started=False)
+            )
 
     def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
         """See runs.Seats. A child process that dies takes its member with it; what a task raises is its caller's."""
@@ -77,6 +124,7 @@ class GangSeats:
         over = GangEnded(text, details={**details, "reason": leaving.reason})
         for here in leaving.seats:
             self._hush(here, over)
+            self._early.pop(here.lease.token, None)
         for run in self._runs_on(leaving.seats):
             run.cancel(TaskCancelled(text, details=details))
 
@@ -94,6 +142,12 @@ class GangSeats:
             known = self._talks.get(token)
             if known is not None and known[0] < member.generation:
                 self._hush(here, StaleGeneration(text, details={"generation": member.generation}))
+            waiting = self._early.pop(token, [])
+            for early in waiting:
+                if early.generation <= member.generation:
+                    self._now(early, member)
+                else:
+                    self._early.setdefault(token, []).append(early)
 
     async def close(self) -> None:
         """End every talk. Idempotent."""

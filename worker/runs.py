@@ -53,9 +53,9 @@ class Caller(Protocol):
 class Seats(Protocol):
     """What the worker's gangs have to do with runs on their seats."""
 
-    def attach(self, lease: Lease, context: TaskContext, run: int) -> asyncio.Future[None] | None:
-        """Give the task its gang. A future: the member has not begun yet, and the task starts when it has, or fails
-        with the future's exception."""
+    def attach(self, lease: Lease, context: TaskContext, run: int, generation: int) -> asyncio.Future[None] | None:
+        """Give the task its gang. A future: the member has not begun yet (or was not told of that generation), and the
+        task starts when it has, or fails with the future's exception."""
         ...
 
     def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
@@ -100,7 +100,7 @@ class Run:
             self._stop = reason
             if self.gate is not None:
                 reason.may_have_started = False
-                self.gate.open()
+                self.gate.drop()
 
     def begin(self) -> None:
         """The word for which it was held. Others begin by themselves."""
@@ -209,10 +209,13 @@ class Runs:
         window = _window(meta, self._stream_window) if stream else None
         ready: asyncio.Future[None] | None = None
         if self.seats is not None and record.lease is not None and record.lease.gang is not None:
-            ready = self.seats.attach(record.lease, context, _number((meta or {}).get("run")))
-            if held is not None and meta is not None and meta.get("hold") is True:
-                run.gate = Gate(run, ready, books.loop)
+            of = meta or {}
+            ready = self.seats.attach(record.lease, context, _number(of.get("run")), _number(of.get("generation")))
+            hold = held is not None and of.get("hold") is True
+            if hold or ready is not None:
+                run.gate = Gate(run, ready, books.loop, hold=hold)
                 ready = run.gate.ready
+            if hold and held is not None:
                 held(run)
         if ready is None:
             self._begin(run, context, window, deadline_at)

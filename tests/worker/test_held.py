@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gangline.schemas.frames import Answer, Request
+from gangline.worker.context import current_task
+from gangline.worker.gang_seats import EARLY_S
 from gangline.worker.held import HOLD_S
+from gangline.worker.pool import Pool
 
 from .gang_rig import Leader, load_of
 from .rig import Rig, on_rig, task
+from .test_gang_desk import Own
 
 OK, ERROR, HELD = Answer.OK, Answer.ERROR, Answer.HELD
 
@@ -71,3 +77,36 @@ async def test_off_the_seats_of_gangs_nothing_is_held(rig: Rig):
     rig.hand.send(begin(1), begin(7))
     await rig.hand.quiet()
     assert rig.hand.answers_to(1) == [[OK, 1, "now"]]
+
+
+@on_rig()
+async def test_a_task_of_a_generation_that_the_worker_was_not_told_of_waits_for_the_news(rig: Rig):
+    """The gang's owner may be told sooner, by another way."""
+    pool = Pool("images", slots=4)
+
+    @pool.task
+    async def whose() -> list[Any]:
+        gang = current_task().gang
+        return [gang.generation, gang.run]
+
+    async with Own(rig, pool) as own:
+        seats = await own.leader.gang(ranks=2)
+        own.hand.send(task(1, "whose", token=seats[0].token, meta={"generation": 2, "run": 3}))
+        own.hand.send(task(2, "whose", token=seats[1].token, meta={"generation": 2, "run": 4}))
+        own.hand.send((int(Request.CANCEL), 2))
+        await own.hand.quiet(0.5)
+        assert own.hand.answers_to(1) == []
+        (cancelled,) = own.hand.answers_to(2)
+        assert (cancelled[0], cancelled[2], cancelled[5]) == (ERROR, "task_cancelled", False)
+        assert (await own.leader.form(seats, generation=2))["formed"]
+        assert (await own.hand.answer(1))[::2] == [OK, [2, 3]]
+
+
+@on_rig()
+async def test_without_the_news_such_a_task_ends_and_has_not_started(rig: Rig):
+    seats = await (await Leader(rig).listen()).gang(ranks=1)
+    rig.hand.send(task(1, token=seats[0].token, meta={"generation": 2}))
+    await rig.hand.quiet(EARLY_S + 0.1)
+    (answer,) = rig.hand.answers_to(1)
+    assert (answer[0], answer[2], answer[5]) == (ERROR, "stale_generation", False)
+    assert load_of(rig) == (0, 1)

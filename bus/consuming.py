@@ -283,11 +283,11 @@ class PullConsumer:
         self._timer = None
         if self._life is not _Life.OPEN or not self._asked or not self._bus.connected:
             return
-        silent_s = self._loop.time() - self._heard_at
-        if silent_s >= SILENCE_S:
+        ends_at = self._heard_at + SILENCE_S
+        if self._loop.time() >= ends_at:
             self._begin_again()
             return
-        self._timer = self._loop.call_later(SILENCE_S - silent_s, self._listen_for_silence)
+        self._timer = self._loop.call_at(ends_at, self._listen_for_silence)
 
     def _begin_again(self) -> None:
         """A new generation, once it is clear that the consumer is still there."""

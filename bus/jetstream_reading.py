@@ -127,7 +127,7 @@ class Reading:
                     await self._broken.wait()
                 return
             except TimeoutError:
-                if self._loop.time() - self._heard_at >= _SILENCE_S:
+                if self._loop.time() >= self._heard_at + _SILENCE_S:
                     return
 
     # -- one consumer ---------------------------------------------------------------------------------------------

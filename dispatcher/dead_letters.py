@@ -20,7 +20,8 @@ from ..schemas.jobs import JobFailure, JobState
 from ..schemas.names import check_name
 from ..schemas.task_errors import JobError, UnknownJob
 from .durable.task_streams import TaskStreams
-from .jobs_desk import JobRef, parse_result
+from .jobs_desk import parse_result
+from .jobs_stored import JobRef
 
 QUIET_S: Final = 5.0
 """A reader that expects more letters, and got none for so long, was told of some that have gone since."""

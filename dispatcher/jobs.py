@@ -10,9 +10,10 @@ from ..schemas.errors import DeadlineExceeded, InvalidRequest
 from ..schemas.jobs import JobEvent, JobInfo, JobProgress, WhyReply
 from ..schemas.names import check_name
 from ..schemas.task_errors import ResultNotKept
-from .jobs_desk import JobDesk, JobRef
+from .jobs_desk import JobDesk
 from .jobs_feed import events_of, items_of
 from .jobs_result import value_of, wait_for_record
+from .jobs_stored import JobRef
 
 ASK_TIMEOUT_S = 5.0
 """How long a dispatcher is given to answer."""

@@ -14,7 +14,8 @@ from .dead_letters import DeadLetter, DeadLetters
 from .durable.task_streams import TaskStorage, TaskStreams
 from .hooks import ClientRequest, HookChain
 from .jobs import ASK_TIMEOUT_S, Job
-from .jobs_desk import JobDesk, JobRef
+from .jobs_desk import JobDesk
+from .jobs_stored import JobRef
 from .order import CallOptions
 from .submit import Submitted, Submitter, at_once
 
@@ -26,7 +27,7 @@ class DurableTasks:
     _hooks: HookChain | None
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Ambient) -> None:
-        streams = TaskStreams(bus, names, storage)
+        self._streams = streams = TaskStreams(bus, names, storage)
         self._desk = JobDesk(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
         self._letters = DeadLetters(streams, ambient)

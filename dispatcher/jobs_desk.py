@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, Conflict, NoResponders, StreamMessage
-from ..schemas import codec, headers
+from ..schemas import codec
 from ..schemas.errors import InvalidName, MalformedMessage, Unavailable
 from ..schemas.jobs import (
     CancelReply,
@@ -25,37 +24,13 @@ from ..schemas.jobs import (
 from ..schemas.names import QueueOperation, check_name
 from ..schemas.task_errors import NoDispatcher, UnknownJob
 from .durable.task_streams import TaskStreams
+from .jobs_stored import SCANNED, Found, JobRef, find, info_of_schedule, info_of_task, target_of
 from .operators import raise_if_error
-from .submit_message import moment_of
 
-SCANNED: Final = 2000
-"""Most messages of the stream that are looked at for a job whose sequence is not known."""
 RESULT_TTL_S: Final = 3600.0
 """Of the record of a job that is cancelled in the stream."""
 
 R = TypeVar("R", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRef:
-    """A job, as far as its holder knows it."""
-
-    id: str
-    endpoint: str | None = None
-    method: str | None = None
-    sequence: int | None = None
-    """Of its task in the stream; of the schedule's if it is `scheduled`."""
-    scheduled: bool = False
-    repeats: bool = False
-    result_kept: bool = True
-    events: bool = False
-    """Each change of its state is told."""
-    submitted: bool = False
-    """We submitted it ourselves, so that it exists, or existed."""
-
-    @property
-    def target(self) -> str:
-        return f"{self.endpoint}.{self.method}" if self.endpoint and self.method else "?"
 
 
 class JobDesk:
@@ -78,27 +53,22 @@ class JobDesk:
         """What is known of the job now.
 
         Raises:
-            UnknownJob: nothing is.
+            UnknownJob: nothing is; `details["certain"]` is False when it may stand further down a very long queue.
         """
         if (record := await self.record(ref.id)) is not None:
             return _info_of(record)
         told, absent = await self._told(ref, timeout_s)
         if told is not None:
             return told
-        stored = await self._stored(ref)
-        if stored is not None:
-            if absent and stored.state is JobState.QUEUED:
-                return stored.model_copy(update={"reason": _nobody(stored.endpoint)})
-            return stored
+        if (schedule := await self._schedule(ref)) is not None:
+            return info_of_schedule(ref, schedule, self._names)
+        found = await self._find(ref)
+        if found.message is not None:
+            info = info_of_task(ref, found.message, self._names)
+            return info.model_copy(update={"reason": _nobody(info.endpoint)}) if absent else info
         if (record := await self.record(ref.id)) is not None:  # it ended just now
             return _info_of(record)
-        where = "" if ref.endpoint else "; naming its endpoint lets the dispatcher of that be asked"
-        alone = f" ({_nobody(ref.endpoint)})" if absent and ref.endpoint else ""
-        raise UnknownJob(
-            f"job {ref.id!r} is not known: never submitted here, or ended so long ago that its result is no longer "
-            f"kept{alone}{where}",
-            details={"job": ref.id},
-        )
+        raise self._unknown(ref, absent=absent, certain=found.certain)
 
     async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
         """Have it not run, or stop; False: it had ended.
@@ -117,7 +87,7 @@ class JobDesk:
                 return (await self._ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)).cancelled
             except (NoDispatcher, UnknownJob):
                 continue
-        found = await self._find(ref)
+        found = (await self._find(ref)).message
         if found is not None:
             return await self._cancel_stored(ref, found)
         info = await self.status(ref, timeout_s)
@@ -186,6 +156,16 @@ class JobDesk:
         filters = (consumer.filter for consumer in await (await self.streams.tasks()).consumers())
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
+    def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
+        text = "never submitted here, or ended so long ago that its result is no longer kept"
+        if not certain:
+            text = f"not among the first {SCANNED} that wait, nor among those that ended"
+        if ref.endpoint is None:
+            text += "; naming its endpoint lets the dispatcher of that be asked"
+        elif absent:
+            text += f" ({_nobody(ref.endpoint)})"
+        return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _ask(
@@ -219,63 +199,16 @@ class JobDesk:
                 absent = False
         return None, absent
 
-    async def _stored(self, ref: JobRef) -> JobInfo | None:
-        """What the stream shows: a schedule, or a task that no dispatcher has looked at."""
-        schedule = await (await self.streams.tasks()).last(self._names.schedule(ref.id))
-        if schedule is not None:
-            return self._info_of_schedule(ref, schedule)
-        found = await self._find(ref)
-        if found is None:
-            return None
-        endpoint, method = _target_of(found, self._names.tasks[:-1])
-        return JobInfo(
-            job=ref.id,
-            endpoint=endpoint,
-            method=method,
-            state=JobState.QUEUED,
-            sequence=found.sequence,
-            submitted_at=found.at,
-        )
+    async def _schedule(self, ref: JobRef) -> StreamMessage | None:
+        return await (await self.streams.tasks()).last(self._names.schedule(ref.id))
 
-    def _info_of_schedule(self, ref: JobRef, message: StreamMessage) -> JobInfo:
-        fields = message.headers or {}
-        when = fields.get(headers.SCHEDULE, "")
-        target = fields.get(headers.SCHEDULE_TARGET, "").removeprefix(self._names.tasks[:-1])
-        endpoint, _, method = target.partition(".")
-        moment = moment_of(when)
-        return JobInfo(
-            job=ref.id,
-            endpoint=endpoint,
-            method=method,
-            state=JobState.SCHEDULED,
-            sequence=message.sequence,
-            submitted_at=message.at,
-            next_try_at=moment,
-            reason="its time has not come" if moment is not None else f"runs again and again: {when}",
-        )
-
-    async def _find(self, ref: JobRef) -> StreamMessage | None:
-        """Its task in the stream."""
-        tasks = await self.streams.tasks()
-        sequence = ref.sequence if not ref.scheduled else None
-        if sequence is None and ref.id.isdecimal():
-            sequence = int(ref.id)
-        if sequence is not None:
-            message = await tasks.get(sequence)
-            return message if message is not None and _is_job(message, ref.id, self._names.tasks[:-1]) else None
-        pattern = self._names.tasks if ref.endpoint is None else self._names.tasks_of(ref.endpoint)
-        place = 1
-        for _ in range(SCANNED):
-            message = await tasks.next(pattern, place)
-            if message is None or _is_job(message, ref.id, self._names.tasks[:-1]):
-                return message
-            place = message.sequence + 1
-        return None
+    async def _find(self, ref: JobRef) -> Found:
+        return await find(await self.streams.tasks(), self._names, ref)
 
     async def _cancel_stored(self, ref: JobRef, found: StreamMessage) -> bool:
         """Cancel a task that no dispatcher has looked at. Its record comes first: whoever starts it all the same, since
         it was just then taken from the stream, finds that it cannot write a result."""
-        endpoint, method = _target_of(found, self._names.tasks[:-1])
+        endpoint, method = target_of(found, self._names)
         record = ResultRecord(
             job=ref.id,
             endpoint=endpoint,
@@ -330,15 +263,3 @@ def _is_name(text: str) -> bool:
     except InvalidName:
         return False
     return True
-
-
-def _is_job(message: StreamMessage, job: str, prefix: str) -> bool:
-    if not message.subject.startswith(prefix):
-        return False
-    named = {name.lower(): value for name, value in (message.headers or {}).items()}.get(headers.JOB.lower())
-    return (named or str(message.sequence)) == job
-
-
-def _target_of(message: StreamMessage, prefix: str) -> tuple[str, str]:
-    endpoint, _, method = message.subject.removeprefix(prefix).partition(".")
-    return endpoint, method

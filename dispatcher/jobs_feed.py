@@ -17,8 +17,9 @@ from ..schemas.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecor
 from ..schemas.names import JobFeed
 from ..telemetry.logs import logger_for
 from .durable.retrying import until_answered
-from .jobs_desk import JobDesk, JobRef
+from .jobs_desk import JobDesk
 from .jobs_result import failure_of, plain_value, value_of, wait_for_record
+from .jobs_stored import JobRef
 
 REST_S: Final = 5.0
 """After the end of a job: how long what was told before it, and is not here yet, is waited for."""

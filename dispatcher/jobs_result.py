@@ -15,7 +15,8 @@ from ..schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJ
 from ..telemetry.logs import logger_for
 from .durable.retrying import until_answered
 from .durable.task_streams import TaskStreams
-from .jobs_desk import JobDesk, JobRef
+from .jobs_desk import JobDesk
+from .jobs_stored import JobRef
 
 LOOK_S: Final = 10.0
 """How often a waiting reader looks by itself, in case the news of a result was lost."""
@@ -92,8 +93,8 @@ async def _still_there(desk: JobDesk, ref: JobRef, doubts: int) -> int:
         return 0
     try:
         await desk.status(ref, STATUS_S)
-    except UnknownJob:
-        if doubts > 1 or not ref.submitted:
+    except UnknownJob as error:
+        if error.details.get("certain") and (doubts > 1 or not ref.submitted):
             raise
         return doubts
     except GanglineError:

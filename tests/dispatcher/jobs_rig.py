@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -167,7 +168,7 @@ class FakeDispatcher:
         )
 
 
-Body = Callable[[JobsRig], Awaitable[None]]
+Body = Callable[..., Awaitable[None]]
 
 
 def on_both_buses(body: Body) -> Callable[..., Any]:
@@ -187,7 +188,8 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
         client = Client(ours, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True)
         try:
             async with client, asyncio.timeout(60 if kind == "server" else None):
-                await body(JobsRig(names, client, its, hub))
+                more = {name: request.getfixturevalue(name) for name in list(signature(body).parameters)[1:]}
+                await body(JobsRig(names, client, its, hub), **more)
         finally:
             await its.close()
 

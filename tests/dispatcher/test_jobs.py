@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory import MemoryHub
+from gangline.bus.port import StorageUnavailable
+from gangline.dispatcher import jobs_stored
 from gangline.dispatcher.client import Client
 from gangline.schemas import codec
 from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
@@ -17,7 +19,7 @@ from gangline.schemas.jobs import DeadReason, JobFailure, JobInfo, JobState
 from gangline.schemas.names import Names
 from gangline.schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
 
-from .jobs_rig import STORAGE, JobsRig, on_both_buses
+from .jobs_rig import STORAGE, JobsRig, failing, on_both_buses
 
 FAILURE = JobFailure(code="task_failed", message="no such file", details={"type": "OSError", "traceback": "Traceback"})
 
@@ -234,6 +236,42 @@ async def test_a_task_published_by_hand_is_found_by_its_sequence(rig: JobsRig) -
     assert await job.result() == "by hand"
     with pytest.raises(UnknownJob):
         await rig.client.job(str(published.sequence + 1)).status()
+
+
+@on_both_buses
+async def test_a_job_is_found_wherever_it_stands_in_the_stream(rig: JobsRig) -> None:
+    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(100)])
+    await rig.client.submit_many("sounds.echo", [{"value": n} for n in range(50)])
+    for number in range(1, 100, 7):  # with holes
+        await (await rig.tasks()).delete((await jobs[number].status()).sequence or 0)
+    for number in (0, 3, 51, 98):
+        assert (await rig.client.job(jobs[number].id, "images").status()).endpoint == "images"
+        assert (await rig.client.job(jobs[number].id).status()).endpoint == "images"
+    with pytest.raises(UnknownJob) as caught:
+        await rig.client.job(jobs[1].id).status()
+    assert caught.value.details["certain"]
+
+
+@on_both_buses
+async def test_a_job_that_may_stand_further_down_is_waited_for(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_stored, "SCANNED", 10)
+    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(100)])
+    found = rig.client.job(jobs[99].id, "images")
+    with pytest.raises(UnknownJob, match="not among the first") as caught:
+        await found.status()
+    assert not caught.value.details["certain"]
+    wait = await begin(found.result())
+    await rig.end(jobs[99].id, result=99)
+    assert await wait == 99
+
+
+@on_both_buses
+async def test_a_search_that_loses_the_server_says_that(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = await rig.client.submit("images.echo")
+    stream = await rig.client._desk.streams.tasks()
+    monkeypatch.setattr(stream, "next", failing(StorageUnavailable("no answer")), raising=False)
+    with pytest.raises(StorageUnavailable):
+        await rig.client.job(job.id).status()
 
 
 # -- cancelling ---------------------------------------------------------------------------------------------------

@@ -327,6 +327,19 @@ async def test_draining_a_worker_moves_its_gangs_without_an_error(rig: GangRig) 
 
 
 @on_gang_rig("w1", "w2")
+async def test_a_draining_worker_is_left_well_before_its_grace_ends_though_there_is_no_room(rig: GangRig) -> None:
+    await rig.declare("s", gangs=1, gang={**PAIR, "slots": 2, "grace_s": 0.5}, retire_s=0.5)
+    await ready(rig, "s", 1)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await rig.workers.pop("w1").drain(20)
+    assert loop.time() - began < 8
+    await rig.worker("w3")
+    await until(lambda: len(rig.gangs("s")) == 1)
+    assert len(await rig.client.call("s.who")) == 4
+
+
+@on_gang_rig("w1", "w2")
 async def test_calls_go_on_while_the_coordinator_is_gone(rig: GangRig) -> None:
     await rig.declare("llm", gangs=2, gang=PAIR)
     await ready(rig, "llm", 2)

@@ -14,7 +14,7 @@ from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.names import Names
 from ..schemas.records import LeaseRecord
-from .durable.task_streams import TaskStorage
+from .durable.task_streams import TaskStorage, TaskStreams
 from .gang import Ganging
 from .hooks import ClientRequest, Hook, HookChain
 from .jobs_client import DurableTasks
@@ -23,6 +23,7 @@ from .operators import Operators, WorkerInfo
 from .order import CallOptions
 from .policy import Policy
 from .router import Router
+from .routes_client import RouteOperations
 from .selection import Choosing, Selection
 from .settings import RouterSettings
 from .submit_options import submit_options
@@ -34,7 +35,7 @@ ASK_TIMEOUT_S = 5.0
 """How long workers are given to answer an operator, and without `options(timeout_s=...)`."""
 
 
-class Client(DurableTasks):
+class Client(DurableTasks, RouteOperations):
     """Runs tasks on workers.
 
     ::
@@ -85,6 +86,7 @@ class Client(DurableTasks):
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
         self._operators = Operators(bus, self._router.names)
+        self._route_streams = TaskStreams(bus, self._router.names, tasks)
         self._use_storage(bus, self._router.names, tasks, ambient or Ambient())
 
     # -- life -----------------------------------------------------------------------------------------------------

@@ -74,6 +74,8 @@ class RouteTable:
         self._task: asyncio.Task[None] | None = None
         self._lookups: dict[str, None] = {}
         self._pull_due = True
+        self._asked: list[asyncio.Future[None]] = []
+        """Who waits for the next pull."""
         self._wake = asyncio.Event()
         self._first = asyncio.Event()
         self._stopped = False
@@ -118,6 +120,22 @@ class RouteTable:
         if self._stopped:
             raise ClosedError("this table of routes was stopped")
 
+    async def refresh(self) -> None:
+        """Read all routes now; when it returns, those that stood when it was called are followed.
+
+        Raises:
+            Disconnected, StorageUnavailable: they could not be read.
+            ClosedError: it was stopped.
+        """
+        self.start()
+        if self._stopped:
+            raise ClosedError("this table of routes was stopped")
+        read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._asked.append(read)
+        self._pull_due = True
+        self._wake.set()
+        await read
+
     async def stop(self) -> None:
         """Follow nothing any more; what is known stays. Safe before `start`."""
         self._stopped = True
@@ -128,6 +146,7 @@ class RouteTable:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+        self._refuse_asked(ClosedError("this table of routes was stopped"))
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             with contextlib.suppress(GanglineError):
@@ -196,6 +215,7 @@ class RouteTable:
         pull_at = connected_at
         while True:
             self._wake.clear()
+            failure: GanglineError | None = None
             try:
                 if self._pull_due or loop.time() >= pull_at:
                     self._pull_due = True
@@ -204,6 +224,7 @@ class RouteTable:
                 again_s = _AGAIN_S
                 pause_s = max(0.0, pull_at - loop.time())
             except Unavailable as error:
+                failure = error
                 # Said aloud only where it matters: who has routes goes on with them.
                 quiet = self.pulled or isinstance(error, Disconnected) or not self._bus.connected
                 level = logging.DEBUG if quiet else logging.WARNING
@@ -216,14 +237,23 @@ class RouteTable:
                     self._first.set()
             except Exception as error:  # a bug in one step must not end the loop
                 if isinstance(error, GanglineError):
+                    failure = error
                     _log.warning("no routes: %s", error, extra={"action": "routes.unavailable"})
                 else:
                     _log.exception("a step of the routes failed", extra={"action": "routes.bug"})
                 pause_s = self._reconcile_s
                 self._first.set()
+            if failure is not None:
+                self._refuse_asked(failure)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
                     await self._wake.wait()
+
+    def _refuse_asked(self, error: GanglineError) -> None:
+        asked, self._asked = self._asked, []
+        for read in asked:
+            if not read.done():
+                read.set_exception(error)
 
     async def _read(self) -> None:
         kv = await self._open()
@@ -237,7 +267,15 @@ class RouteTable:
             self._take(entry) if entry is not None else self._drop(key)
         if self._pull_due:
             self._pull_due = False  # a reconnect meanwhile sets it again
-            await self._pull(kv)
+            asked, self._asked = self._asked, []
+            try:
+                await self._pull(kv)
+            except BaseException:
+                self._asked = [*asked, *self._asked]
+                raise
+            for read in asked:
+                if not read.done():
+                    read.set_result(None)
 
     async def _open(self) -> KeyValue:
         if self._kv is None:

@@ -15,6 +15,7 @@ from ..schemas.errors import ClosedError, GanglineError
 from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.records import LeaseRecord
+from ..schemas.routes import RouteRecord
 from .client import Client, connect
 from .durable.task_streams import TaskStorage
 from .gang_sync import SyncGanging
@@ -306,6 +307,18 @@ class SyncClient(SyncDurableTasks):
     def stats(self, worker: str) -> StatsReply:
         """See Client.stats."""
         return self._thread.run(self._client.stats(worker))
+
+    def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+        """See Client.set_route."""
+        return self._thread.run(self._client.set_route(endpoint, route))
+
+    def delete_route(self, endpoint: str, /) -> None:
+        """See Client.delete_route."""
+        self._thread.run(self._client.delete_route(endpoint))
+
+    def routes(self) -> dict[str, RouteRecord]:
+        """See Client.routes."""
+        return self._thread.run(self._client.routes())
 
     def statistics(self) -> dict[str, Any]:
         """See Client.statistics."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port import BucketSettings, KeyValue
+from gangline.bus.port import BucketSettings, KeyValue, StorageUnavailable
 from gangline.dispatcher.route_core import home_pool
 from gangline.schemas import codec
 from gangline.schemas.errors import (
@@ -23,6 +23,7 @@ from gangline.schemas.errors import (
 from gangline.schemas.frames import Answer, Frame, Reason, Request
 from gangline.schemas.records import MethodInfo
 from gangline.schemas.routes import RouteRecord
+from gangline.schemas.task_errors import InvalidRoute
 
 from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 from .test_route_core import bound
@@ -485,3 +486,26 @@ async def test_a_lease_that_waits_moves_with_the_route(rig: Rig) -> None:
         await set_route(rig, "e", {"to": {"v2": 1}})
         assert await waits == "v2"
         assert first.pool == "v1" and first.lost is None  # what is held stays
+
+
+# -- from a client ------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_returns(rig: Rig) -> None:
+    await crew(rig, "v1", "e")
+    record = await rig.client.set_route("e", {"to": {"v1": 1}, "queue": {"per_key": 3}})
+    assert await call(rig) == "v1"
+    assert await rig.client.routes() == {"e": record}
+    with pytest.raises(InvalidRoute, match="add up to 0"):
+        await rig.client.set_route("e", {"to": {"v1": 0}})
+    assert await rig.client.set_route("e", RouteRecord(to={"e": 1, "v1": 0})) == RouteRecord(to={"e": 1, "v1": 0})
+    assert await call(rig) == "e"
+    await rig.client.delete_route("e")
+    await rig.client.delete_route("e")
+    assert await rig.client.routes() == {}
+    rig.hub.storage_down()
+    with pytest.raises(StorageUnavailable):
+        await rig.client.set_route("e", {"to": {"v1": 1}})
+    with pytest.raises(StorageUnavailable):
+        await rig.router.routes.refresh()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -15,7 +14,7 @@ from gangline.schemas.jobs import JobItem, JobState
 from gangline.schemas.names import JobFeed
 from gangline.testing.loop import current_node
 
-from .site import Site, simulate
+from .site import DispatcherNode, Site, simulate
 
 SEEDS = 20
 
@@ -73,21 +72,27 @@ async def _none_noted(site: Site) -> bool:
     return not await site.tries()
 
 
-def at_effect(monkeypatch: pytest.MonkeyPatch, number: int, strike: Callable[[], None], *, after: bool) -> list[str]:
-    """Call `strike` just before (or after) the `number`th effect of the first dispatcher; the list gets all effects."""
+def crew(site: Site) -> None:
+    """More than one worker: one alone would know a job again that is sent twice."""
+    for _ in range(3):
+        site.worker(slots=1)
+
+
+def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: int, *, after: bool) -> list[str]:
+    """Kill the victim just before (or after) the `number`th effect of its queue; the list gets all its effects."""
     seen: list[str] = []
     carry_out = Hands.carry_out
 
     def counted(self: Hands, effect: do.Effect) -> None:
-        if current_node() != "d2":
+        if current_node() != victim.name:
             carry_out(self, effect)
             return
         seen.append(type(effect).__name__)
         if len(seen) == number and not after:
-            strike()
+            victim.kill()
         carry_out(self, effect)
         if len(seen) == number and after:
-            strike()
+            victim.kill()
 
     monkeypatch.setattr(Hands, "carry_out", counted)
     return seen
@@ -103,9 +108,9 @@ def test_the_dispatcher_is_killed_between_two_effects(
 ) -> None:
     async def story() -> None:
         async with Site(result_inline_bytes=1024) as site:
-            site.worker()
+            crew(site)
             first = site.dispatcher()
-            effects = at_effect(monkeypatch, number, first.kill, after=after)
+            effects = at_effect(monkeypatch, first, number, after=after)
             jobs = Jobs(site)
             await jobs.submit()
             await asyncio.sleep(0.2)
@@ -130,7 +135,7 @@ def test_the_dispatcher_is_killed_at_any_moment_and_the_next_one_too(seed: int) 
 
     async def story() -> None:
         async with Site(result_inline_bytes=1024, seed=seed) as site:
-            site.worker()
+            crew(site)
             site.dispatcher()
             jobs = Jobs(site)
             await jobs.submit()
@@ -152,7 +157,7 @@ def test_the_dispatcher_is_frozen_at_any_moment_and_comes_back(seed: int) -> Non
 
     async def story() -> None:
         async with Site(result_inline_bytes=1024, seed=seed) as site:
-            site.worker()
+            crew(site)
             site.dispatcher()
             site.dispatcher()
             jobs = Jobs(site)
@@ -174,7 +179,7 @@ def test_the_server_restarts_or_storage_fails_at_any_moment(seed: int) -> None:
 
     async def story() -> None:
         async with Site(result_inline_bytes=1024, seed=seed) as site:
-            site.worker()
+            crew(site)
             site.dispatcher()
             site.dispatcher()
             jobs = Jobs(site)

@@ -13,19 +13,18 @@ from ..schemas.errors import GanglineError, InvalidRequest, MalformedMessage, Re
 from ..schemas.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
 from ..telemetry.logs import Log
 from .books import Books
-from .core import Repeat
 from .deadlines import NEVER
 from .express import Express
 from .frame_caller import FrameCaller, error_frame
 from .grants import Grants
 from .jobs import JobName, JobRun, Jobs
 from .leases import Refusal
-from .memory import WITHDRAWN, Sender
+from .memory import WITHDRAWN, Sender, TaskRecord
 from .outbox import Outbox
 from .pool import Pool
 from .refusals import REASONS, error_of
 from .runs import Run, Runs
-from .tasks import BoundCall
+from .tasks import BoundCall, DeclaredTask
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _TASK: Final = int(Request.TASK)
@@ -130,20 +129,13 @@ class Intake:
         _, task_id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
         core = self._core
         if task_id <= sender.floor or task_id in sender.running or task_id in sender.done:
-            known = core.repeated(sender, task_id)
-            assert known is not None
             core.refuse(token, now)
-            self._repeated(caller, task_id, known)
+            self._repeated(sender, caller, task_id)
             return
         job: JobName | None = None
         if meta is not None or flags >= _ATTACH:
-            try:
-                job = self._jobs.named(meta, flags)
-            except InvalidRequest as error:
-                core.refuse(token, now)
-                self._settle_error(sender, caller, task_id, error, now)
-                return
-            if job is not None and self._attached(job, sender, caller, frame, stale, now):
+            job, answered = self._job(sender, caller, frame, stale, now)
+            if answered:
                 return
         if stale:
             # Not noted: this epoch does not come back, so no copy of it can start either.
@@ -183,21 +175,8 @@ class Intake:
                     json=flags & _JSON != 0,
                     now=now,
                 )
-                return
-            call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
-            stream = flags & _STREAM != 0
-            self._runs.start(
-                record,
-                call,
-                caller if job is None else self._jobs.begin(job, record, caller, stream=stream),
-                fence=fence,
-                token=token,
-                deadline_at=None if deadline_at == NEVER else deadline_at,
-                trace=trace,
-                meta=meta,
-                stream=stream,
-                held=caller.held if job is None else None,
-            )
+            else:
+                self._start(record, task, job, caller, frame, fence, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:
             if job is not None:
                 core.jobs.undo(job.key)
@@ -207,21 +186,63 @@ class Intake:
             self._settle_error(sender, caller, task_id, error, now)
             core.finish(record)
 
-    def _attached(
-        self, job: JobName, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float
-    ) -> bool:
-        """Whether a task of a durable job needs no start: another one's answer is its, or it asked for no more than
-        that. To attach starts nothing, and is done in any epoch: what runs goes on through all of them."""
-        if stale and not job.attach:
-            return False
-        if self._jobs.attach(job, sender, caller, frame, now):
-            return True
-        if job.attach:
-            self._core.settle_new(sender, frame[1], self._reject(caller, frame[1], Reason.UNKNOWN_JOB), now)
-        return job.attach
+    def _start(
+        self,
+        record: TaskRecord,
+        task: DeclaredTask,
+        job: JobName | None,
+        caller: FrameCaller,
+        frame: Frame,
+        fence: int,
+        deadline_at: float | None,
+    ) -> None:
+        """Start an admitted task in the general way.
 
-    def _repeated(self, caller: FrameCaller, task_id: int, known: Repeat) -> None:
+        Raises:
+            InvalidArguments: they do not fit; nothing has started.
+        """
+        _, _, _, args, kwargs, _, token, trace, flags, meta = frame
+        call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
+        stream = flags & _STREAM != 0
+        self._runs.start(
+            record,
+            call,
+            caller if job is None else self._jobs.begin(job, record, caller, stream=stream),
+            fence=fence,
+            token=token,
+            deadline_at=deadline_at,
+            trace=trace,
+            meta=meta,
+            stream=stream,
+            held=caller.held if job is None else None,
+        )
+
+    def _job(
+        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float
+    ) -> tuple[JobName | None, bool]:
+        """The durable job that a task is of, if it is; and whether it needs no start: another one's answer is its, or
+        it asked for no more than that. To attach starts nothing, and is done in any epoch: what runs goes on through
+        all of them."""
+        task_id, token, flags, meta = frame[1], frame[6], frame[8], frame[9]
+        try:
+            job = self._jobs.named(meta, flags)
+        except InvalidRequest as error:
+            self._core.refuse(token, now)
+            self._settle_error(sender, caller, task_id, error, now)
+            return None, True
+        if job is None or (stale and not job.attach):
+            return job, False
+        reason = self._jobs.attach(job, sender, caller, frame, now)
+        if reason is Reason.UNKNOWN_JOB and not job.attach:
+            return job, False
+        if reason is not None:
+            self._core.settle_new(sender, task_id, self._reject(caller, task_id, reason), now)
+        return job, True
+
+    def _repeated(self, sender: Sender, caller: FrameCaller, task_id: int) -> None:
         """A task id came again: it gets its answer again, and starts nothing."""
+        known = self._core.repeated(sender, task_id)
+        assert known is not None
         if known.state is TaskState.ANSWERED:
             if known.answer == WITHDRAWN:
                 self._reject(caller, task_id, Reason.EXPIRED)

@@ -19,7 +19,7 @@ from typing import Any
 from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
-from ..schemas.frames import Frame, TaskFlag, encode_frame
+from ..schemas.frames import Frame, Reason, TaskFlag, encode_frame
 from ..schemas.names import Names, check_name
 from ..telemetry.logs import Log
 from .books import Books
@@ -34,6 +34,8 @@ from .tasks import Outcome
 
 LISTED = 2000
 """Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
+MOST_HEARERS = 1000
+"""Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
 _ID_BYTES = 8
 """By which one request's id may be longer than another's."""
 _ENTRY_BYTES = 96
@@ -143,11 +145,14 @@ class Jobs:
         """See JobName.of."""
         return JobName.of(meta, flags, self._pool)
 
-    def attach(self, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> bool:
-        """Answer a TASK frame by what is known of its job, now or at its end. False: nothing is known that would do."""
+    def attach(self, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> Reason | None:
+        """Answer a TASK frame by what is known of its job, now or at its end; or say why not. UNKNOWN_JOB: nothing is
+        known that would do."""
         job = self._core.known_job(name.key, name.attempt, attach=name.attach)
         if job is None:
-            return False
+            return Reason.UNKNOWN_JOB
+        if len(job.hearers) >= MOST_HEARERS:
+            return Reason.FULL
         task_id, meta = frame[1], frame[9]
         hearer = Hearer(sender, task_id, caller, streams=bool(frame[8] & TaskFlag.STREAM))
         items = meta.get("items")
@@ -155,13 +160,13 @@ class Jobs:
         self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
         if not job.running:
             self._answer_again(job, hearer, start, now)
-            return True
+            return None
         run = job.record.handle
         if hearer.streams and start is not None and isinstance(run, Run):
             run.credit(self._core.jobs.take_items(job, start))
         for item in self._core.attach(job, hearer, start):
             caller.send(_readdressed(item, task_id))
-        return True
+        return None
 
     def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
         """An execution starts: who is to be told."""

@@ -10,6 +10,7 @@ from gangline.schemas.errors import TaskCrashed
 from gangline.schemas.frames import Answer, Load, Request, TaskFlag, TaskState
 from gangline.worker.context import current_task
 from gangline.worker.job_table import JobKey
+from gangline.worker.jobs import MOST_HEARERS
 from gangline.worker.tasks import Outcome
 
 from .rig import Hand, Rig, on_rig, reserve, task
@@ -76,6 +77,15 @@ async def test_a_token_is_not_used_up_by_attaching(rig: Rig):
     await rig.hand.quiet()
     assert rig.worker.core.load == Load(1, 1, 2)
     assert await rig.hand.ask(*task(4, "double", [4], token=token)) == [OK, 4, 8]
+
+
+@on_rig()
+async def test_not_everybody_can_hear_of_one_job(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), *(attach(n) for n in range(2, MOST_HEARERS + 2)))
+    assert await rig.hand.answer(MOST_HEARERS + 1) == [REJECTED, MOST_HEARERS + 1, "full"]
+    rig.gates.open.set()
+    assert await rig.hand.answer(MOST_HEARERS) == [OK, MOST_HEARERS, "a done"]
+    assert rig.at_rest()
 
 
 @on_rig()

@@ -95,6 +95,16 @@ class Books:
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
 
+    def after_end(self) -> None:
+        """`after`, for a task that left its slots: nothing falls due sooner by that."""
+        core = self.core
+        if self._collecting:
+            return
+        if core.changes or core.draining or core.gangs.busy:
+            self.after()
+        elif self.on_room is not None and core.has_room:
+            self.on_room()
+
     def tell(self) -> None:
         """Pass on what became of leases; in the order of decisions, if called after each."""
         if self.core.changes:

@@ -10,6 +10,7 @@ Used in one turn at a time, between `enter` and `leave`, around the frames of on
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
@@ -18,18 +19,61 @@ from ..schemas.codec import pack
 from ..schemas.deadline import begin_under
 from ..schemas.frames import Answer
 from ..telemetry.instruments import metrics_enabled
-from ..telemetry.tracing import tracer
+from ..telemetry.tracing import NO_SPAN, tracer
 from .books import Books
-from .context import CURRENT, TaskContext
+from .context import CURRENT, TaskContext, stop
 from .executors import Executors
+from .executors.stepper import Blocked
 from .frame_caller import FrameCaller
 from .memory import TaskRecord
 from .outbox import Outbox
 from .run_context import RunContext
-from .runs import Runs
-from .tasks import BoundCall, DeclaredTask
+from .runs import Run, Runs
+from .tasks import BoundCall, CancelReason, DeclaredTask, Outcome
 
 _OK: Final = int(Answer.OK)
+
+
+class PlainRun(Run):
+    """A plain task that had to wait, or did not simply end: a run and its execution in one."""
+
+    carrier: asyncio.Task[None] | None = None
+    """What it runs as."""
+    reason: CancelReason | None = None
+    """Why it was told to stop."""
+    caller: FrameCaller
+
+    def __init__(
+        self,
+        express: Express,
+        runs: Runs,
+        record: TaskRecord,
+        call: BoundCall,
+        caller: FrameCaller,
+        context: TaskContext,
+        now: float,
+    ) -> None:
+        super().__init__(runs, record, call, caller, NO_SPAN, now)
+        self._express = express
+        self.context = context
+
+    def cancel(self, reason: CancelReason) -> None:
+        if self.reason is None and self.carrier is not None and self.context is not None:
+            self.reason = reason
+            stop(self.context, reason)
+            self.carrier.cancel()
+
+    def insist(self) -> None:
+        if self.reason is not None and self.carrier is not None:
+            self.carrier.cancel()
+
+    def ended(self, result: Any, error: BaseException | None) -> None:
+        self.carrier = None
+        self._express.end(self, result, error)
+
+    def over(self, value: Any, error: BaseException | None) -> None:
+        """It has stopped, and there is something to be said about it."""
+        self.done(self._express.outcome(self, value, error))
 
 
 class Express:
@@ -109,13 +153,36 @@ class Express:
             # SystemExit and its like too: a task ends itself, never its worker.
             error = raised
         call = BoundCall(task, given, named, args, kwargs, json)
-        run = self._runs.adopt(record, call, caller, context, now)
-        execution = executors.adopt(call, context, variables, on_done=run.done, on_abandoned=run.answer)
+        run = PlainRun(self, self._runs, record, call, caller, context, now)
+        self._runs.adopt(run)
         if waits is None:
-            execution.ended(value, error)
+            run.over(value, error)
         else:
-            run.launched(execution)
-            execution.wait(*waits)
+            run.carrier = executors.stepper.enter()
+            executors.stepper.keep(Blocked(run, task.full_name, waits[0], variables, waits[1]))
+
+    def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
+        """A run that had to wait has come to its end."""
+        task, context = run.call.task, run.context
+        assert context is not None
+        self._executors.let_go(context)
+        if error is None and not run.record.answered:
+            frame = self._written(run.record.id, task, value)
+            if frame is not None:
+                run.caller.send(frame)
+                self._runs.completed(run, frame, self._books.now())
+                return
+        run.over(value, error)
+
+    def outcome(self, run: PlainRun, value: Any, error: BaseException | None) -> Outcome:
+        """What it came to, in words."""
+        task = run.call.task
+        if error is None:
+            try:
+                return Outcome(task.result.write(value))
+            except BaseException as unwritable:
+                error = unwritable
+        return self._executors.failed(error, run.reason, task.full_name)
 
     def _written(self, task_id: int, task: DeclaredTask, value: Any) -> bytes | None:
         """The answer; None: there is something about the result that is for the general way to say."""

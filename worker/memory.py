@@ -92,7 +92,18 @@ class Sender:
 class Memory:
     """All senders, with one bound over them."""
 
-    __slots__ = ("_bytes", "_done", "_forgot_senders", "_keep", "_keep_bytes", "_keep_s", "_reserves", "senders")
+    __slots__ = (
+        "_bytes",
+        "_done",
+        "_done_by",
+        "_done_until",
+        "_forgot_senders",
+        "_keep",
+        "_keep_bytes",
+        "_keep_s",
+        "_reserves",
+        "senders",
+    )
 
     def __init__(self, *, keep: int, keep_bytes: int, keep_s: float) -> None:
         """Keep each answer for `keep_s` seconds, at most `keep` answers (and as many reserves), at most `keep_bytes`
@@ -101,7 +112,10 @@ class Memory:
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
         self.senders: dict[str, Sender] = {}
-        self._done: deque[tuple[float, Sender, int]] = deque()
+        # Three rows and not one of tuples, which the garbage collector would have to look through again and again.
+        self._done: deque[int] = deque()
+        self._done_by: deque[Sender] = deque()
+        self._done_until: deque[float] = deque()
         self._reserves: deque[tuple[float, Sender, RequestId]] = deque()
         self._bytes = 0
         self._forgot_senders = False
@@ -128,7 +142,9 @@ class Memory:
         sender.done[task_id] = answer
         sender.remembered += 1
         self._bytes += len(answer)
-        self._done.append((now + self._keep_s, sender, task_id))
+        self._done.append(task_id)
+        self._done_by.append(sender)
+        self._done_until.append(now + self._keep_s)
         if len(self._done) > self._keep or self._bytes > self._keep_bytes:
             self._forget_done()
             while self._done and self._bytes > self._keep_bytes:
@@ -136,7 +152,7 @@ class Memory:
 
     def sweep(self, now: float) -> None:
         """Forget what is too old."""
-        while self._done and self._done[0][0] <= now:
+        while self._done and self._done_until[0] <= now:
             self._forget_done()
         while self._reserves and self._reserves[0][0] <= now:
             self._forget_reserve(now)
@@ -173,7 +189,8 @@ class Memory:
             assert not any(task.answered for task in sender.running.values()), sender
 
     def _forget_done(self) -> None:
-        _, sender, task_id = self._done.popleft()
+        self._done_until.popleft()
+        sender, task_id = self._done_by.popleft(), self._done.popleft()
         self._bytes -= len(sender.done.pop(task_id))
         sender.remembered -= 1
         if task_id > sender.floor:

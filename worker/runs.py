@@ -140,7 +140,7 @@ class Run:
         # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
         self._runs.finished(self, outcome, self._error or outcome.error)
 
-    def ended(self) -> None:
+    def let_go(self) -> None:
         """Let go of what points back here: with thousands of tasks a second, cycles are much work to find."""
         self._execution = None
         self.record.handle = None
@@ -270,14 +270,21 @@ class Runs:
 
     # -- for worker.express ---------------------------------------------------------------------------------------
 
-    def adopt(self, record: TaskRecord, call: BoundCall, caller: Caller, context: TaskContext, now: float) -> Run:
-        """A run of what was begun elsewhere."""
-        run = Run(self, record, call, caller, NO_SPAN, now)
-        record.handle = run
-        run.context = context
+    def adopt(self, run: Run) -> None:
+        """It was begun elsewhere, and goes on from here like any other."""
+        run.record.handle = run
         self.counts["started"] += 1
-        self._books.metrics.started(call.task.name)
-        return run
+        self._books.metrics.started(run.call.task.name)
+
+    def completed(self, run: Run, answer: bytes, now: float) -> None:
+        """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
+        books, method = self._books, run.call.task.name
+        books.core.complete(run.record, answer, now)
+        run.let_go()
+        self.ended(run.record, method)
+        self.counts["succeeded"] += 1
+        books.metrics.finished(method, now - run.started_at, "ok")
+        books.after_end()
 
     def began(self, record: TaskRecord, method: str, token: str | None) -> None:
         """Write the begin into the journal."""
@@ -322,7 +329,7 @@ class Runs:
         """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
         books, record, method = self._books, run.record, run.call.task.name
         books.core.finish(record)
-        run.ended()
+        run.let_go()
         if books.journal.enabled:
             books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(run.caller))
         self.counts[_count_of(error)] += 1
@@ -340,7 +347,7 @@ class Runs:
                 error.message,
                 extra={"action": "worker.task_crashed", "method": method, "task_id": unique(record), **error.details},
             )
-        books.after()
+        books.after_end()
 
 
 def _window(meta: dict[str, Any] | None, default: int) -> int:

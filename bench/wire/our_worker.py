@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from ..bus.jetstream import connect
+from ..bus.lifetime import settled_memory
 from ..bus.settings import ConnectionSettings
 from ..worker.pool import Pool
 from ..worker.service import Worker
@@ -43,7 +44,8 @@ async def life(url: str, pool: str, slots: int, workers: int = 1, trace: str = "
             bus = await connect(ConnectionSettings.from_url(url), name=f"bench {pool} {number}")
             stack.push_async_callback(bus.close)
             await stack.enter_async_context(Worker(declared(pool, slots), bus=bus))
-        await serve({"cpu": cpu})
+        with settled_memory():  # as `run_worker` and `gangline worker` do
+            await serve({"cpu": cpu})
 
 
 if __name__ == "__main__":

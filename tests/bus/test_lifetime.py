@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -100,3 +101,14 @@ async def test_who_cancels_it_cancels_the_life_in_it():
     with pytest.raises(asyncio.CancelledError):
         await running
     assert life.log == ["cancelled", "cleaned up"] and life.listeners == []
+
+
+async def test_what_was_there_before_is_out_of_the_collectors_way_while_it_lives():
+    life = Life()
+    before = gc.get_freeze_count()
+    running = life.run()
+    await life.lives.wait()
+    assert gc.get_freeze_count() > before + 1000
+    life.stop()
+    await running
+    assert gc.get_freeze_count() == 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
 
-from ...schemas.errors import ClosedError, InvalidSettings
+from ...schemas.errors import ClosedError, GanglineError, InvalidSettings
 from ..context import TaskContext, attach, end
+from ..failures import failure_of
 from ..pool import Pool
 from ..scope import Scope
-from ..tasks import BoundCall, DeclaredTask, ExecutorKind, Shape
+from ..tasks import BoundCall, DeclaredTask, ExecutorKind, Outcome, Shape
 from .loop import LoopRun
 from .processes import Processes, ProcessRun
 from .run import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Run, Site
@@ -178,6 +178,10 @@ class Executors:
 
     # -- by hand: see worker.express ------------------------------------------------------------------------------
 
+    def failed(self, error: BaseException, reason: GanglineError | None, where: str) -> Outcome:
+        """The outcome of a task that raised; `reason`: why it was told to stop, if it was."""
+        return Outcome(error=failure_of(error, reason, where, with_traceback=self._settings.send_tracebacks))
+
     @property
     def running(self) -> bool:
         return self._running
@@ -197,23 +201,9 @@ class Executors:
         attach(context, self._scope)
 
     def let_go(self, context: TaskContext) -> None:
-        """It has ended at its first step."""
+        """It has ended."""
         end(context)
         self._scope.models.done_with(context)
-
-    def adopt(
-        self,
-        call: BoundCall,
-        context: TaskContext,
-        variables: contextvars.Context,
-        *,
-        on_done: OnDone,
-        on_abandoned: OnDone | None,
-    ) -> LoopRun:
-        """An execution of what was stepped by hand, and has to wait or has ended: `keep` it, or tell it its end."""
-        run = LoopRun(call, context, self._site, on_done, None, on_abandoned)
-        run.begun(self._stepper.enter(), variables)
-        return run
 
     def _is_plain(self, task: DeclaredTask) -> bool:
         return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Coroutine, Generator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 
 from ...schemas.deadline import begin_under
@@ -12,7 +12,7 @@ from ...schemas.errors import GanglineError
 from ..context import CURRENT
 from ..tasks import Outcome, Shape
 from .collect import Collected
-from .run import DEFAULT_WINDOW, Run
+from .run import Run
 from .stepper import Blocked
 
 _TURN_ITEMS = 16
@@ -52,16 +52,6 @@ class LoopRun(Run):
             return None
         self._carrier = carrier
         return self._variables.run(self._first_step)
-
-    def begun(self, carrier: asyncio.Task[None], variables: contextvars.Context) -> None:
-        """It was stepped by somebody else, in that context."""
-        self._carrier = carrier
-        self._variables = variables
-        self._room = DEFAULT_WINDOW
-
-    def wait(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
-        """... and has to wait: the carrier is its own."""
-        self._site.stepper.keep(Blocked(self, self.call.task.full_name, coroutine, self._variables, waits_for))
 
     def ended(self, result: Any, error: BaseException | None) -> None:
         self.finish(self._outcome(result) if error is None else self.failed(error))

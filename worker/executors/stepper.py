@@ -15,17 +15,21 @@ import types
 from asyncio import _enter_task, _leave_task  # documented, for those who extend asyncio
 from collections import deque
 from collections.abc import Coroutine, Generator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 
-class Steppable(Protocol):
+class Ending(Protocol):
+    """An execution that waits for its end."""
+
+    def ended(self, result: Any, error: BaseException | None) -> None:
+        """What had to wait has come to its end: with a result, or with what it raised."""
+
+
+class Steppable(Ending, Protocol):
     """An execution that wants to be stepped."""
 
     def begin(self, carrier: asyncio.Task[None]) -> Blocked | None:
         """Run up to the first wait; None: it has ended, and was reported. Never raises."""
-
-    def ended(self, result: Any, error: BaseException | None) -> None:
-        """What had to wait has come to its end: with a result, or with what it raised."""
 
 
 class Blocked:
@@ -35,7 +39,7 @@ class Blocked:
 
     def __init__(
         self,
-        execution: Steppable,
+        execution: Ending,
         name: str,
         coroutine: Coroutine[Any, Any, Any],
         context: contextvars.Context,
@@ -49,6 +53,10 @@ class Blocked:
         """What its first step yielded, for the event loop."""
 
 
+_EMPTY: Final = contextvars.Context()
+"""The carriers' own: what they carry brings its own along."""
+
+
 class Carrier:
     """A task that waits for an execution to carry."""
 
@@ -56,47 +64,45 @@ class Carrier:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.blocked: Blocked | None = None
-        """What it carries, until it goes on with it."""
+        """What it carries."""
         self._loop = loop
-        self._idle: asyncio.Future[None] = loop.create_future()
-        # In an empty context: what it carries brings its own.
-        self.task = loop.create_task(self._main(), name="gangline idle", context=contextvars.Context())
+        self._idle: asyncio.Future[None] | None = None
+        main = self._main()
+        # It is begun before its task: a task that is cancelled before its first step would end without a word, and
+        # what it carries by then with it.
+        main.send(None)
+        self.task = loop.create_task(main, name="gangline idle", context=_EMPTY)
 
     @property
     def usable(self) -> bool:
         """Nobody has cancelled it."""
-        return not self._idle.done() and not self.task.cancelling()
+        return (self._idle is None or not self._idle.done()) and not self.task.cancelling()
 
     def carry(self, blocked: Blocked) -> None:
         """Be that execution's task from now on."""
         self.blocked = blocked
         self.task.set_name(blocked.name)
-        self.task.add_done_callback(self._ended)
-        if not self._idle.done():
+        if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
     async def _main(self) -> None:
         cancelled: asyncio.CancelledError | None = None
         try:
-            await self._idle
+            await _pause()
+            if self.blocked is None:
+                self._idle = self._loop.create_future()
+                await self._idle
         except asyncio.CancelledError as error:
             # If it carries something already, that is whom it was meant for.
             cancelled = error
-        blocked, self.blocked = self.blocked, None
-        if blocked is not None:
-            await _finish(blocked, cancelled)
-
-    def _ended(self, _: asyncio.Task[None]) -> None:
-        # Cancelled before its own first step, an asyncio task ends without a word.
-        blocked, self.blocked = self.blocked, None
-        if blocked is not None and not self._loop.is_closed():
-            rest = _finish(blocked, asyncio.CancelledError())
-            self.task = self._loop.create_task(rest, name=blocked.name, context=contextvars.Context())
+        if self.blocked is not None:
+            result, failure = await _drive(self.blocked, cancelled)
+            self.blocked.execution.ended(result, failure)
 
 
-async def _finish(blocked: Blocked, cancelled: asyncio.CancelledError | None) -> None:
-    """Go on with it to its end, and report that."""
-    blocked.execution.ended(*await _drive(blocked, cancelled))
+@types.coroutine
+def _pause() -> Generator[None, None, None]:
+    yield
 
 
 @types.coroutine

@@ -252,9 +252,12 @@ class DispatcherEvent(Record):
     """`<ns>.event.dispatcher.<dispatcher>`"""
 
     dispatcher: str
-    event: Literal["joined", "handed_over", "left"]
+    event: Literal["joined", "here", "handed_over", "left"]
+    """`here` comes every second."""
     queues: tuple[str, ...] = ()
     """Of `handed_over`: endpoints whose queues are free now."""
+    has: int = 0
+    """How many queues it has."""
     at: float
 
 

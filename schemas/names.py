@@ -18,7 +18,7 @@ subject                                                     who asks whom
 `<ns>.job.<job>.<kind>`                                     dispatchers and workers; the stream `<NS>_JOBS` keeps it
 `<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that has the queue
 `<ns>.dispatcher.<dispatcher>.<operation>`                  dispatchers and operators -> that dispatcher
-`<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, queues handed over, left
+`<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, here, queues handed over, left
 `<ns>.event.task.<endpoint>`                                broadcast: a task became a dead letter
 ==========================================================  ==================================================
 

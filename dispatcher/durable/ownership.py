@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, Literal, assert_never
 
 from pydantic import ValidationError
 
@@ -20,9 +20,11 @@ from .ownership_core import (
     AnyEvent,
     Connection,
     Found,
+    GiveUp,
     Gone,
     HandedOver,
     Heard,
+    Here,
     Holding,
     Listed,
     NotTaken,
@@ -66,6 +68,7 @@ class Ownership:
         guard: Guard,
         ambient: Ambient,
         take: TakeQueue,
+        give_up: Callable[[int], None],
         log: Log,
     ) -> None:
         self._bus = bus
@@ -76,6 +79,7 @@ class Ownership:
         self._guard = guard
         self._ambient = ambient
         self._take = take
+        self._give_up = give_up
         self._log = log
         self._prefix = names.tasks[: -len(">")]
         self._core: OwnershipCore | None = None
@@ -134,7 +138,7 @@ class Ownership:
         """Tell the others that we gave these up."""
         self._say("handed_over", tuple(endpoints))
 
-    def say(self, event: str) -> None:
+    def say(self, event: Literal["joined", "left"]) -> None:
         """Tell the others that we joined, or left."""
         self._say(event, ())
 
@@ -149,9 +153,13 @@ class Ownership:
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    def _say(self, event: str, queues: tuple[str, ...]) -> None:
-        told = DispatcherEvent.model_validate(
-            {"dispatcher": self._dispatcher, "event": event, "queues": queues, "at": self._ambient.wall()}
+    def _say(self, event: Literal["joined", "here", "handed_over", "left"], queues: tuple[str, ...]) -> None:
+        told = DispatcherEvent(
+            dispatcher=self._dispatcher,
+            event=event,
+            queues=queues,
+            has=len(self._core.mine) if self._core is not None else 0,
+            at=self._ambient.wall(),
         )
         with contextlib.suppress(GanglineError):
             self._bus.publish(self._names.dispatcher_event(self._dispatcher), told.model_dump_json().encode())
@@ -165,6 +173,10 @@ class Ownership:
                     self._start(self._take_queue(effect))
                 case Ping():
                     self._start(self._ping(effect.dispatcher))
+                case GiveUp():
+                    self._give_up(effect.count)
+                case _:
+                    assert_never(effect)
 
     def _start(self, errand: Awaitable[None]) -> None:
         task = asyncio.ensure_future(errand)
@@ -180,6 +192,7 @@ class Ownership:
             if self._bus.connected and (core.must_list or loop.time() - listed_at >= LIST_S):
                 listed_at = loop.time()
                 await self._list()
+                self._say("here", ())
             self._tell(Tick(now=loop.time(), draw=self._ambient.random.random()))
             wait_s = min(0.25, self._settings.ping_s)
             if core.next_at is not None:
@@ -258,6 +271,8 @@ class Ownership:
         if told.dispatcher == self._dispatcher:
             return
         self._tell(Heard(now=self._now, dispatcher=told.dispatcher))
+        has = None if told.event == "left" else told.has
+        self._tell(Here(now=self._now, dispatcher=told.dispatcher, has=has))
         if told.event == "handed_over":
             self._tell(HandedOver(now=self._now, endpoints=frozenset(told.queues)))
             self._wake.set()

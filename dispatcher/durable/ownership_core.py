@@ -12,6 +12,7 @@ Laws:
    holder.
 4. Nobody takes two steps for one queue at once: after Take nothing is asked for it until Took, NotTaken or Gone.
 5. A consumer without our marks is of somebody else, and is left alone.
+6. Whoever has most gives queues up while somebody has fewer by two or more; whoever has fewer is faster to take them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ from typing import Final, assert_never
 CONNECTED_FOR_S: Final = 1.0
 """After a reconnection others may be a moment later than we are: until then, nobody's absence counts."""
 UNHEARD_PINGS: Final = 2
+HERE_FOR_S: Final = 2.5
+"""For so long a dispatcher that said how many queues it has is believed to be there."""
+SETTLE_S: Final = 2.0
+"""Between two times of giving queues up: others must have taken them, and said so."""
+MOST_AT_ONCE: Final = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +74,14 @@ class Unheard(Event):
     """The server says that nobody listened to a ping."""
 
     dispatcher: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here(Event):
+    """A dispatcher said how many queues it has; None: it leaves."""
+
+    dispatcher: str
+    has: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +131,7 @@ class Tick(Event):
     """A random number in [0, 1)."""
 
 
-AnyEvent = Found | Listed | Heard | Unheard | HandedOver | Connection | Stalled | Took | NotTaken | Gone | Tick
+AnyEvent = Found | Listed | Heard | Unheard | Here | HandedOver | Connection | Stalled | Took | NotTaken | Gone | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +149,14 @@ class Ping:
     dispatcher: str
 
 
-Effect = Take | Ping
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """Hand so many queues over, idle ones if there are some. Answer with Gone for each."""
+
+    count: int
+
+
+Effect = Take | Ping | GiveUp
 
 
 class _Peer:
@@ -180,6 +201,9 @@ class OwnershipCore:
         self._wanted_at: dict[str, float] = {}
         """When to take what is free; drawn once for each, so that nobody waits anew with every tick."""
         self._listed = False
+        self._others: dict[str, tuple[int, float]] = {}
+        """How many queues others have, and when they said so."""
+        self._gave_at = connected_at
 
     @property
     def foreign(self) -> frozenset[str]:
@@ -200,7 +224,7 @@ class OwnershipCore:
         match event:
             case Tick():
                 return self._tick(event)
-            case Heard() | Unheard() | HandedOver() | Connection() | Stalled():
+            case Heard() | Unheard() | Here() | HandedOver() | Connection() | Stalled():
                 self._of_others(event)
             case Found():
                 self._endpoints = event.endpoints
@@ -220,7 +244,7 @@ class OwnershipCore:
                 assert_never(event)
         return []
 
-    def _of_others(self, event: Heard | Unheard | HandedOver | Connection | Stalled) -> None:
+    def _of_others(self, event: Heard | Unheard | Here | HandedOver | Connection | Stalled) -> None:
         match event:
             case Heard():
                 if (peer := self._peers.get(event.dispatcher)) is not None:
@@ -228,6 +252,10 @@ class OwnershipCore:
             case Unheard():
                 if (peer := self._peers.get(event.dispatcher)) is not None and self._settled(event.now):
                     peer.unheard += 1
+            case Here():
+                self._others.pop(event.dispatcher, None)
+                if event.has is not None:
+                    self._others[event.dispatcher] = (event.has, event.now)
             case HandedOver():
                 for endpoint in event.endpoints:
                     self._holdings.pop(endpoint, None)
@@ -289,7 +317,20 @@ class OwnershipCore:
                 holding = self._holdings.get(endpoint)
                 effects.append(Take(endpoint=endpoint, over=(holding.consumer,) if holding else ()))
             busy += 1
+        if not wanted:
+            effects += self._share(now)
         return effects
+
+    def _share(self, now: float) -> list[Effect]:
+        """Law 6."""
+        counts = [has for has, at in self._others.values() if now - at < HERE_FOR_S]
+        mine = len(self.mine)
+        if self._taking or not counts or now - self._gave_at < SETTLE_S:
+            return []
+        if mine < max(counts) or mine - min(counts) < 2:
+            return []
+        self._gave_at = now
+        return [GiveUp(count=min(MOST_AT_ONCE, (mine - min(counts)) // 2))]
 
     def _free(self, now: float) -> Iterable[str]:
         """Queues that nobody has who lives."""

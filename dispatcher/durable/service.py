@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 from ...bus.ambient import Ambient
 from ...bus.port import BucketSettings, Bus
@@ -34,6 +35,8 @@ from .task_streams import TaskStorage, TaskStreams
 from .vigil import Vigil
 
 _RETRY_S: Final = 0.25
+_LITTLE: Final = 64
+"""A queue with no more tasks in hand is handed over for the balance's sake."""
 
 
 class DispatcherState(StrEnum):
@@ -53,7 +56,7 @@ class DispatcherStatistics:
     peers: int = 0
     """Other dispatchers that have queues."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Since the start: taken, lost, started, freezes, workers_lost."""
+    """Since the start: taken, lost, handed_over, started, freezes, workers_lost, strays."""
 
 
 class Dispatcher:
@@ -115,7 +118,7 @@ class Dispatcher:
         self._guard = Guard(bus, self.settings.freeze_after_s)
         self._known = KnownPools()
         self._queues: dict[str, Queue] = {}
-        self._counts = {"taken": 0, "lost": 0}
+        self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._ends: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
@@ -208,6 +211,7 @@ class Dispatcher:
             guard=guard,
             ambient=self.ambient,
             take=self._take,
+            give_up=self._give_up,
             log=self._log,
         )
         strays = self._make_strays()
@@ -336,6 +340,30 @@ class Dispatcher:
             raise
         return consumer
 
+    def _give_up(self, count: int) -> None:
+        """Hand queues over that have little to do, so that they are had again in no time."""
+        idle = [name for name, queue in sorted(self._queues.items()) if len(queue.entries) <= _LITTLE]
+        chosen = sorted(idle, key=lambda name: len(self._queues[name].entries))[:count]
+        if chosen:
+            self._in_background(self._hand_over(chosen))
+
+    async def _hand_over(self, names: list[str]) -> None:
+        queues = [self._queues.pop(name) for name in names]
+        desks = [desk for name in names if (desk := self._desks.pop(name, None)) is not None]
+        await asyncio.gather(*(desk.stop() for desk in desks))
+        await asyncio.gather(*(queue.close() for queue in queues))
+        self._started_before += sum(queue.started for queue in queues)
+        self._counts["handed_over"] += len(names)
+        if self._parts is not None:
+            for name in names:
+                self._parts.ownership.gone(name)
+            self._parts.ownership.handed_over(names)
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="gangline-dispatcher-errand")
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+
     def _on_lost(self, queue: Queue) -> None:
         self._counts["lost"] += 1
         self._started_before += queue.started
@@ -346,9 +374,7 @@ class Dispatcher:
         if self._queues.get(queue.endpoint) is queue:
             del self._queues[queue.endpoint]
             desk = self._desks.pop(queue.endpoint, None)
-        end = asyncio.get_running_loop().create_task(_end(queue, desk), name="gangline-lost-queue")
-        self._ends.add(end)
-        end.add_done_callback(self._ends.discard)
+        self._in_background(_end(queue, desk))
         if self._parts is not None:
             self._parts.ownership.gone(queue.endpoint)
 

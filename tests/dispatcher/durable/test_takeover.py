@@ -1,0 +1,216 @@
+"""Queues change hands: how soon, and that what runs is attached to and not started again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.dispatcher.durable import effects as do
+from gangline.dispatcher.durable.hands import Hands
+from gangline.schemas.jobs import JobState
+from gangline.testing.loop import current_node
+
+from .site import DispatcherNode, Site, simulate
+
+
+async def _two(site: Site) -> None:
+    for _ in range(2):
+        site.worker()
+    site.dispatcher()
+    await site.taken()
+    site.dispatcher()
+    await asyncio.sleep(1.0)
+
+
+async def _next_start(site: Site) -> float:
+    """Publish a task and wait until it starts; when."""
+    before = len(site.starts)
+    await site.submit("square", {"x": 1})
+    await site.eventually(lambda: len(site.starts) > before)
+    return site.starts[-1][3]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_killed_dispatchers_queue_is_served_by_another_within_two_seconds(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            await _two(site)
+            await asyncio.sleep(seed / 10)
+            long = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: bool(site.starts))
+            site.holder().kill()
+            killed_at = site.loop.time()
+            assert await _next_start(site) - killed_at < 2.0
+            record = await site.ended(long)
+            assert (record.result, record.attempts, site.attempts(long)) == (81, 1, [1])
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_frozen_dispatchers_queue_is_served_by_another_within_four_seconds(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            await _two(site)
+            await asyncio.sleep(seed / 10)
+            long = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: bool(site.starts))
+            victim = site.holder()
+            victim.freeze()
+            frozen_at = site.loop.time()
+            assert await _next_start(site) - frozen_at < 4.0
+            await asyncio.sleep(2.0)
+            victim.thaw()
+            await asyncio.sleep(1.0)
+            assert site.pool not in victim.dispatcher.queues, "it has noticed that it lost the queue"
+            assert (await site.ended(long)).attempts == 1 and site.attempts(long) == [1]
+            assert site.twice() == []
+
+    simulate(story())
+
+
+async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_goes_on() -> None:
+    async with Site() as site:
+        await _two(site)
+        long = await site.submit("square", {"x": 9, "seconds": 20.0})
+        await site.eventually(lambda: bool(site.starts))
+        leaver = site.holder()
+        stopped_at = site.loop.time()
+        await site.loop.spawn(leaver.name, leaver.dispatcher.stop())
+        assert await _next_start(site) - stopped_at < 0.3
+        assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
+
+
+async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:
+    async with Site() as site:
+        site.worker(slots=1)
+        node = site.dispatcher()
+        first = await site.submit("square", {"x": 9, "seconds": 2.0})
+        second = await site.submit("square", {"x": 3})
+        await site.eventually(lambda: bool(site.starts))
+        await site.loop.spawn(node.name, node.dispatcher.stop(grace_s=10.0))
+        record = await site.result(first)
+        assert record is not None and record.result == 81
+        assert site.attempts(second) == [] and await site.result(second) is None
+        site.dispatcher()
+        assert (await site.ended(second)).result == 9
+
+
+async def test_dispatchers_share_the_endpoints_and_a_newcomer_gets_some() -> None:
+    async with Site() as site:
+        nodes = [site.dispatcher()]
+        for number in range(12):
+            site.worker(pool=f"p{number}")
+        for most in (12, 6, 4):
+            await site.eventually(lambda most=most: sorted(_shares(nodes)) == [most] * (12 // most))
+            nodes.append(site.dispatcher())
+        await site.eventually(lambda: sorted(_shares(nodes)) == [3, 3, 3, 3])
+        assert len({name for node in nodes for name in node.dispatcher.queues}) == 12
+        assert (await site.ended(await site.submit("square", {"x": 3}, endpoint="p7"))).result == 9
+
+
+def _shares(nodes: list[DispatcherNode]) -> list[int]:
+    return [len(node.dispatcher.queues) for node in nodes]
+
+
+def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    carry_out = Hands.carry_out
+
+    async def story() -> None:
+        async with Site() as site:
+            for _ in range(2):
+                site.worker()
+            first = site.dispatcher()
+
+            def until_ack(self: Hands, effect: do.Effect) -> None:
+                if isinstance(effect, do.Ack) and current_node() == first.name:
+                    first.kill()
+                carry_out(self, effect)
+
+            monkeypatch.setattr(Hands, "carry_out", until_ack)
+            job = await site.submit("square", {"x": 5})
+            assert (await site.ended(job)).result == 25
+            await asyncio.sleep(120.0)  # longer than workers remember
+            assert (await (await site.streams.tasks()).state()).messages == 1
+            site.dispatcher()
+            await site.empty()
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_tasks_of_a_killed_worker_start_elsewhere_within_two_seconds_and_a_half(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            for _ in range(2):
+                site.worker(slots=4)
+            site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 5.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            await asyncio.sleep(seed / 10)
+            victim = site.workers[0]
+            mine = {job for job, _, worker, _ in site.starts if worker == victim.name}
+            victim.kill()
+            killed_at = site.loop.time()
+            for job in jobs:
+                record = await site.ended(job)
+                assert (record.state, record.result) == (JobState.DONE, 4)
+                assert site.attempts(job) == ([1, 2] if job in mine else [1])
+            again = [at for job, attempt, _, at in site.starts if attempt == 2]
+            # There are two slots left at once; the others come with the first tasks' ends.
+            assert len(again) == len(mine) and min(again) - killed_at < 2.5
+
+    simulate(story())
+
+
+def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_successor() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            first = site.worker()
+            site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": 1.0})
+            await site.eventually(lambda: bool(site.starts))
+            first.freeze()
+            second = site.worker()
+            record = await site.ended(job)
+            assert (record.worker, record.attempts) == (f"work.{second.name}", 2)
+            await asyncio.sleep(60.0)
+            first.thaw()
+            await asyncio.sleep(10.0)
+            assert await site.result(job) == record
+            assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
+
+    simulate(story())
+
+
+def test_a_task_of_ninety_seconds_starts_once_with_default_settings() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            for _ in range(2):
+                site.worker()
+            site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": 400.0})
+            assert (await site.ended(job, within_s=500.0)).result == 4
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+async def test_long_tasks_do_not_hoard_short_ones() -> None:
+    """Two workers of one slot, a long task and seven short ones: as fast as can be."""
+    async with Site() as site:
+        for _ in range(2):
+            site.worker(slots=1)
+        site.dispatcher()
+        await site.taken()
+        began_at = site.loop.time()
+        jobs = [await site.submit("square", {"x": 2, "seconds": 7.0})]
+        jobs += [await site.submit("square", {"x": 2, "seconds": 1.0}) for _ in range(7)]
+        for job in jobs:
+            await site.ended(job)
+        assert max(at for _, _, _, at in site.ends) - began_at <= 7.0 * 1.05

@@ -33,7 +33,6 @@ _DROPPED: Final = frozenset(
         headers.DEAD_ERROR,
         headers.DEAD_AT,
         headers.DEAD_OBJECT,
-        headers.ATTEMPTS,
         headers.SUBJECT,
         headers.DELAY,
     )
@@ -144,7 +143,8 @@ class DeadLetters:
         return letter if body is None else replace(letter, data=body)
 
     async def replay(self, job: str) -> JobRef:
-        """Publish the task anew, as the same job, with all its attempts before it.
+        """Publish the task anew, as the same job, with as many attempts before it as it had. They are counted on from
+        the last, so that a fence made of them grows.
 
         Whatever fails on the way leaves the letter where it is, and it can be replayed again: within two minutes that
         makes no second task.

@@ -62,6 +62,7 @@ DEAD_AT: Final = "Gangline-Dead-At"
 DEAD_OBJECT: Final = "Gangline-Dead-Object"
 """... where the body is, in the object store: it was so large that it did not fit beside these headers."""
 ATTEMPTS: Final = "Gangline-Attempts"
-"""... how often it was started."""
+"""... how often it was started. On a task that is submitted anew as the same job: its attempts are counted on from
+there."""
 SUBJECT: Final = "Gangline-Subject"
 """... the subject that it was published to."""

@@ -21,6 +21,7 @@ from .limits import MAX_DEADLINE_S
 from .names import Names, check_name
 
 MAX_ATTEMPTS: Final = 10_000
+MAX_COUNTED: Final = 1_000_000_000
 MAX_BACKOFF_S: Final = 86_400.0
 MAX_RESULT_TTL_S: Final = 365 * 86_400.0
 MAX_PRIORITY: Final = 1_000_000
@@ -56,6 +57,9 @@ class Submission:
     timeout_s: float | None = None
     """How long one try may run."""
     max_attempts: int | None = None
+    attempts: int = 0
+    """How often it had been started before it became a dead letter, of one that is submitted anew as the same job. Its
+    attempts are counted on from there, so that they go on growing; `max_attempts` are those to come."""
     backoff_s: float | None = None
     result_ttl_s: float | None = None
     """0: the result is not kept."""
@@ -100,6 +104,7 @@ class Submission:
             cron=fields.read(headers.CRON, str),
             timeout_s=fields.read(headers.TIMEOUT, _length(0.001, MAX_DEADLINE_S)),
             max_attempts=fields.read(headers.MAX_ATTEMPTS, _whole(1, MAX_ATTEMPTS)),
+            attempts=fields.read(headers.ATTEMPTS, _whole(0, MAX_COUNTED)) or 0,
             backoff_s=fields.read(headers.BACKOFF, _length(0.0, MAX_BACKOFF_S)),
             result_ttl_s=fields.read(headers.RESULT_TTL, _length(0.0, MAX_RESULT_TTL_S)),
             events=fields.read(headers.EVENTS, _flag) or False,

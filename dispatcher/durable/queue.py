@@ -205,14 +205,13 @@ class Queue:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._hands.scribe.settled()
                     await consumer.settled()
-        await self.drop(delete=True)
+        await self.drop()
+        if consumer is not None:
+            with contextlib.suppress(GanglineError):
+                await consumer.close(delete=True)
 
-    async def drop(self, *, delete: bool = False) -> None:
-        """Law 2. Idempotent.
-
-        Args:
-            delete: our consumer goes, so that others can have the queue at once.
-        """
+    async def drop(self) -> None:
+        """Law 2. Idempotent."""
         self._closed = True
         self._events.clear()
         if self._unlisten is not None:
@@ -226,10 +225,9 @@ class Queue:
             await self._possession.stop()
         await self._rolls.stop()
         await self._hands.stop()
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
+        if self._consumer is not None:
             with contextlib.suppress(GanglineError):
-                await consumer.close(delete=delete)
+                await self._consumer.close()
 
     async def _finish(self, grace_s: float) -> None:
         """Start nothing more, and wait for what runs."""

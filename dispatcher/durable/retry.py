@@ -20,7 +20,8 @@ def _first(default: T, *said: T | None) -> T:
 
 
 def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> int:
-    return _first(settings.max_attempts, task.max_attempts, rules.max_attempts)
+    """The number of the last; those before it was a dead letter are not counted."""
+    return task.attempts + _first(settings.max_attempts, task.max_attempts, rules.max_attempts)
 
 
 def timeout_s(task: Submission, rules: QueueRules) -> float | None:
@@ -40,7 +41,7 @@ def backoff_s(
     first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
     most = _first(settings.backoff_max_s, rules.backoff_max_s)
     # A task that asks for a longer first wait than the most is given it.
-    return min(max(first, most), first * 2.0 ** min(attempts - 1, 40)) * (1.0 - draw / 2)
+    return min(max(first, most), first * 2.0 ** min(attempts - task.attempts - 1, 40)) * (1.0 - draw / 2)
 
 
 def refused_s(refusals: int) -> float:

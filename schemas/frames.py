@@ -37,8 +37,9 @@ HELD       `[9, id]`, the task has its slots and waits for BEGIN
 =========  ==============================================================================================
 
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
-nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, and for a stream `window`: how many items may come
-ahead of the CREDIT for them (unsaid: as the worker is set). A task on a gang's seat may name its `run`, and its
+nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another pool
+answers), and for a stream `window`: how many items may come ahead of the CREDIT for them (unsaid: as the worker is
+set). A task on a gang's seat may name its `run`, and its
 `generation`: it waits until the worker was told of that. With `hold` it takes its slots and waits for BEGIN, so that a
 call on all ranks starts on all or on none; without BEGIN for two seconds it ends without having started (ERROR
 task_cancelled). An attempt of a durable task has `job`, `endpoint` and

@@ -35,6 +35,7 @@ class TaskContext:
         key: session or shard key that the caller named.
         model_id: multiplexed model that the caller named.
         trace: W3C `traceparent` of the worker's span, for systems called from here; None without tracing.
+        shadow: whether this is a copy of a request for a shadow pool, whose result nobody gets: leave side effects out.
         labels: further facts that the caller sent.
     """
 
@@ -58,6 +59,7 @@ class TaskContext:
         "method",
         "model_id",
         "pool",
+        "shadow",
         "token",
         "trace",
         "worker",
@@ -83,6 +85,7 @@ class TaskContext:
         gang: GangContext | None = None,
         job: str | None = None,
         endpoint: str | None = None,
+        shadow: bool = False,
     ) -> None:
         self.id = id
         self.pool = pool
@@ -94,6 +97,7 @@ class TaskContext:
         self.attempt = attempt
         self.job = job
         self.endpoint = endpoint
+        self.shadow = shadow
         self.deadline = deadline
         self.key = key
         self.model_id = model_id

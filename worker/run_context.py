@@ -53,6 +53,7 @@ class RunContext(TaskContext):
             self.fence = self.attempt
         self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
         self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
+        self.shadow = meta.get("shadow") is True
         self.clock = loop.time
         return object.__getattribute__(self, name)
 
@@ -73,6 +74,7 @@ _FACTS: Final = frozenset(
         "key",
         "model_id",
         "labels",
+        "shadow",
         "clock",
     )
 )

@@ -44,7 +44,7 @@ def make_pool(name: str, slots: int = 8) -> Pool:
 
     @pool.task
     async def slow_in_shadow() -> str:
-        if name == "shadow":
+        if current_task().shadow:
             await asyncio.sleep(3600)
         return name
 

@@ -25,7 +25,7 @@ from .run import ExecutorSettings, Run
 _log = logger_for("worker.processes")
 
 _CONTEXT_FIELDS = ("id", "pool", "worker", "method", "token", "epoch", "fence", "attempt", "key", "model_id", "trace",
-                   "labels", "job", "endpoint")  # fmt: skip
+                   "shadow", "labels", "job", "endpoint")  # fmt: skip
 
 _CLOSE_S = 5.0
 """How long children may take to leave their lifespans when the worker stops."""

@@ -205,13 +205,14 @@ class Queue:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._hands.scribe.settled()
                     await consumer.settled()
-        await self.drop()
-        if consumer is not None:
-            with contextlib.suppress(GanglineError):
-                await consumer.close(delete=True)
+        await self.drop(delete=True)
 
-    async def drop(self) -> None:
-        """Law 2. Idempotent."""
+    async def drop(self, *, delete: bool = False) -> None:
+        """Law 2. Idempotent.
+
+        Args:
+            delete: our consumer goes, so that others can have the queue at once.
+        """
         self._closed = True
         self._events.clear()
         if self._unlisten is not None:
@@ -225,9 +226,10 @@ class Queue:
             await self._possession.stop()
         await self._rolls.stop()
         await self._hands.stop()
-        if self._consumer is not None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
             with contextlib.suppress(GanglineError):
-                await self._consumer.close()
+                await consumer.close(delete=delete)
 
     async def _finish(self, grace_s: float) -> None:
         """Start nothing more, and wait for what runs."""

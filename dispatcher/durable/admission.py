@@ -29,9 +29,17 @@ class Admission:
     def dismiss(self, task: Task) -> None:
         """Its end is stored: the next of its ordered key may go on."""
         if task.ordered and task.key is not None:
-            head = self._books.lanes.leave(task.key, task.seq)
-            if head is not None and self._books.tasks[head].step is Step.BEHIND:
-                self._cap(self._books.tasks[head])
+            self._promote(self._books.lanes.leave(task.key, task.seq))
+
+    def unstarted(self, task: Task) -> None:
+        """Its first try started nothing."""
+        if task.ordered and task.key is not None:
+            self._promote(self._books.lanes.unstart(task.key, task.seq))
+
+    def _promote(self, seq: int | None) -> None:
+        task = None if seq is None else self._books.tasks[seq]
+        if task is not None and task.step is Step.BEHIND:
+            self._cap(task)
 
     def _demote(self, seq: int | None) -> None:
         task = None if seq is None else self._books.tasks[seq]

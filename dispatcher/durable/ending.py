@@ -45,6 +45,10 @@ class Ending:
             return
         self._admission.end(task)
         task.error, task.worker = event.error, ""
+        if event.error is not None and isinstance(classify(event.error), NotStarted):
+            task.attempts -= 1
+            if not task.attempts:
+                self._admission.unstarted(task)
         if event.error is None:
             self._store(task, JobState.DONE)
         elif task.doom is Why.CANCELLED:
@@ -73,7 +77,6 @@ class Ending:
 
     def _refused(self, task: Task) -> None:
         books = self._books
-        task.attempts -= 1
         task.refusals += 1
         self._wait(task, books.now + refused_s(task.refusals))
 

@@ -48,7 +48,8 @@ class _Cap:
         while True:
             room = limit - len(self.running) - len(self.candidates)
             worst, best = self.candidates.first, self.waiting.first
-            if worst is not None and (room < 0 or (best is not None and best < worst)):
+            swap = room == 0 and worst is not None and best is not None and best < worst
+            if worst is not None and (room < 0 or swap):
                 self.candidates.discard(worst[1])
                 self.waiting.add(worst)
                 demoted.append(worst[1])
@@ -57,10 +58,7 @@ class _Cap:
                 self.candidates.add(best)
                 promoted.append(best[1])
             else:
-                return Shift(
-                    tuple(seq for seq in promoted if seq in self.candidates),
-                    tuple(seq for seq in demoted if seq in self.waiting),
-                )
+                return Shift(tuple(promoted), tuple(demoted))
 
 
 class Caps:
@@ -182,6 +180,13 @@ class Lanes:
         before = lane.head
         lane.started[seq] = None
         return None if lane.head == before else before
+
+    def unstart(self, key: str, seq: int) -> int | None:
+        """Nothing was started after all. Returns the new head, if there is another one now."""
+        lane = self._lanes[key]
+        before = lane.head
+        lane.started.pop(seq, None)
+        return None if lane.head == before else lane.head
 
     def leave(self, key: str, seq: int) -> int | None:
         """It has ended. Returns the new head, if there is another one now."""

@@ -132,10 +132,10 @@ class Pools:
         self._weights = route.pools(self._endpoint)
         self._explicit = explicit
         self._chosen.clear()
+        for name in (*self._weights, *route.limits):
+            self[name]
         for view in self._views.values():
-            view.limit = None
-        for name in self._weights:
-            self[name].limit = route.limits.get(name)
+            view.limit = route.limits.get(view.name)
 
     def seen(self, event: PoolSeen) -> bool:
         """Learn of a pool. True: tasks in line may take other slots now, or another number of workers."""

@@ -15,7 +15,7 @@ from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_jetstream
 from gangline.bus.memory import MemoryHub
-from gangline.bus.port import Bus, ConnectionEvent
+from gangline.bus.port import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
 from gangline.bus.settings import ConnectionSettings
 
 T = TypeVar("T")
@@ -135,6 +135,49 @@ def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
         return bus
 
     return open_one
+
+
+def stream_settings(namespace: str, **others: Any) -> StreamSettings:
+    """A work queue in memory, with room for schedules."""
+    return StreamSettings(
+        subjects=(f"{namespace}.task.>", f"{namespace}.sched.>"),
+        **{"storage": Storage.MEMORY, "retention": Retention.WORK_QUEUE, **others},
+    )
+
+
+@pytest.fixture
+def open_stream(connect: Connect, namespace: str) -> Callable[..., Awaitable[Stream]]:
+    """Open this test's stream over a connection of its own."""
+
+    async def open_one(**others: Any) -> Stream:
+        return await (await connect()).stream(namespace, stream_settings(namespace, **others))
+
+    return open_one
+
+
+@pytest.fixture
+def task(namespace: str) -> Callable[[str], str]:
+    """A subject of this test's stream."""
+    return lambda rest: f"{namespace}.task.{rest}"
+
+
+def bodies(messages: list[StreamMessage]) -> list[bytes]:
+    return [message.data for message in messages]
+
+
+async def fill(stream: Stream, subject: str, number: int) -> list[int]:
+    """Publish `number` messages; their sequences."""
+    published = await asyncio.gather(*(stream.publish(subject, b"%d" % index) for index in range(number)))
+    return [one.sequence for one in published]
+
+
+def holds(stream: Stream, number: int) -> Callable[[], Awaitable[bool]]:
+    """Whether there are so many messages."""
+
+    async def check() -> bool:
+        return (await stream.state()).messages == number
+
+    return check
 
 
 @pytest.fixture

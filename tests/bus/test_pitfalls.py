@@ -469,7 +469,7 @@ async def test_14_a_bucket_without_a_server_behind_it_fails_fast_and_messages_go
     bus = await connect_to(as_user(server.url, "all"))
     bucket = await bus.bucket(namespace, BucketSettings())
     await bus.api.call(f"STREAM.DELETE.KV_{namespace}", what="delete the bucket")
-    assert await bucket.put("a", b"1") == 1  # made again
+    assert await bucket.put("a", b"1") > 0  # made again
     assert await answers(bus)
 
 

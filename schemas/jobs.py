@@ -232,6 +232,8 @@ class JobsRequest(Request):
 class WorkerJob(Reply):
     job: str
     endpoint: str
+    sequence: int = 0
+    """Of its message in the stream, if its dispatcher said so."""
     attempt: int
     running: bool
     """False: it ended, and its answer is still kept."""

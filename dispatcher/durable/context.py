@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...bus.ambient import Ambient
 from ...bus.port import Bus
 from ...schemas.names import Names
+from ...telemetry.durable_metrics import DurableMetrics
 from ...telemetry.logs import Log
 from ..route_table import RouteTable
 from ..router import Router
@@ -36,6 +37,7 @@ class Context:
     guard: Guard
     vigil: Vigil
     known: KnownPools
+    metrics: DurableMetrics
     chance: random.Random
     """A generator of its own: the system's is a system call for every draw."""
     log: Log

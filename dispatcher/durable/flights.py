@@ -166,20 +166,25 @@ class Flights:
                 },
             )
             trace = entry.span.traceparent()
-        meta = self._meta(submission, entry.attempt)
+        meta = self._meta(entry, submission)
         return (Request.TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, int(flags), meta)
 
     def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:
         submission = entry.submission
         assert submission is not None
-        flags, meta = TaskFlag.ATTACH, self._meta(submission, entry.attempt)
+        flags, meta = TaskFlag.ATTACH, self._meta(entry, submission)
         if entry.streams:
             flags |= TaskFlag.STREAM
             meta["items"] = entry.items or 0
         return (Request.TASK, flight.id, submission.method, None, None, None, None, None, int(flags), meta)
 
-    def _meta(self, submission: Submission, attempt: int) -> dict[str, Any]:
-        meta: dict[str, Any] = {"job": submission.job, "endpoint": self._endpoint, "attempt": attempt}
+    def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "job": submission.job,
+            "endpoint": self._endpoint,
+            "attempt": entry.attempt,
+            "sequence": entry.seq,
+        }
         if submission.key is not None:
             meta["key"] = submission.key
         if submission.model is not None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, assert_never
 
 from ...bus.port import Consumer, ConsumerLost
 from ...schemas.errors import GanglineError
-from ...schemas.jobs import JobEvent, JobItem
+from ...schemas.jobs import JobEvent, JobItem, JobState
 from ...schemas.names import JobFeed as Feed
 from . import effects as do
 from . import events as on
@@ -127,6 +127,7 @@ class Hands:
 
     def carry_out(self, effect: do.Effect) -> None:
         """Begin one."""
+        self._count(effect)
         match effect:
             case do.Pull():
                 assert self._consumer is not None
@@ -165,6 +166,22 @@ class Hands:
                 outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
             case _:
                 assert_never(effect)
+
+    def _count(self, effect: do.Effect) -> None:
+        metrics, endpoint = self._context.metrics, self._endpoint
+        match effect:
+            case do.Start():
+                at = self._entries[effect.seq].message.at
+                waited_s = max(0.0, self._context.ambient.wall() - at) if effect.attempt == 1 else None
+                metrics.started(endpoint, effect.pool, waited_s)
+            case do.Note():
+                metrics.retried(endpoint, effect.error.code)
+            case do.Bury():
+                metrics.dead(endpoint, effect.reason.value)
+            case do.Store():
+                (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(endpoint)
+            case _:
+                pass
 
     def _scheduled(self, seq: int, error: GanglineError | None) -> None:
         if error is None:

@@ -123,6 +123,7 @@ class Queue:
             lost=self._lost,
             log=self._log,
         )
+        context.metrics.taken(self.endpoint)
         self._hands.start(self._consumer)
         self._recovering = self._loop.create_task(
             self._recover(stream, bool(over)), name=f"gangline-recover-{self.endpoint}"
@@ -148,10 +149,15 @@ class Queue:
         wait_s = context.guard.connected_at + _SETTLED_S - self._loop.time()
         if died and wait_s > 0:
             await asyncio.sleep(wait_s)
-        for worker, job in await recovery.jobs():
-            self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
+        jobs = await recovery.jobs()
         await self._catch_up()
+        sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
+        for worker, job in jobs:
+            # A dead letter that was sent anew has its old id: what is known of that is not known of this message.
+            if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence:
+                self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
         self.recovery_s = self._loop.time() - began_at
+        context.metrics.recovered(self.endpoint, self.recovery_s)
         self.tell(on.Recovered)
         self._forget_orphans()
         self._log.info(

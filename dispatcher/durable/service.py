@@ -15,6 +15,7 @@ from ...bus.port import BucketSettings, Bus
 from ...schemas.errors import ClosedError, ServerUnsupported, Unavailable
 from ...schemas.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
+from ...telemetry.durable_metrics import DurableMetrics, QueueLevels
 from ...telemetry.logs import logger_for
 from ..router import Router
 from ..settings import RouterSettings
@@ -115,6 +116,7 @@ class Dispatcher:
         )
         self._log = logger_for("durable", dispatcher=self.id)
         self._streams = TaskStreams(bus, self.names, tasks)
+        self.metrics = DurableMetrics()
         self._guard = Guard(bus, self.settings.freeze_after_s)
         self._known = KnownPools()
         self._queues: dict[str, Queue] = {}
@@ -199,6 +201,7 @@ class Dispatcher:
             guard=guard,
             vigil=vigil,
             known=self._known,
+            metrics=self.metrics,
             chance=random.Random(self.ambient.random.getrandbits(64)),
             log=self._log,
         )
@@ -222,7 +225,7 @@ class Dispatcher:
             routes=self.router.routes,
             known=self._known,
             look_s=settings.look_s,
-            found=ownership.found,
+            found=lambda endpoints: self._found(ownership, endpoints),
             strays=strays.found,
             log=self._log,
         )
@@ -295,6 +298,7 @@ class Dispatcher:
                 parts.ownership.handed_over(sorted(queues))
             parts.ownership.say("left")
             await parts.vigil.stop()
+        self.metrics.levels = ()
         self._guard.stop()
         await self.router.stop()
 
@@ -339,6 +343,13 @@ class Dispatcher:
             await queue.close()
             raise
         return consumer
+
+    def _found(self, ownership: Ownership, endpoints: frozenset[str]) -> None:
+        ownership.found(endpoints)
+        self.metrics.levels = tuple(
+            QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s)
+            for stats in self.statistics().queues
+        )
 
     def _give_up(self, count: int) -> None:
         """Hand queues over that have little to do, so that they are had again in no time."""

@@ -123,11 +123,18 @@ def parse_route(endpoint: str, value: bytes) -> RouteRecord:
         raise InvalidRoute(f"route {endpoint}: it is a {type(body).__name__}: write an object, such as {EXAMPLE}")
     try:
         return RouteRecord.model_validate(body)
+    except GanglineError as error:  # a pool's name
+        raise InvalidRoute(f"route {endpoint}: {error.message}") from error
     except ValidationError as error:
         problems = error.errors(include_url=False)
         where = ".".join(str(part) for part in problems[0]["loc"])
-        text = "; ".join(f"{'.'.join(map(str, item['loc'])) or 'route'}: {item['msg']}" for item in problems)
+        text = "; ".join(_told(".".join(map(str, item["loc"])), item["msg"]) for item in problems)
         raise InvalidRoute(f"route {endpoint}: {text}", details={"field": where}) from error
+
+
+def _told(where: str, message: str) -> str:
+    plain = message.removeprefix("Value error, ")
+    return f"{where}: {plain}" if where else plain
 
 
 EXAMPLE: Final = '{"to": {"resize-v1": 90, "resize-v2": 10}, "shadow": {"resize-v3": 5}}'

@@ -509,3 +509,21 @@ async def test_a_client_sets_reads_and_deletes_routes_and_follows_them_when_it_r
         await rig.client.set_route("e", {"to": {"v1": 1}})
     with pytest.raises(StorageUnavailable):
         await rig.router.routes.refresh()
+
+
+@on_rig()
+async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_hear_so(rig: Rig) -> None:
+    old = await stuck(rig, "v1")
+    await set_route(rig, "e", {"to": {"v1": 1}})
+    first = asyncio.ensure_future(call(rig))
+    await old.hears(Request.TASK)
+    waiting = calls(rig, 5)
+    await turns()
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    await set_route(rig, "e", None)
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(result) for result in results} == {NoWorkers}
+    assert loop.time() - began_at < 1.5
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)

@@ -39,14 +39,17 @@ HELD       `[9, id]`, the task has its slots and waits for BEGIN
 `deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
 nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another pool
 answers), and for a stream `window`: how many items may come ahead of the CREDIT for them (unsaid: as the worker is
-set). A task on a gang's seat may name its `run`, and its
-`generation`: it waits until the worker was told of that. With `hold` it takes its slots and waits for BEGIN, so that a
-call on all ranks starts on all or on none; without BEGIN for two seconds it ends without having started (ERROR
-task_cancelled). An attempt of a durable task has `job`, `endpoint` and
-`attempt` there. While the job runs on a worker, and after its end for as long as the answer is kept, a further TASK of
-it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes no slot and no token, and
-gets the same answer under its own id. One with STREAM gets the items from number `items` of its meta on (unsaid: from
-the first one on), as far as they were not credited before; from then on only its CREDIT counts.
+set).
+
+A task on a gang's seat may name its `run`, and its `generation`: it waits until the worker was told of that. With
+`hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none; without BEGIN for
+two seconds it ends without having started (ERROR task_cancelled).
+
+An attempt of a durable task has `job`, `endpoint` and `attempt`, and may have `sequence`, which tells the job from an
+earlier one of that id. While it runs on a worker, and after its end for as long as the answer is kept, a further TASK
+of it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes no slot and no token,
+and gets the same answer under its own id. One with STREAM gets the items from number `items` of its meta on (unsaid:
+from the first one on), as far as they were not credited before; from then on only its CREDIT counts.
 
 Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
 while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).

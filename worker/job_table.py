@@ -27,10 +27,13 @@ FIRST: Final = ""
 
 
 class JobKey(NamedTuple):
-    """A job's identity: ids are the producers', who may use one again at another endpoint."""
+    """A job's identity: ids are the producers', who may use one again at another endpoint, or later (in another message
+    then, which stands elsewhere in the stream)."""
 
     endpoint: str
     job: str
+    sequence: int = 0
+    """Of its message; 0: not said."""
 
 
 class Hearer:

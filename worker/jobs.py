@@ -38,7 +38,7 @@ MOST_HEARERS = 1000
 """Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
 _ID_BYTES = 8
 """By which one request's id may be longer than another's."""
-_ENTRY_BYTES = 96
+_ENTRY_BYTES = 128
 """Of one job in such an answer, without its names."""
 
 
@@ -64,10 +64,10 @@ class JobName:
             if attach:
                 raise InvalidRequest("nothing to attach to: name the job in meta")
             return None
-        attempt = meta.get("attempt")
+        endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
         return cls(
-            key=JobKey(check_name(meta.get("endpoint") or pool, "endpoint"), check_name(job, "job")),
-            attempt=attempt if type(attempt) is int and attempt > 0 else 1,
+            key=JobKey(endpoint, check_name(job, "job"), _number(meta.get("sequence"), 0)),
+            attempt=_number(meta.get("attempt"), 1),
             attach=attach,
         )
 
@@ -215,4 +215,9 @@ def _readdressed(frame: bytes, task_id: int) -> bytes:
 
 
 def _listed(job: Job) -> jobs.WorkerJob:
-    return jobs.WorkerJob(job=job.key.job, endpoint=job.key.endpoint, attempt=job.attempt, running=job.running)
+    endpoint, name, sequence = job.key
+    return jobs.WorkerJob(job=name, endpoint=endpoint, sequence=sequence, attempt=job.attempt, running=job.running)
+
+
+def _number(value: object, default: int) -> int:
+    return value if type(value) is int and value > 0 else default

@@ -137,6 +137,16 @@ async def test_a_job_that_failed_starts_again_for_a_later_attempt_only(rig: Rig)
 
 
 @on_rig()
+async def test_a_job_that_is_submitted_again_is_another_one(rig: Rig):
+    assert await rig.hand.ask(*task(1, "double", [4], meta=meta(sequence=10))) == [OK, 1, 8]
+    assert await rig.hand.ask(*attach(2, sequence=11)) == [REJECTED, 2, "unknown_job"]
+    assert await rig.hand.ask(*task(3, "double", [5], meta=meta(sequence=11))) == [OK, 3, 10]
+    assert await rig.hand.ask(*attach(4, sequence=10)) == [OK, 4, 8]
+    body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs"})
+    assert [entry["sequence"] for entry in body["jobs"]] == [11, 10]
+
+
+@on_rig()
 async def test_a_job_with_arguments_that_do_not_fit_never_began(rig: Rig):
     assert (await rig.hand.ask(*task(1, "double", ["x"], meta=meta())))[2] == "invalid_arguments"
     assert await rig.hand.ask(*attach(2)) == [REJECTED, 2, "unknown_job"]
@@ -358,9 +368,9 @@ async def test_the_operation_jobs_lists_what_runs_and_what_ended(rig: Rig):
     assert body == {
         "epoch": rig.worker.core.epoch,
         "jobs": [
-            {"job": "runs", "endpoint": "thumbs", "attempt": 1, "running": True},
-            {"job": "failed", "endpoint": "thumbs", "attempt": 3, "running": False},
-            {"job": "done", "endpoint": "thumbs", "attempt": 1, "running": False},
+            {"job": "runs", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": True},
+            {"job": "failed", "endpoint": "thumbs", "sequence": 0, "attempt": 3, "running": False},
+            {"job": "done", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": False},
         ],
         "next": None,
     }

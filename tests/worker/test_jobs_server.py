@@ -45,7 +45,7 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
         async with asyncio.timeout(30):
             while not body.get("jobs"):
                 body, _ = await second.request("jobs", {"endpoint": "work"})
-        assert body["jobs"] == [{"job": "j1", "endpoint": "work", "attempt": 3, "running": True}]
+        assert body["jobs"] == [{"job": "j1", "endpoint": "work", "sequence": 0, "attempt": 3, "running": True}]
         await first_bus.close()  # whoever started it is gone
         second.send(task(9, "", deadline_ms=None, flags=int(TaskFlag.ATTACH), meta=meta))
         assert await second.answer(9, within_s=30) == [Answer.OK, 9, ["j1", "work", 3, 3]]

@@ -84,6 +84,7 @@ class Queue:
             sure=self._sure,
             lost=self._lost,
         )
+        self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
         """How long it took from the takeover to the first possible start."""
 
@@ -246,9 +247,13 @@ class Queue:
             self._unlisten()
             self._unlisten = None
         self.tell(on.Routed, route=paused, explicit=route is not None)
-        ends_at = self._loop.time() + grace_s
-        while self.core.statistics().running and self._loop.time() < ends_at and not self._closed:  # noqa: ASYNC110
+        self._grace_ends_at = self._loop.time() + grace_s
+        while self.core.statistics().running and not self._closed and self._loop.time() < self._grace_ends_at:
             await asyncio.sleep(min(0.05, grace_s))
+
+    def hurry(self) -> None:
+        """End the grace of `close`."""
+        self._grace_ends_at = float("-inf")
 
     def _lost(self) -> None:
         if not self._closed:

@@ -137,6 +137,8 @@ class Dispatcher:
             statistics=self._told,
         )
         self._desks: dict[str, Desk] = {}
+        self._leaving: list[Queue] = []
+        """Queues that are handed over by `stop`."""
         self._parts: _Parts | None = None
         self._context: Context | None = None
 
@@ -288,7 +290,8 @@ class Dispatcher:
             await parts.strays.stop()
         desks, self._desks = self._desks, {}
         queues, self._queues = self._queues, {}
-        await asyncio.gather(*(queue.close(grace_s=grace_s) for queue in queues.values()))
+        self._leaving = list(queues.values())
+        await asyncio.gather(*(queue.close(grace_s=grace_s) for queue in self._leaving))
         await asyncio.gather(*(desk.stop() for desk in desks.values()))
         if self._ends:
             await asyncio.wait(self._ends)
@@ -301,6 +304,11 @@ class Dispatcher:
         self.metrics.levels = ()
         self._guard.stop()
         await self.router.stop()
+
+    def hurry(self) -> None:
+        """End the grace of a stop that is under way. No-op without one."""
+        for queue in self._leaving:
+            queue.hurry()
 
     async def wait_closed(self) -> None:
         """Wait until it was stopped."""

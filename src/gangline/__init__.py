@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .dispatcher.client import Client as Client
     from .dispatcher.client import connect as connect
     from .dispatcher.dead_letters import DeadLetter as DeadLetter
+    from .dispatcher.durable.runner import run_dispatcher as run_dispatcher
     from .dispatcher.durable.service import Dispatcher as Dispatcher
     from .dispatcher.durable.settings import DispatcherSettings as DispatcherSettings
     from .dispatcher.durable.task_streams import TaskStorage as TaskStorage
@@ -107,6 +108,7 @@ _PUBLIC = {
     "connect": "dispatcher.client",
     "connect_sync": "dispatcher.sync",
     "current_task": "worker.context",
+    "run_dispatcher": "dispatcher.durable.runner",
 }
 
 __all__ = [
@@ -158,6 +160,7 @@ __all__ = [
     "connect_sync",
     "current_task",
     "errors",
+    "run_dispatcher",
 ]
 
 

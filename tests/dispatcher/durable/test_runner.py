@@ -1,0 +1,96 @@
+"""`run_dispatcher`: signals hand the queues over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from gangline.bus.memory import MemoryHub
+from gangline.bus.memory_bus import MemoryBus
+from gangline.dispatcher.durable.runner import run_dispatcher
+from gangline.dispatcher.durable.service import Dispatcher, DispatcherState
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
+from gangline.schemas.names import Names
+from gangline.worker.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+pytestmark = pytest.mark.realtime
+
+NAMES = Names("runner")
+
+
+def _dispatcher(hub: MemoryHub, **settings: float) -> Dispatcher:
+    bus = hub.connect("dispatcher")
+    return Dispatcher(bus, names=NAMES, settings=DispatcherSettings(**settings), tasks=TaskStorage())
+
+
+async def _until_running(dispatcher: Dispatcher) -> None:
+    async with asyncio.timeout(5):
+        while dispatcher.state is not DispatcherState.RUNNING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _a_long_task(hub: MemoryHub, dispatcher: Dispatcher) -> Worker:
+    """Have the dispatcher run one."""
+    pool = Pool("work", slots=1)
+    begun = asyncio.Event()
+
+    @pool.task
+    async def nap() -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    worker = Worker(pool, bus=hub.connect("worker"), names=NAMES, settings=WorkerSettings(id="w1"))
+    await worker.start()
+    bus: MemoryBus = hub.connect("client")
+    await (await TaskStreams(bus, NAMES, TaskStorage()).tasks()).publish(NAMES.task("work", "nap"), b"")
+    async with asyncio.timeout(5):
+        await begun.wait()
+    await bus.close()
+    return worker
+
+
+async def test_a_signal_hands_the_queues_over_and_ends() -> None:
+    hub = MemoryHub()
+    dispatcher = _dispatcher(hub)
+    running = asyncio.create_task(run_dispatcher(dispatcher))
+    await _until_running(dispatcher)
+    worker = await _a_long_task(hub, dispatcher)
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(5):
+        await running
+    assert dispatcher.state is DispatcherState.CLOSED and dispatcher.queues == {}
+    assert worker.statistics().load.running == 1, "what runs goes on"
+    await worker.stop()
+
+
+async def test_a_second_signal_ends_the_grace() -> None:
+    hub = MemoryHub()
+    dispatcher = _dispatcher(hub, grace_s=60.0)
+    running = asyncio.create_task(run_dispatcher(dispatcher))
+    await _until_running(dispatcher)
+    worker = await _a_long_task(hub, dispatcher)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(0.3)
+    assert not running.done(), "it waits for what runs"
+    os.kill(os.getpid(), signal.SIGTERM)
+    async with asyncio.timeout(5):
+        await running
+    await worker.stop()
+
+
+async def test_cancelling_hands_the_queues_over() -> None:
+    dispatcher = _dispatcher(MemoryHub())
+    running = asyncio.create_task(run_dispatcher(dispatcher))
+    await _until_running(dispatcher)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert dispatcher.state is DispatcherState.CLOSED
+    with pytest.raises(Exception, match="make a new one"):
+        await dispatcher.start()

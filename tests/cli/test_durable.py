@@ -84,7 +84,7 @@ def test_schedules_are_shown_and_cancelled(commands):
         (("result", "nothing"), 1, "is not known"),
         (("status", "7", "--endpoint", "words"), 1, "job '7' is not known"),
         (("cancel", "nothing"), 1, "is not known"),
-        (("why", "nothing"), 1, "is not known"),
+        (("why", "nothing"), 3, "there is no submitted task 'nothing' either"),
         (("queue", "show", "words"), 3, "has neither tasks nor a dispatcher"),
         (("dead", "show", "nothing"), 1, "there is no dead letter of job 'nothing'"),
         (("dead", "replay"), 2, "name the jobs, or give --all"),

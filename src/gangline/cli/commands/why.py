@@ -62,6 +62,5 @@ async def _ask(connection: Connection, id: str) -> gang_messages.WhyReply | jobs
             try:
                 return await client.job(id).why()
             except UnknownJob as unknown:
-                if isinstance(error, UnknownGang):
-                    raise UnknownJob(f"there is no gang and no job {id!r}", details=unknown.details) from error
-                raise UnknownJob(f"{unknown.message} (nor could a gang be looked for: {error.message})") from error
+                text = f"and there is no submitted task {id!r} either"
+                raise type(error)(f"{error.message}; {text}", details=unknown.details) from error

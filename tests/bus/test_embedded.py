@@ -45,7 +45,7 @@ async def test_it_listens_on_the_loopback_with_jetstream_on_a_free_port(connect_
         assert one.url == f"nats://127.0.0.1:{one.port}"
         bus = await connect_to(one.url)
         bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.FILE))
-        assert await bucket.put("a", b"1") == 1
+        assert await bucket.put("a", b"1") > 0
         assert bus.server_version == one.version
         assert str(one.pid) in repr(one)
         await bus.close()

@@ -134,9 +134,10 @@ class Acked(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit(Event):
     """What is free, on leases that are good now, to start tasks with in a pool. Absolute: it replaces what was said
-    before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and after
-    `Ended` of a task that used a slot. Not needed after Start: the core has deducted that, from the smallest lease that
-    had room; if the shell took another, it says so by telling Credit again."""
+    before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and of a task
+    that used a slot just before its `Ended` (after it, the core would want more slots for an instant). Not needed after
+    Start: the core has deducted that, from the smallest lease that had room; if the shell took another, it says so by
+    telling Credit again."""
 
     pool: str
     free: tuple[int, ...]

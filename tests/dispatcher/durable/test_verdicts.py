@@ -1,0 +1,75 @@
+"""What every error means for a durable task."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from gangline.dispatcher.durable.verdicts import NotStarted, Permanent, Retry, classify
+from gangline.schemas import errors, task_errors
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.jobs import DeadReason
+
+PERMANENT = {
+    "InvalidRequest": DeadReason.MALFORMED,
+    "MalformedMessage": DeadReason.MALFORMED,
+    "InvalidName": DeadReason.MALFORMED,
+    "InvalidSettings": DeadReason.MALFORMED,
+    "InvalidArguments": DeadReason.INVALID_ARGUMENTS,
+    "PayloadTooLarge": DeadReason.INVALID_ARGUMENTS,
+    "UnknownMethod": DeadReason.UNKNOWN_METHOD,
+    "InvalidResult": DeadReason.INVALID_RESULT,
+    "InvalidSchedule": DeadReason.MALFORMED,
+    "InvalidRoute": DeadReason.MALFORMED,
+}
+RETRIED = {
+    "TaskFailed": DeadReason.FAILED,
+    "TaskError": DeadReason.FAILED,
+    "TaskCancelled": DeadReason.FAILED,
+    "TaskCrashed": DeadReason.CRASHED,
+    "WorkerLost": DeadReason.CRASHED,
+    "ResultLost": DeadReason.CRASHED,
+    "OutcomeUnknown": DeadReason.CRASHED,
+    "StreamBroken": DeadReason.FAILED,
+    "GanglineError": DeadReason.FAILED,
+    "JobError": DeadReason.FAILED,
+    "UnknownJob": DeadReason.FAILED,
+    "JobDead": DeadReason.FAILED,
+    "JobCancelled": DeadReason.FAILED,
+    "ResultNotKept": DeadReason.FAILED,
+}
+NOT_STARTED = {
+    *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
+    *("ServerUnsupported", "WorkerIdTaken", "LeaseError", "UnknownToken", "LeaseExpired", "LeaseBusy", "StaleEpoch"),
+    *("SelectionUsed", "SelectionClosed", "WrongPool", "ClosedError", "NoDispatcher", "DeadlineExceeded"),
+}
+CLASSES = {
+    name: each
+    for module in (errors, task_errors)
+    for name, each in inspect.getmembers(module, inspect.isclass)
+    if issubclass(each, GanglineError)
+}
+
+
+def test_every_error_of_the_wire_has_a_verdict():
+    assert set(CLASSES) == set(PERMANENT) | set(RETRIED) | NOT_STARTED
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_verdict_on(name):
+    verdict = classify(CLASSES[name]("x"))
+    match verdict:
+        case Permanent(reason):
+            assert PERMANENT[name] is reason
+        case Retry(reason, at_once):
+            assert RETRIED[name] is reason
+            assert at_once is (name == "WorkerLost")
+        case NotStarted():
+            assert name in NOT_STARTED
+
+
+@pytest.mark.parametrize("name", sorted(NOT_STARTED))
+def test_what_may_have_started_counts_as_a_try(name):
+    verdict = classify(CLASSES[name]("x", may_have_started=True))
+    assert verdict == Retry(DeadReason.TIMED_OUT if name == "DeadlineExceeded" else DeadReason.FAILED)

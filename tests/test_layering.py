@@ -107,17 +107,22 @@ IMPURE = {"asyncio", "time", "random", "secrets", "logging", "os", "socket", "th
 
 
 def pure_part(core: Path) -> list[Path]:
-    """A core and the modules of its own folder that it stands on, directly or not."""
+    """A core and the modules of its folder that it stands on, directly or not."""
+    folder = core.relative_to(ROOT).parts[0]
     found, todo = [core], [core]
     while todo:
-        for named in imports_of(todo.pop(), ("gangline", *core.relative_to(ROOT).parent.parts)):
-            if named.inside is None or len(named.inside) < 3 or named.inside[1] != core.relative_to(ROOT).parts[0]:
+        importer = todo.pop()
+        for named in imports_of(importer, ("gangline", *importer.relative_to(ROOT).parent.parts)):
+            if named.inside is None or named.inside[1] != folder:
                 continue
-            file = core.parent / f"{named.inside[2]}.py"
-            # Settings look at the environment for their defaults: when a shell makes them, not when a core reads them.
-            if file.is_file() and file.name != "settings.py" and file not in found:
-                found.append(file)
-                todo.append(file)
+            # The last part may be a name in the module, or the module itself.
+            for path in (named.inside[1:], named.inside[1:-1]):
+                file = ROOT.joinpath(*path).with_suffix(".py")
+                # Settings look at the environment for their defaults: when a shell makes them, not when a core reads
+                # them.
+                if file.is_file() and file.name != "settings.py" and file not in found:
+                    found.append(file)
+                    todo.append(file)
     return found
 
 
@@ -128,10 +133,9 @@ def test_the_worker_and_the_dispatcher_have_a_core():
 @pytest.mark.parametrize("core", CORES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_core_stands_only_on_the_schemas_and_pure_parts_of_the_standard_library(core):
     folder = core.relative_to(ROOT).parts[0]
-    package = ("gangline", *core.relative_to(ROOT).parent.parts)
     wrong = []
     for file in pure_part(core):
-        for found in imports_of(file, package):
+        for found in imports_of(file, ("gangline", *file.relative_to(ROOT).parent.parts)):
             if found.inside is not None:
                 if found.inside[1] not in ("schemas", folder):
                     wrong.append(f"{found.where} imports {'.'.join(found.inside)}")

@@ -82,7 +82,7 @@ class ResultRecord(Record):
     worker: str = ""
     """`<pool>.<worker>` that ran it last."""
     fence: int = 0
-    """The attempt that this is of."""
+    """What the last attempt was given as its fence; 0: it was another dispatcher that started it."""
     submitted_at: float = 0.0
     """Unix time, likewise below."""
     started_at: float | None = None
@@ -100,6 +100,14 @@ class TryRecord(Record):
     not_before: float
     """Unix time of the next."""
     error: JobFailure | None = None
+
+
+class TurnRecord(Record):
+    """`turn.<endpoint>`: which dispatcher took the endpoint's queue last. Written before it starts anything: fences of
+    durable tasks are the revision of this plus the attempt."""
+
+    dispatcher: str
+    at: float
 
 
 class JobEvent(Record):

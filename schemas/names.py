@@ -43,6 +43,7 @@ Keys of the bucket of results (`<NS>_RESULTS`), of which a task's are never used
 ==========================================================  ==================================================
 `result.<job>`                                              ResultRecord; expires
 `try.<endpoint>.<job>`                                      TryRecord; while a job that failed waits for its next try
+`turn.<endpoint>`                                           TurnRecord; its revision is part of the fences of tasks
 ==========================================================  ==================================================
 
 Keys of the bucket of routes (`<NS>_ROUTES`) are the names of endpoints, values RouteRecords.
@@ -365,6 +366,10 @@ class Names:
     @staticmethod
     def try_key(endpoint: str, job: str) -> str:
         return f"try.{check_name(endpoint, 'endpoint')}.{check_name(job, 'job')}"
+
+    @staticmethod
+    def turn_key(endpoint: str) -> str:
+        return f"turn.{check_name(endpoint, 'endpoint')}"
 
     @staticmethod
     def tries_of(endpoint: str = "*") -> str:

@@ -27,7 +27,7 @@ class TaskContext:
         token: the lease's token; None for a call without one.
         epoch: the worker's epoch when this started.
         fence: a number that only grows, for resources that refuse zombies. 0 when there is no lease. Of a durable task
-            the attempt: to be compared within one job.
+            greater with each attempt, also over dispatchers: to be compared within one job.
         attempt: 1 for the first try of this call or job, 2 for its first retry, and so on.
         job: id of the durable task (see `client.submit`) that this is an attempt of; None for a call.
         endpoint: where it was submitted to; None for a call.

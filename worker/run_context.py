@@ -50,7 +50,8 @@ class RunContext(TaskContext):
         self.job = job
         self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
         if job is not None:
-            self.fence = self.attempt
+            given = meta.get("fence")
+            self.fence = given if type(given) is int and given > 0 else self.attempt
         self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
         self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         self.shadow = meta.get("shadow") is True

@@ -17,6 +17,7 @@ class Entry:
         "body",
         "cost",
         "feeder_pool",
+        "fence",
         "flight",
         "items",
         "message",
@@ -38,6 +39,7 @@ class Entry:
         """The lease that the try is on; None for one that was attached to."""
         self.feeder_pool = ""
         self.cost = 0
+        self.fence = 0
         self.worker = ""
         """`<pool>.<worker>` of the last try."""
         self.body: bytes | None = None

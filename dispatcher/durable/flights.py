@@ -75,6 +75,9 @@ class Flights:
         self._feeders: dict[str, Feeder] = {}
         self._retries: set[asyncio.TimerHandle] = set()
         self.started = 0
+        self.turn = 0
+        """Greater than that of any dispatcher that had the queue before. Attempts are never counted back by more than
+        what was not known of the last, so the sum of both grows with each start of a job."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -105,7 +108,7 @@ class Flights:
     def attach(self, entry: Entry, attach: Attach) -> None:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
-        entry.worker, entry.started = attach.worker, True
+        entry.worker, entry.started, entry.fence = attach.worker, True, 0
         self._try_attach(entry, attach)
 
     def _try_attach(self, entry: Entry, attach: Attach) -> None:
@@ -166,7 +169,8 @@ class Flights:
                 },
             )
             trace = entry.span.traceparent()
-        meta = self._meta(entry, submission)
+        entry.fence = self.turn + entry.attempt
+        meta = {**self._meta(entry, submission), "fence": entry.fence}
         return (Request.TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, int(flags), meta)
 
     def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:

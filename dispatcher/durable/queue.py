@@ -142,6 +142,7 @@ class Queue:
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
         self._old_to = state.last_sequence
         self._tries = await recovery.tries()
+        self._hands.flights.turn = await recovery.turn(context.dispatcher, context.ambient.wall())
         await context.routes.ready()
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
@@ -248,7 +249,9 @@ class Queue:
             self._unlisten = None
         self.tell(on.Routed, route=paused, explicit=route is not None)
         self._grace_ends_at = self._loop.time() + grace_s
-        while self.core.statistics().running and not self._closed and self._loop.time() < self._grace_ends_at:
+        while (  # noqa: ASYNC110 - what ends is told to the core alone
+            self.core.statistics().running and not self._closed and self._loop.time() < self._grace_ends_at
+        ):
             await asyncio.sleep(min(0.05, grace_s))
 
     def hurry(self) -> None:

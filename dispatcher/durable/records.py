@@ -59,7 +59,7 @@ def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | 
         error=failure_of(effect.error) if isinstance(effect, Bury) else None,
         attempts=effect.attempts,
         worker=entry.worker,
-        fence=effect.attempts,
+        fence=entry.fence,
         submitted_at=entry.message.at,
         started_at=effect.started_at,
         finished_at=wall,

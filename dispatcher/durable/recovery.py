@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ...bus.port import Bus, KeyValue, NoResponders
 from ...schemas import headers
 from ...schemas.errors import GanglineError, InvalidName
-from ...schemas.jobs import JobsReply, JobsRequest, TryRecord, WorkerJob
+from ...schemas.jobs import JobsReply, JobsRequest, TryRecord, TurnRecord, WorkerJob
 from ...schemas.names import Names, Operation, WorkerId
 from ...telemetry.logs import Log
 from ..router import Router
@@ -60,6 +60,16 @@ class Recovery:
             return found
 
         return await until_answered("reading tries", read, self._log)
+
+    async def turn(self, dispatcher: str, wall: float) -> int:
+        """Say that the queue is ours; a number that is greater than any holder's before."""
+        record = TurnRecord(dispatcher=dispatcher, at=wall).model_dump_json().encode()
+
+        async def write() -> int:
+            results = await self._streams.results()
+            return await results.put(self._names.turn_key(self._endpoint), record)
+
+        return await until_answered("noting whose turn it is", write, self._log)
 
     async def jobs(self) -> list[tuple[WorkerId, WorkerJob]]:
         """The endpoint's jobs that are on workers."""

@@ -78,6 +78,8 @@ class Site:
         self.seed = seed
         self.starts: list[tuple[str, int, str, float]] = []
         """Job, attempt, worker, time."""
+        self.fences: dict[str, list[int]] = {}
+        """By job, in the order of starts."""
         self.ends: list[tuple[str, int, str, float]] = []
         self.dispatchers: list[DispatcherNode] = []
         self.workers: list[WorkerNode] = []
@@ -146,6 +148,7 @@ class Site:
             task = gangline.current_task()
             assert task.job is not None
             self.starts.append((task.job, task.attempt, worker, self.loop.time()))
+            self.fences.setdefault(task.job, []).append(task.fence)
             return task
 
         def end(task: gangline.TaskContext) -> None:

@@ -188,6 +188,24 @@ def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_success
     simulate(story())
 
 
+def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_knows_of_the_first_attempt() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            worker, first = site.worker(), site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": 5.0})
+            await site.eventually(lambda: bool(site.starts))
+            worker.freeze()
+            first.kill()
+            site.worker()
+            site.dispatcher()
+            record = await site.ended(job)
+            first_fence, second_fence = site.fences[job]
+            assert 0 < first_fence < second_fence == record.fence
+            worker.kill()
+
+    simulate(story())
+
+
 def test_a_task_of_ninety_seconds_starts_once_with_default_settings() -> None:
     async def story() -> None:
         async with Site() as site:

@@ -55,8 +55,18 @@ def _meanings() -> dict[str, str]:
 
 def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type[GanglineError]]]:
     yield depth, root
-    for child in root.__subclasses__():
+    # In the order of the source, which does not depend on what was imported first.
+    for child in sorted(root.__subclasses__(), key=_place):
         yield from _walk(child, depth + 1)
+
+
+def _place(cls: type) -> tuple[int, int]:
+    modules = [module.__name__ for module in (errors, gang_errors, task_errors, port)]
+    return (modules.index(cls.__module__) if cls.__module__ in modules else len(modules), _line(cls))
+
+
+def _line(cls: type) -> int:
+    return inspect.getsourcelines(cls)[1]
 
 
 def errors_page() -> str:

@@ -33,6 +33,15 @@ async def test_a_job_that_ended_well_is_not_run_again_and_one_that_failed_is_in_
     assert (await subject.request("stats"))["tasks"]["started"] == 3
 
 
+async def test_the_same_id_at_another_place_in_the_stream_is_another_job(subject: Subject):
+    router = await subject.router()
+    assert (await router.ask(task(1, "count", "a b", job="j1", sequence=7, attempt=1)))[2] == 2
+    assert (await router.ask(task(2, "count", "a b c", job="j1", sequence=8, attempt=1)))[2] == 3
+    assert (await router.ask(task(3, "count", flags=ATTACH, job="j1", sequence=7, attempt=1)))[2] == 2
+    reply = await subject.request("jobs")
+    assert sorted(job["sequence"] for job in reply["jobs"]) == [7, 8]
+
+
 async def test_attaching_starts_nothing_and_says_so_when_the_job_is_not_known(subject: Subject):
     router = await subject.router()
     assert (await router.ask(task(1, "count", flags=ATTACH, job="j1", attempt=1)))[2] == "unknown_job"

@@ -80,7 +80,8 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 	if !ok || attempt < 1 {
 		attempt = 1
 	}
-	key := jobKey{text(meta["endpoint"]), text(meta["job"])}
+	sequence, _ := whole(meta["sequence"])
+	key := jobKey{text(meta["endpoint"]), text(meta["job"]), sequence}
 	if key.endpoint == "" {
 		key.endpoint = w.Pool
 	}
@@ -134,8 +135,11 @@ func (w *Worker) onTask(from *sender, frame []any, stale bool, send func([]any),
 	}
 	if key.job != "" {
 		fence = attempt
+		if given, ok := whole(meta["fence"]); ok { // grows over dispatchers, too
+			fence = given
+		}
 	}
-	r := &run{method: method, endpoint: key.endpoint, job: key.job, attempt: attempt, lease: lease,
+	r := &run{method: method, endpoint: key.endpoint, job: key.job, sequence: sequence, attempt: attempt, lease: lease,
 		callers: []*answerTo{caller}}
 	if caller.items {
 		r.reader = caller
@@ -203,7 +207,7 @@ func (w *Worker) launch(r *run, task Task, call *Call, deadline time.Time) {
 		caller.sender.running[caller.id] = r
 	}
 	if r.job != "" {
-		w.jobs[jobKey{r.endpoint, r.job}] = r
+		w.jobs[jobKey{r.endpoint, r.job, r.sequence}] = r
 	}
 	w.counts["started"]++
 	go func() {

@@ -378,7 +378,7 @@ func (w *Worker) listJobs(endpoint string) []any {
 	jobs := []any{}
 	for key, r := range w.jobs {
 		if endpoint == "" || endpoint == key.endpoint {
-			jobs = append(jobs, map[string]any{"job": key.job, "endpoint": key.endpoint, "attempt": r.attempt, "running": !r.over()})
+			jobs = append(jobs, map[string]any{"job": key.job, "endpoint": key.endpoint, "sequence": key.sequence, "attempt": r.attempt, "running": !r.over()})
 		}
 	}
 	return jobs

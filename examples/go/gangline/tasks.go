@@ -51,6 +51,7 @@ type run struct {
 	method   string
 	endpoint string
 	job      string
+	sequence int64
 	attempt  int64
 	lease    *Lease
 	cancel   context.CancelCauseFunc
@@ -65,8 +66,12 @@ type run struct {
 	answer   []any // of the first caller
 }
 
-// jobKey names a durable task: ids are the producers', who may use one again at another endpoint.
-type jobKey struct{ endpoint, job string }
+// jobKey names a durable task. Ids are the producers', who may use one again at another endpoint, or when the first has
+// ended: the place in the stream tells them apart.
+type jobKey struct {
+	endpoint, job string
+	sequence      int64
+}
 
 func (r *run) over() bool { return !r.ended.IsZero() }
 

@@ -225,16 +225,20 @@ class PoolCore:
         ticket.number = next(self._numbers)
         return self._impossible(ticket) is None and self._try(ticket, now)
 
-    def place_plain(self, method: str, now: float, max_attempts: int) -> Ticket | None:
+    def place_plain(self, method: str | None, now: float, max_attempts: int) -> Ticket | None:
         """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
         `admit` would do, without the general machinery. None: nothing was done, it is not as plain as that (nobody has
-        room, somebody waits, workers differ, the policy is the user's own)."""
+        room, somebody waits, workers differ, the policy is the user's own).
+
+        Args:
+            method: None: the slot alone is asked for.
+        """
         view = self.view
         table = view.table
         if table is None or not self.connected or not self._by_power_of_two or self._line:
             return None
-        declared = table.get(method)
-        if declared is None or declared.slots != 1:
+        declared = None if method is None else table.get(method)
+        if method is not None and (declared is None or declared.slots != 1):
             return None
         for row in view.open:
             if row:
@@ -243,9 +247,11 @@ class PoolCore:
             return None
         worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
         ticket = Ticket(method=method, max_attempts=max_attempts)
+        if method is None:
+            ticket.slots = 1
         ticket.number = next(self._numbers)
         ticket.queued_at = now
-        if declared.idempotent:
+        if declared is not None and declared.idempotent:
             ticket.repeatable = True
         self._charge(ticket, worker, 1)
         return ticket

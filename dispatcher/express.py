@@ -32,7 +32,10 @@ class PlainFlight(TaskFlight):
     """A call on its short way."""
 
     pool: RoutedPool
-    """Where it was placed; also its books."""
+    """Where it was placed."""
+    endpoint: str
+    """What was asked for; for the metrics."""
+    sent_at: float
 
 
 class Express:
@@ -52,11 +55,11 @@ class Express:
             targets: endpoint and method of each `ENDPOINT.METHOD` that was found right.
             plain_pools: the open pool that alone serves an endpoint, where there is no more to it.
         """
-        self._exchange = exchange
+        self.exchange = exchange
+        self.plain_pools = plain_pools
         self._caller = caller
         self._metrics = metrics
         self._targets = targets
-        self._plain_pools = plain_pools
         self._has_deadline = settings.default_timeout_s is not None
         self._max_attempts = settings.max_attempts
         self._plain: CallOptions | None = None
@@ -66,16 +69,14 @@ class Express:
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
     ) -> PlainFlight | None:
         """Send a call, if it is as plain as all that; None: nothing was done."""
-        if (options is not self._plain and not self._is_plain(options)) or tracer.enabled:
-            return None
         split = self._targets.get(target)
-        if split is None or current_deadline() is not None:
+        if split is None or not self.allows(options):
             return None
         endpoint, method = split
-        pool = self._plain_pools.get(endpoint)
+        pool = self.plain_pools.get(endpoint)
         if pool is None:
             return None
-        exchange, core = self._exchange, pool.core
+        exchange, core = self.exchange, pool.core
         loop = exchange.loop
         core.connected = exchange.bus.connected
         now = loop.time()
@@ -84,7 +85,7 @@ class Express:
             return None
         assert ticket.worker is not None
         flight = PlainFlight(exchange.new_id(), ticket.worker, loop, pool, ticket)
-        flight.pool = pool
+        flight.pool, flight.endpoint, flight.sent_at = pool, endpoint, now
         frame = (_TASK, flight.id, method, args or None, kwargs or None, None, None, None, flags, None)
         try:
             exchange.launch(flight, frame, now)
@@ -97,19 +98,23 @@ class Express:
         self._metrics.request(endpoint, pool.name)
         return flight
 
-    def answered(self, flight: PlainFlight, target: str) -> None:
-        """The call has its result."""
-        pool, ticket = flight.pool, flight.ticket
-        pool.accepted(ticket)
-        if metrics_enabled():
-            seconds = self._exchange.loop.time() - ticket.queued_at
-            self._metrics.finished(self._targets[target][0], pool.name, seconds, 1, None)
+    def allows(self, options: CallOptions) -> bool:
+        """Whether a request made now, with these options, asks for nothing special."""
+        if options is not self._plain and not self._is_plain(options):
+            return False
+        return not tracer.enabled and current_deadline() is None
 
-    def failed(self, flight: PlainFlight, target: str, error: BaseException) -> None:
+    def answered(self, flight: PlainFlight) -> None:
+        """The task has its result."""
+        if metrics_enabled():
+            seconds = self.exchange.loop.time() - flight.sent_at
+            self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
+
+    def failed(self, flight: PlainFlight, error: BaseException) -> None:
         """Nobody waits for the answer any more: the caller was cancelled, or the router stopped."""
         self._caller.abandon(flight)
-        seconds = self._exchange.loop.time() - flight.ticket.queued_at
-        self._metrics.finished(self._targets[target][0], flight.pool.name, seconds, 1, code_of(error))
+        seconds = self.exchange.loop.time() - flight.sent_at
+        self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, code_of(error))
 
     def _is_plain(self, options: CallOptions) -> bool:
         asked = (options.key, options.model, options.labels, options.timeout_s, options.max_attempts, options.pool)

@@ -17,6 +17,7 @@ from typing import Final
 from ..schemas.errors import GanglineError, LeaseExpired, WorkerLost
 from ..schemas.frames import Answer, Frame, Request, ReserveFlag
 from ..telemetry.metrics import RouterMetrics
+from .alarms import Alarms
 from .core import Ticket, stale
 from .exchange import Exchange
 from .inflight import Flight, ReserveFlight
@@ -57,6 +58,7 @@ class Hold:
 
     __slots__ = (
         "_ended",
+        "_alarms",
         "_exchange",
         "_loop",
         "_metrics",
@@ -91,8 +93,15 @@ class Hold:
         ttl_s: float,
         first_s: float,
         asked_at: float,
+        alarms: Alarms[Hold] | None = None,
     ) -> None:
-        """`first_s`: for how long the grant is good without a use or renewal; `asked_at`: before the request."""
+        """
+        Args:
+            first_s: for how long the grant is good without a use or renewal.
+            asked_at: before the request.
+            alarms: for the first renewal, in place of a timer.
+        """
+        self._alarms = alarms
         self._exchange = exchange
         self._loop = exchange.loop
         self._metrics = metrics
@@ -116,7 +125,11 @@ class Hold:
         self.failure: GanglineError | None = None
         """Why it is lost; None while it is not known to be."""
         metrics.reserved(pool.name, slots)
-        self._schedule(asked_at + min(first_s, self.ttl_s) / _RENEWALS_PER_TTL)
+        first_at = asked_at + min(first_s, self.ttl_s) / _RENEWALS_PER_TTL
+        if alarms is None:
+            self._schedule(first_at)
+        else:
+            alarms.add(self, first_at)
 
     @property
     def ended(self) -> bool:
@@ -192,9 +205,10 @@ class Hold:
     def _schedule(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._due)
+        self._timer = self._loop.call_at(at, self.due)
 
-    def _due(self) -> None:
+    def due(self) -> None:
+        """It is time to renew."""
         self._timer = None
         trouble = self.trouble()
         if trouble is not None:
@@ -207,6 +221,8 @@ class Hold:
         self._stop()
 
     def _stop(self) -> None:
+        if self._alarms is not None:
+            self._alarms.drop(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -239,9 +255,19 @@ class Reserver:
         self._owner = owner
 
     async def reserve(
-        self, pool: RoutedPool, ticket: Ticket, *, ttl_s: float, flags: ReserveFlag, deadline: float | None
+        self,
+        pool: RoutedPool,
+        ticket: Ticket,
+        *,
+        ttl_s: float,
+        flags: ReserveFlag,
+        deadline: float | None,
+        tried: tuple[Worker, Fate] | None = None,
     ) -> Hold:
         """Hold slots on one worker of the pool. Cancelling releases whatever may have been granted.
+
+        Args:
+            tried: where a first try, made elsewhere, came to nothing, and why.
 
         Raises:
             Unavailable: see RoutedPool.place.
@@ -251,16 +277,19 @@ class Reserver:
         probe_s = self._settings.probe_max_s if flags & ReserveFlag.SYNC else self._settings.probe_first_s
         fate: Fate | None = None
         while True:
-            worker = await pool.place(ticket, deadline, fate)
-            left_s = probe_s if deadline is None else min(probe_s, deadline - self._exchange.loop.time())
-            if left_s <= 0:
-                pool.settle(ticket)
-                pool.pump()
-                raise pool.core.give_up(ticket, "by the deadline")
-            result = await self._try(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
-            if isinstance(result, Hold):
-                pool.accepted(ticket)
-                return result
+            if tried is None:
+                worker = await pool.place(ticket, deadline, fate)
+                left_s = probe_s if deadline is None else min(probe_s, deadline - self._exchange.loop.time())
+                if left_s <= 0:
+                    pool.settle(ticket)
+                    pool.pump()
+                    raise pool.core.give_up(ticket, "by the deadline")
+                result = await self._try(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
+                if isinstance(result, Hold):
+                    pool.accepted(ticket)
+                    return result
+            else:
+                (worker, result), tried = tried, None
             if result is Fate.SLOW:
                 probe_s = min(self._settings.probe_max_s, 2 * probe_s)
             fate = result
@@ -289,13 +318,31 @@ class Reserver:
         )
         timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
         try:
+            return await self.answer(pool, flight, ttl_s=ttl_s, asked_at=asked_at)
+        finally:
+            timer.cancel()
+
+    async def answer(
+        self,
+        pool: RoutedPool,
+        flight: ReserveFlight,
+        *,
+        ttl_s: float,
+        asked_at: float,
+        alarms: Alarms[Hold] | None = None,
+    ) -> Hold | Fate:
+        """What a reserve that was sent comes to; `asked_at` and `alarms` as of Hold.
+
+        Raises:
+            GanglineError: what the worker answered.
+        """
+        ticket = flight.ticket
+        try:
             outcome = await flight.future
         except asyncio.CancelledError:
             # Granted or not, known or not: one release, and the books are straight.
             self._undo(pool, ticket, flight)
             raise
-        finally:
-            timer.cancel()
         if isinstance(outcome, Fate):
             if outcome is Fate.SLOW:
                 self._undo(pool, ticket, flight)
@@ -303,17 +350,18 @@ class Reserver:
             return Fate.GONE if outcome.may_have_started else outcome
         if outcome[0] == Answer.GRANTED:
             return Hold(
-                exchange=exchange,
+                exchange=self._exchange,
                 pool=pool,
                 metrics=self._metrics,
                 ticket=ticket,
                 flight=flight,
                 granted=outcome,
-                epoch=worker.epoch,
+                epoch=flight.worker.epoch,
                 slots=ticket.cost,
                 ttl_s=ttl_s,
-                first_s=claim_s,
+                first_s=min(self._settings.claim_s, ttl_s),
                 asked_at=asked_at,
+                alarms=alarms,
             )
         if outcome[0] == Answer.REJECTED:
             return Fate.of_reason(outcome[2])

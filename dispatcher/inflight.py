@@ -125,7 +125,9 @@ class ReserveFlight(Awaited):
     """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
-        super().__init__(id, worker, loop)
+        self.id = id
+        self.worker = worker
+        self.future = loop.create_future()
         self.books = books
         self.ticket = ticket
 

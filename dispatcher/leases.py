@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ..schemas.errors import (
     DeadlineExceeded,
@@ -19,10 +19,13 @@ from ..schemas.errors import (
     WorkerLost,
     WrongPool,
 )
+from ..schemas.frames import Answer
 from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
 from .core import Ticket, outcome_unknown, stale
+from .express_hold import HeldExpress
 from .hold import Hold
+from .inflight import Outcome
 from .lease_slots import LeaseSlots
 from .order import CallOptions, Order, refuses_token, result_of
 from .retry import Fate
@@ -31,8 +34,15 @@ from .stream import Streamer, StreamFlight, no_stream, stream_fate, streams
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05
+_OK: Final = int(Answer.OK)
 
-Observe = Callable[[Order], AbstractContextManager[tuple[Ticket, Span]]]
+
+class Observe(Protocol):
+    """Counts and traces a request; `since`: when it was sent, and counted, elsewhere."""
+
+    def __call__(self, order: Order, since: float | None = None) -> AbstractContextManager[tuple[Ticket, Span]]: ...
+
+
 MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
 
 
@@ -44,6 +54,7 @@ class Lease:
         hold: Hold,
         *,
         caller: Caller,
+        express: HeldExpress,
         streamer: Streamer,
         make: MakeOrder,
         observe: Observe,
@@ -52,6 +63,7 @@ class Lease:
     ) -> None:
         self._hold = hold
         self._caller = caller
+        self._express = express
         self._streamer = streamer
         self._make = make
         self._observe = observe
@@ -136,9 +148,25 @@ class Lease:
             LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
             GanglineError: see Client.call.
         """
+        hold, express = self._hold, self._express
+        flight = express.on_lease(hold, self._slots, method, args, kwargs, self._options)
+        if flight is None:
+            order = self._order(method, args, kwargs)
+            with self._observe(order) as (request, span):
+                return await self._run(order, request, span)
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            express.failed(flight, error)
+            raise
+        if type(outcome) is list and outcome[0] == _OK:
+            hold.used(flight.sent_at)
+            express.answered(flight)
+            return outcome[2]
         order = self._order(method, args, kwargs)
-        with self._observe(order) as (request, span):
-            return await self._run(order, request, span)
+        with self._observe(order, since=flight.sent_at) as (request, span):
+            request.attempts = 1
+            return await self._run(order, request, span, tried=(outcome, flight.sent_at))
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
@@ -213,14 +241,18 @@ class Lease:
         ticket.worker = worker
         return ticket
 
-    async def _run(self, order: Order, request: Ticket, span: Span) -> Any:
+    async def _run(self, order: Order, request: Ticket, span: Span, tried: tuple[Outcome, float] | None = None) -> Any:
+        """`tried`: what a first try, sent elsewhere at that time, has come to."""
         hold, caller, fate = self._hold, self._caller, Fate.UNSEEN
-        while await self._may_repeat(fate):
-            ticket = await self._enter(order)
-            request.attempts += 1
-            ticket.attempts = request.attempts
-            sent_at = caller.exchange.loop.time()
-            outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
+        while tried is not None or await self._may_repeat(fate):
+            if tried is None:
+                ticket = await self._enter(order)
+                request.attempts += 1
+                ticket.attempts = request.attempts
+                sent_at = caller.exchange.loop.time()
+                outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
+            else:
+                (outcome, sent_at), tried = tried, None
             ended = fate_of(outcome)
             if ended is None:
                 assert not isinstance(outcome, Fate)

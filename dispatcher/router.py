@@ -19,11 +19,12 @@ from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
-from ..telemetry.tracing import Span, tracer
+from ..telemetry.tracing import Span
 from .caller import Caller
 from .core import Ticket
 from .exchange import Exchange
 from .express import Express, PlainFlight
+from .express_hold import HeldExpress
 from .gang_members import LineMaker
 from .gangs import Gangs
 from .gangset import RoutedSet
@@ -36,6 +37,7 @@ from .order import CallOptions, Order
 from .policy import Policy, Sticky
 from .pool import Moved, RoutedPool
 from .pools import Pools
+from .reserving import Reserving
 from .route_shadow import Shadows
 from .route_table import RouteTable
 from .route_traffic import Traffic
@@ -86,7 +88,6 @@ class Router:
         self._targets: dict[str, tuple[str, str]] = {}
         """Targets that were taken apart and found right."""
         self._state = "new"
-        self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
         self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
         policy = policy or (lambda _pool: Sticky())
         # A generator of its own: the system's is a system call for every draw.
@@ -109,7 +110,6 @@ class Router:
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
         self._streamer = Streamer(self.caller, self.settings.stream_window)
-        self._reserver = Reserver(self.exchange, self.settings, self.metrics, name or bus.name)
         lines = LineMaker(caller=self.caller, streamer=self._streamer, pool=self.pool)
         self.gangs = self._owned(ambient, lines, name)
         self.sets = self._standing_sets(chance, lines, policy)
@@ -119,6 +119,15 @@ class Router:
         self._traffic = self._routed_traffic(chance)
         self._express = Express(
             self.exchange, self.caller, self.settings, self.metrics, self._targets, self._traffic.plain
+        )
+        self._held_express = HeldExpress(self._express, self.settings, self.metrics, name or bus.name)
+        self._reserving = Reserving(
+            Reserver(self.exchange, self.settings, self.metrics, name or bus.name),
+            self._held_express,
+            self._traffic,
+            self._following,
+            check_open=self._check_open,
+            max_attempts=self._max_attempts,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -140,8 +149,7 @@ class Router:
             return
         self._state = "stopped"
         self._following.refuse(ClosedError("this router was stopped"))
-        for hold in list(self._holds):
-            hold.release()
+        self._reserving.release_all()
         self.sets.refuse(ClosedError("this router was stopped"))
         self._traffic.refuse(ClosedError("this router was stopped"))
         await self.exchange.stop()
@@ -171,10 +179,11 @@ class Router:
         try:
             outcome = await flight.future
         except BaseException as error:
-            self._express.failed(flight, target, error)
+            self._express.failed(flight, error)
             raise
         if type(outcome) is list and outcome[0] == _OK:
-            self._express.answered(flight, target)
+            flight.pool.accepted(flight.ticket)
+            self._express.answered(flight)
             return outcome[2]
         return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
 
@@ -243,6 +252,9 @@ class Router:
     ) -> Any:
         """Run a task on the worker that was chosen; see Client.dispatch."""
         self._check_open()
+        flight = self._held_express.dispatch(selection, method, args, kwargs, options)
+        if flight is not None:
+            return await self._dispatched(selection, flight, method, args, kwargs, options)
         endpoint, dot, name = method.rpartition(".")
         order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs or {}, options)
         if order.pool == selection.endpoint:
@@ -250,6 +262,32 @@ class Router:
         selection.check_usable(order.pool)
         with self._observed(order) as (_, span):
             return await self._dispatcher.dispatch(selection, order, span)
+
+    async def _dispatched(
+        self,
+        selection: Selection,
+        flight: PlainFlight,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        options: CallOptions,
+    ) -> Any:
+        """A plain dispatch from its sending on."""
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            self._express.failed(flight, error)
+            # The task may not have reached the worker: then the token still has the slot.
+            selection.hold.give_back()
+            raise
+        if type(outcome) is list and outcome[0] == _OK:
+            flight.pool.accepted(flight.ticket)
+            self._express.answered(flight)
+            return outcome[2]
+        order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
+        order.pool = selection.pool
+        with self._observed(order, since=flight.sent_at) as (_, span):
+            return await self._dispatcher.go_on(selection, order, outcome, span)
 
     def lease(
         self,
@@ -275,6 +313,7 @@ class Router:
             return Lease(
                 hold,
                 caller=self.caller,
+                express=self._held_express,
                 streamer=self._streamer,
                 make=self._lease_order,
                 observe=self._observed,
@@ -358,7 +397,7 @@ class Router:
         """Pools with their workers and queues, flights, holds."""
         return {
             "state": self._state,
-            "holds": len(self._holds),
+            "holds": len(self._reserving),
             **self.gangs.statistics(),
             **self.exchange.statistics(),
             "gangsets": self.sets.statistics(),
@@ -487,14 +526,19 @@ class Router:
             except Moved:
                 return await self._run_routed(order, ticket, span)
 
-    def _observed(self, order: Order) -> Observed:
-        """Count and trace one request: `with ... as (ticket, span)`."""
-        self._check_open()
-        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop)
+    def _observed(self, order: Order, since: float | None = None) -> Observed:
+        """Count and trace one request: `with ... as (ticket, span)`.
+
+        Args:
+            since: when it was sent, and counted, elsewhere.
+        """
+        if since is None:
+            self._check_open()
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
 
     async def _reserve(
         self,
-        pool_name: str,
+        pool: str,
         method: str | None,
         slots: int | None,
         ttl_s: float,
@@ -502,57 +546,9 @@ class Router:
         options: CallOptions,
     ) -> Hold:
         self._check_open()
-        deadline = self.deadline(options)
-        ticket = Ticket(
-            method=method,
-            slots=slots,
-            key=options.key,
-            model=options.model,
-            labels=options.labels,
-            patient=deadline is not None,
-            max_attempts=options.max_attempts or self.settings.max_attempts,
+        return await self._reserving.reserve(
+            pool, method, slots, ttl_s=ttl_s, flags=flags, options=options, deadline=self.deadline(options)
         )
-        with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": pool_name}) as span:
-            try:
-                hold = await self._reserve_on(pool_name, ticket, ttl_s, flags, deadline, options)
-            finally:
-                if ticket.visit is not None:
-                    self._traffic.over(ticket)  # one that is held counts until it is given back
-            span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
-        if self._state != "running":
-            hold.release()
-            self._check_open()
-        self._holds[hold] = None
-        hold.on_end = self._holds.pop
-        return hold
-
-    async def _reserve_on(
-        self,
-        name: str,
-        ticket: Ticket,
-        ttl_s: float,
-        flags: ReserveFlag,
-        deadline: float | None,
-        options: CallOptions,
-    ) -> Hold:
-        """Hold slots in a pool of the endpoint's route, or in the pool that the options name."""
-        while True:
-            self._check_open()
-            if options.pool is None:
-                target = await self._traffic.find(name, ticket, deadline)
-                pool = target if isinstance(target, RoutedPool) else await self._following.get(name, deadline)
-            else:
-                pool = await self._following.get(name, deadline)
-            try:
-                hold = await self._reserver.reserve(pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline)
-            except Moved:
-                continue
-            except NoWorkers:
-                if not self._traffic.elsewhere(ticket):
-                    raise
-            else:
-                hold.endpoint = name
-                return hold
 
     def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:
         self._check_open()

@@ -187,6 +187,13 @@ class Dispatcher:
             return result_of(outcome)
         return await self._after(selection, order, outcome, span)
 
+    async def go_on(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
+        """What comes of a dispatch that was sent elsewhere and not simply answered."""
+        if not isinstance(outcome, Fate) and outcome[0] == Answer.ERROR and not refuses_token(outcome):
+            selection.hold.pool.accepted(selection.hold.ticket)
+            return result_of(outcome)
+        return await self._after(selection, order, outcome, span)
+
     def _launch(self, selection: Selection, order: Order, span: Span) -> TaskFlight:
         hold, exchange = selection.hold, self._caller.exchange
         flight = TaskFlight(exchange.new_id(), hold.worker, exchange.loop, hold.pool, hold.ticket)

@@ -198,7 +198,7 @@ async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None
     await warm(rig)
     express = rig.router._express
     flight = express.launch("images.echo", (1,), {}, CallOptions(), 0)
-    express.failed(flight, "images.echo", asyncio.CancelledError())
+    express.failed(flight, asyncio.CancelledError())
     await turns()
     assert len(worker.heard) == 1
     assert counts(rig) == (2, 1)

@@ -1,0 +1,159 @@
+"""Holding slots for a router's requests: where, by which way, and what is held now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..schemas.errors import NoWorkers
+from ..schemas.frames import ReserveFlag
+from ..telemetry.tracing import tracer
+from .core import Ticket
+from .express_hold import HeldExpress, PlainReserve
+from .hold import Hold, Reserver
+from .order import CallOptions
+from .pool import Moved, RoutedPool
+from .pools import Pools
+from .retry import Fate
+from .route_traffic import Traffic
+from .view import Worker
+
+_DEFAULTS = CallOptions()
+
+
+class Reserving:
+    """Makes holds, and knows all that live."""
+
+    def __init__(
+        self,
+        reserver: Reserver,
+        express: HeldExpress,
+        traffic: Traffic,
+        following: Pools,
+        *,
+        check_open: Callable[[], None],
+        max_attempts: int,
+    ) -> None:
+        """`check_open` raises when the router does not run."""
+        self._reserver = reserver
+        self._express = express
+        self._traffic = traffic
+        self._following = following
+        self._check_open = check_open
+        self._max_attempts = max_attempts
+        self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def release_all(self) -> None:
+        """The router stops."""
+        for hold in list(self._holds):
+            hold.release()
+        self._express.close()
+
+    async def reserve(
+        self,
+        endpoint: str,
+        method: str | None,
+        slots: int | None,
+        *,
+        ttl_s: float,
+        flags: ReserveFlag,
+        options: CallOptions,
+        deadline: float | None,
+    ) -> Hold:
+        """Hold slots of one worker.
+
+        Args:
+            endpoint: or the pool.
+            method: the task that they are for, if that matters; `slots` None: what it costs.
+
+        Raises:
+            GanglineError: see Reserver.reserve.
+        """
+        if flags is ReserveFlag.SINGLE_USE and slots == 1 and method is None:
+            asked = self._express.reserve(endpoint, options)
+            if asked is not None:
+                return self._held(await self._chosen(endpoint, asked, ttl_s))
+        ticket = Ticket(
+            method=method,
+            slots=slots,
+            key=options.key,
+            model=options.model,
+            labels=options.labels,
+            patient=deadline is not None,
+            max_attempts=options.max_attempts or self._max_attempts,
+        )
+        with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
+            hold = await self._somewhere(endpoint, ticket, ttl_s, flags, deadline, options)
+            span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
+        return self._held(hold)
+
+    def _held(self, hold: Hold) -> Hold:
+        try:
+            self._check_open()
+        except BaseException:
+            hold.release()
+            raise
+        self._holds[hold] = None
+        hold.on_end = self._holds.pop
+        return hold
+
+    async def _chosen(self, endpoint: str, asked: PlainReserve, ttl_s: float) -> Hold:
+        """A plain choice, from its sending on."""
+        try:
+            found = await self._reserver.answer(
+                asked.pool, asked, ttl_s=ttl_s, asked_at=asked.asked_at, alarms=self._express.renewals
+            )
+        finally:
+            self._express.reserved(asked)
+        if isinstance(found, Hold):
+            asked.pool.accepted(asked.ticket)
+            found.endpoint = endpoint
+            return found
+        tried = (asked.pool, (asked.worker, found))
+        return await self._somewhere(endpoint, asked.ticket, ttl_s, ReserveFlag.SINGLE_USE, None, _DEFAULTS, tried)
+
+    async def _somewhere(
+        self,
+        endpoint: str,
+        ticket: Ticket,
+        ttl_s: float,
+        flags: ReserveFlag,
+        deadline: float | None,
+        options: CallOptions,
+        tried: tuple[RoutedPool, tuple[Worker, Fate]] | None = None,
+    ) -> Hold:
+        """Hold slots in a pool of the endpoint's route, or in the pool that the options name.
+
+        Args:
+            tried: where a first try, made elsewhere, came to nothing, and why.
+        """
+        failed: tuple[Worker, Fate] | None = None
+        try:
+            while True:
+                self._check_open()
+                if tried is not None:
+                    (pool, failed), tried = tried, None
+                    ticket.endpoint = endpoint
+                elif options.pool is None:
+                    target = await self._traffic.find(endpoint, ticket, deadline)
+                    pool = target if isinstance(target, RoutedPool) else await self._following.get(endpoint, deadline)
+                else:
+                    pool = await self._following.get(endpoint, deadline)
+                there, failed = failed, None
+                try:
+                    hold = await self._reserver.reserve(
+                        pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline, tried=there
+                    )
+                except Moved:
+                    continue
+                except NoWorkers:
+                    if not self._traffic.elsewhere(ticket):
+                        raise
+                else:
+                    hold.endpoint = endpoint
+                    return hold
+        finally:
+            if ticket.visit is not None:
+                self._traffic.over(ticket)  # one that is held counts until it is given back

@@ -43,6 +43,8 @@ from .job_flight import JobFlight, error_of_answer, error_of_fate
 from .vigil import Vigil
 
 _ATTACH_AGAIN_S: Final = 0.1
+_APPEARS_S: Final = 4.0
+"""Longer than the life of a heartbeat: the ledger may have been lost with a server in memory, and is written anew."""
 
 OnEnd = Callable[[Entry, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
@@ -109,10 +111,18 @@ class Flights:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.started, entry.fence = attach.worker, True, 0
-        self._try_attach(entry, attach)
+        self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
-    def _try_attach(self, entry: Entry, attach: Attach) -> None:
+    def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
+        """
+        Args:
+            appears_by: until then a worker that the router does not know is only not known yet; it has said that it has
+                the job.
+        """
         worker = self._worker(attach.worker)
+        if worker is None and self._exchange.loop.time() < appears_by:
+            self._attach_later(entry, attach, appears_by)
+            return
         if worker is None:
             lost = WorkerLost(f"{attach.worker} is gone, and may have run it", may_have_started=True)
             self._ended(entry, attach.attempt, lost)
@@ -281,20 +291,20 @@ class Flights:
         self._finish(entry, flight)
         if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
             # That the question got lost says nothing about the job.
-            self._attach_later(entry, flight)
+            assert entry.submission is not None
+            attach = Attach(
+                seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id)
+            )
+            self._attach_later(entry, attach, float("-inf"))
             return
         error = error_of_fate(fate, entry.worker)
         entry.span.end(error)
         self._ended(entry, flight.attempt, error)
 
-    def _attach_later(self, entry: Entry, flight: JobFlight) -> None:
-        submission = entry.submission
-        assert submission is not None
-        attach = Attach(seq=entry.seq, job=submission.job, attempt=flight.attempt, worker=entry.worker)
-
+    def _attach_later(self, entry: Entry, attach: Attach, appears_by: float) -> None:
         def again() -> None:
             self._retries.discard(timer)
-            self._try_attach(entry, attach)
+            self._try_attach(entry, attach, appears_by)
 
         timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
         self._retries.add(timer)

@@ -345,6 +345,11 @@ class Queue:
     # -- what can be seen -----------------------------------------------------------------------------------------
 
     @property
+    def idle(self) -> bool:
+        """Tasks would be started if there were some."""
+        return self.core.open and not self.entries
+
+    @property
     def consumer(self) -> str:
         return "" if self._consumer is None else self._consumer.name
 

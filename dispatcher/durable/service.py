@@ -354,6 +354,10 @@ class Dispatcher:
 
     def _found(self, ownership: Ownership, endpoints: frozenset[str]) -> None:
         ownership.found(endpoints)
+        # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
+        idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
+        if idle:
+            self._in_background(self._hand_over(idle))
         self.metrics.levels = tuple(
             QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s)
             for stats in self.statistics().queues

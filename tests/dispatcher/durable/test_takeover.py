@@ -110,6 +110,18 @@ async def test_dispatchers_share_the_endpoints_and_a_newcomer_gets_some() -> Non
         assert (await site.ended(await site.submit("square", {"x": 3}, endpoint="p7"))).result == 9
 
 
+async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left_in_it() -> None:
+    async with Site(unknown_after_s=1.0) as site:
+        site.worker()
+        node = site.dispatcher()
+        job = await site.submit("square", {"x": 3}, endpoint="wrok")
+        assert (await site.ended(job)).reason == "unknown_endpoint"
+        await site.eventually(lambda: set(node.dispatcher.queues) == {"work"})
+        assert [each.filter for each in await (await site.streams.tasks()).consumers()] == [site.names.tasks_of("work")]
+        again = await site.submit("square", {"x": 3}, endpoint="wrok")
+        assert (await site.ended(again)).reason == "unknown_endpoint"
+
+
 def _shares(nodes: list[DispatcherNode]) -> list[int]:
     return [len(node.dispatcher.queues) for node in nodes]
 

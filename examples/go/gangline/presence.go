@@ -277,7 +277,7 @@ func (p *presence) bucket() error {
 		"allow_direct": true, "allow_rollup_hdrs": true, "deny_delete": true, "allow_msg_ttl": true, "allow_atomic": true,
 		"subject_delete_marker_ttl": int64(markerTTLSeconds * time.Second),
 		// Revisions of a bucket that is made anew go on above all that were seen of an earlier one.
-		"first_seq": time.Now().UnixMilli() << 8,
+		"first_seq": time.Since(time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)).Microseconds(),
 	})
 	answer, err := p.w.conn.Request("$JS.API.STREAM.CREATE.KV_"+name, asked, storageTimeout)
 	if err != nil {

@@ -236,7 +236,7 @@ def decode_request(data: bytes) -> RequestEnvelope:
         raise MalformedMessage("sender must be a short text")
     checked = 0
     for frame in frames:
-        if _is_plain_task(frame):
+        if _is_plain_task(frame) or _is_plain_reserve(frame):
             continue
         _check(frame, _REQUEST_PLACES)
         if frame[0] == Request.CHECK:
@@ -263,7 +263,7 @@ def decode_answer(data: bytes) -> AnswerEnvelope:
             or frame[0] is not _OK
             or type(frame[1]) is not int
             or not 0 <= frame[1] < _MAX_ID
-        ):
+        ) and not _is_plain_grant(frame):
             _check(frame, _ANSWER_PLACES)
     return AnswerEnvelope(epoch, Load(*load), frames)
 
@@ -416,10 +416,39 @@ def _is_plain_task(frame: Any) -> bool:
     )
 
 
+def _is_plain_reserve(frame: Any) -> bool:
+    """Likewise for RESERVE."""
+    if type(frame) is not list or len(frame) != _RESERVE_PLACES or frame[0] is not _RESERVE:
+        return False
+    _, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
+    return (
+        type(id) is int
+        and 0 <= id < _MAX_ID
+        and _slots(slots)
+        and _ms(ttl_ms)
+        and _ms(claim_ms)
+        and type(flags) is int
+        and flags >= 0
+        and _deadline(deadline_ms)
+        and (meta is None or _map(meta))
+    )
+
+
+def _is_plain_grant(frame: Any) -> bool:
+    """Likewise for GRANTED."""
+    if type(frame) is not list or len(frame) != 5 or frame[0] is not _GRANTED:
+        return False
+    _, id, token, fence, ttl_ms = frame
+    return type(id) is int and 0 <= id < _MAX_ID and _token(token) and type(fence) is int and fence >= 0 and _ms(ttl_ms)
+
+
 # Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
 _TASK: Final = int(Request.TASK)
 _TASK_PLACES: Final = len(_REQUEST_PLACES[Request.TASK]) + 1
+_RESERVE: Final = int(Request.RESERVE)
+_RESERVE_PLACES: Final = len(_REQUEST_PLACES[Request.RESERVE]) + 1
 _OK: Final = int(Answer.OK)
+_GRANTED: Final = int(Answer.GRANTED)
 _MAX_ID: Final = 1 << 63
 
 

@@ -29,6 +29,10 @@ from .tasks import BoundCall, DeclaredTask
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _TASK: Final = int(Request.TASK)
 _CHECK: Final = int(Request.CHECK)
+_RESERVE: Final = int(Request.RESERVE)
+_GRANTED: Final = int(Answer.GRANTED)
+_SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
+_SYNC: Final = int(ReserveFlag.SYNC)
 _JSON: Final = int(TaskFlag.JSON)
 _STREAM: Final = int(TaskFlag.STREAM)
 _ATTACH: Final = int(TaskFlag.ATTACH)
@@ -110,7 +114,7 @@ class Intake:
 
     def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
         operation = frame[0]
-        if operation == Request.RESERVE:
+        if operation == _RESERVE:
             self._reserve(sender, caller, frame, stale, now, stall_s)
         elif operation == Request.RELEASE:
             self._core.release(sender, frame[1], frame[2], now)
@@ -341,7 +345,7 @@ class Intake:
         if deadline_ms is not None and deadline_ms / 1000 <= stall_s:
             self._reject(caller, rid, Reason.EXPIRED)
             return
-        owner = (meta or {}).get("owner")
+        owner = meta.get("owner") if meta else None
         try:
             lease = self._grants.reserve(
                 sender,
@@ -349,7 +353,7 @@ class Intake:
                 slots=slots,
                 ttl_s=ttl_ms / 1000,
                 claim_s=claim_ms / 1000,
-                single_use=bool(flags & ReserveFlag.SINGLE_USE),
+                single_use=flags & _SINGLE_USE != 0,
                 owner=owner[:256] if isinstance(owner, str) else "",
                 now=now,
             )
@@ -358,10 +362,10 @@ class Intake:
             return
         if isinstance(lease, Refusal):
             self._not_granted(caller, rid, lease, slots)
-        elif flags & ReserveFlag.SYNC and not self._grants.recorded(lease):
+        elif flags & _SYNC and not self._grants.recorded(lease):
             self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
-            caller.send_frame((Answer.GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
+            caller.send_frame((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
 
     async def _grant_recorded(self, caller: FrameCaller, rid: int, sender: Sender, token: str) -> None:
         """Answer a reserve once its lease stands in the ledger."""

@@ -23,7 +23,7 @@ class Admission:
         task.ordered = task.key is not None and (task.submission.ordered or self._books.rules.ordered)
         if task.ordered and task.key is not None:
             self._demote(self._books.lanes.join(task.key, task.seq))
-            if task.attempts:
+            if task.begun:
                 self._demote(self._books.lanes.start(task.key, task.seq))
 
     def dismiss(self, task: Task) -> None:
@@ -106,7 +106,7 @@ class Admission:
         task.ordered = task.key is not None and (task.submission.ordered or self._books.rules.ordered)
         if task.ordered and task.key is not None:
             self._books.lanes.join(task.key, task.seq)
-            if task.attempts:
+            if task.begun:
                 self._books.lanes.start(task.key, task.seq)
 
     def _cap(self, task: Task) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import DeadReason, JobState
 from ...schemas.submission import Submission
@@ -18,8 +16,6 @@ from .order import place_of
 from .retry import timeout_s
 from .states import ADMITTED, UNSETTLED, Step
 from .task import Task
-
-_REMEMBERED: Final = 1000
 
 
 class Arriving:
@@ -42,8 +38,9 @@ class Arriving:
             books.totals["repeated"] += 1
             self._ending.forget(task)
             return
-        task.attempts, task.tried = event.attempts, event.attempts > 0
-        task.ready_at = books.mono(event.not_before) if event.attempts else books.now
+        task.attempts = event.attempts
+        task.tried = task.begun
+        task.ready_at = books.mono(event.not_before) if task.begun else books.now
         if task.submission.deadline_at is not None:
             task.deadline = books.mono(task.submission.deadline_at)
         if self._delayed(task.submission) and not event.look:
@@ -100,7 +97,7 @@ class Arriving:
         """Whether it was delivered before."""
         books = self._books
         task = books.tasks.get(seq)
-        books.window.delivered(task is not None)
+        books.window.delivered()
         if task is not None and task.step is Step.ACKING:
             books.settle(Ack(seq=seq, job=task.job, tried=False))
         return task is not None
@@ -121,9 +118,6 @@ class Arriving:
             books.agenda.set((Due.DEADLINE, task.seq), task.deadline)
         if not books.pools.knows(task.submission):
             self.unknown(task)
-        if task.job in books.foretold:
-            del books.foretold[task.job]
-            self._ending.doom(task)
         adoption = books.adoptions.pop(task.job, None)
         if adoption is not None:
             self._attach(task, *adoption)
@@ -217,18 +211,11 @@ class Arriving:
             if task.doom is not None and (task.step in ADMITTED or task.step is Step.WAITING):
                 self._ending.overdue(task)
 
-    def foretell(self, job: str) -> None:
-        """Cancel it when it arrives."""
-        books = self._books
-        books.foretold[job] = None
-        if len(books.foretold) > _REMEMBERED:
-            books.foretold.popitem(last=False)
-
     def known_anew(self) -> None:
         """Routes or registrations have changed: who is unknown now, or not any more?"""
         books = self._books
         for task in books.tasks.values():
-            if task.step not in UNSETTLED or task.attempts:
+            if task.step not in UNSETTLED or task.begun:
                 continue
             entry = (Due.UNKNOWN, task.seq)
             if books.pools.knows(task.submission):

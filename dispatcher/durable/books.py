@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import JobState
@@ -40,8 +40,6 @@ class Books:
         """By sequence; all that is not GONE."""
         self.jobs: dict[str, int] = {}
         """Sequence by job, of those that are not being scheduled nor malformed."""
-        self.foretold: OrderedDict[str, None] = OrderedDict()
-        """Jobs to cancel when they arrive."""
         self.adoptions: dict[str, tuple[int, str]] = {}
         """Attempt and worker, of jobs that run and have not arrived."""
         self.count: Counter[Step] = Counter()

@@ -101,13 +101,12 @@ class QueueCore:
                 self._of_message(event)
             case on.Ended() | on.Noted() | on.Stored() | on.Buried() | on.Scheduled() | on.ScheduleRefused():
                 self._of_end(event)
-            case on.Taken() | on.Adopted() | on.Recovered() | on.Doubted() | on.Sure() | on.Reopened():
+            case on.Taken() | on.Adopted() | on.Recovered() | on.Doubted() | on.Sure():
                 self._of_possession(event)
             case on.Credit():
                 self._books.pools[event.pool].credit(event.free)
             case on.Cancel():
-                if not self._ending.cancel(event.job) and event.remember:
-                    self._arriving.foretell(event.job)
+                self._ending.cancel(event.job)
             case on.Routed():
                 self._routed(event)
             case on.PoolSeen():
@@ -149,7 +148,7 @@ class QueueCore:
             case _:
                 assert_never(event)
 
-    def _of_possession(self, event: on.Taken | on.Adopted | on.Recovered | on.Doubted | on.Sure | on.Reopened) -> None:
+    def _of_possession(self, event: on.Taken | on.Adopted | on.Recovered | on.Doubted | on.Sure) -> None:
         books = self._books
         match event:
             case on.Taken():
@@ -166,8 +165,6 @@ class QueueCore:
                 books.sure = True
                 held, books.held = books.held, []
                 books.out.extend(held)
-            case on.Reopened():
-                books.window.reopened()
             case _:
                 assert_never(event)
 
@@ -212,7 +209,8 @@ class QueueCore:
                 if task.step is Step.WAITING:
                     self._admission.admit(task)
             case Due.UNKNOWN:
-                if task.step in ADMITTED or task.step is Step.WAITING:
+                waits = task.step in ADMITTED or task.step is Step.WAITING
+                if waits and not self._books.pools.knows(task.submission):
                     self._ending.unknown(task)
             case Due.MISFIT:
                 if task.step is Step.PARKED:

@@ -46,7 +46,8 @@ class Look:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """So many more slots could be used in the pool now, beyond the credit that is free. Absolute; replaces the Want of
-    that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for the pool."""
+    that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for the pool that
+    could start; told first of a pool that is not in the route, so that PoolSeen is told of it."""
 
     pool: str
     slots: int

@@ -47,7 +47,7 @@ class Ending:
         task.error, task.worker = event.error, ""
         if event.error is not None and isinstance(classify(event.error), NotStarted):
             task.attempts -= 1
-            if not task.attempts:
+            if not task.begun:
                 self._admission.unstarted(task)
         if event.error is None:
             self._store(task, JobState.DONE)
@@ -115,12 +115,11 @@ class Ending:
 
     # -- a task is to end --------------------------------------------------------------------------------------------
 
-    def cancel(self, job: str) -> bool:
-        """False: it is not here."""
+    def cancel(self, job: str) -> None:
+        """Somebody asks for it."""
         task = self._books.tasks.get(self._books.jobs.get(job, -1))
         if task is not None:
             self.doom(task)
-        return task is not None
 
     def doom(self, task: Task, why: Why = Why.CANCELLED) -> None:
         """End it as soon as that can be done; of two reasons the first counts, but a time-out counts least."""
@@ -191,9 +190,9 @@ class Ending:
     def _too_late(self, task: Task) -> GanglineError:
         last = task.error
         return DeadlineExceeded(
-            f"its deadline passed before it {'could be tried again' if task.attempts else 'was started'}"
+            f"its deadline passed before it {'could be tried again' if task.begun else 'was started'}"
             + (f"; the last error was {last.code}: {last.message}" if last is not None else ""),
-            may_have_started=task.attempts > 0,
+            may_have_started=task.begun,
         )
 
     def _leave_line(self, task: Task) -> None:

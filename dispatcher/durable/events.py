@@ -68,12 +68,6 @@ class Sure(Event):
     """The server said, after the last `Doubted`, that our consumer is there. (If it is not: drop the core.)"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reopened(Event):
-    """Our consumer was made anew without losing the queue, since messages were lost on their way: all that is not
-    acknowledged will be delivered again. What was pulled before counts no more; a new Pull follows."""
-
-
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -92,9 +86,9 @@ class Arrived(Event):
     last at takeover, and for every message whose job id may have been used by another message: ids made of an
     idempotency key, and what a schedule fired with the job of its submission."""
     attempts: int = 0
-    """As its TryRecord says; likewise below."""
+    """As its TryRecord says; without one, as its submission says."""
     not_before: float = 0.0
-    """Unix time of its next try."""
+    """Unix time of its next try, as its TryRecord says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,9 +203,6 @@ class Cancel(Event):
     final, too late; else it will be cancelled unless it ends first."""
 
     job: str
-    remember: bool = False
-    """If it has not arrived yet, cancel it when it does. Only for jobs that are known to be in the stream; of the last
-    1000 such jobs, and by this core only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +217,8 @@ class Routed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSeen(Event):
-    """What is known of a pool, whenever it changes: of each pool of the route, and of each that a Want named."""
+    """What is known of a pool, whenever it changes: of each pool of the route, and of each that a Want named (also one
+    that wants nothing)."""
 
     pool: str
     known: bool
@@ -251,7 +243,6 @@ AnyEvent = (
     | Recovered
     | Doubted
     | Sure
-    | Reopened
     | Arrived
     | Malformed
     | Looked

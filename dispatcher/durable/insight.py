@@ -44,7 +44,7 @@ class Counts:
 def counts(books: Books) -> Counts:
     steps, totals = books.count, books.totals
     oldest = min(
-        (task.submission.published_at for task in books.tasks.values() if task.step in ADMITTED and not task.attempts),
+        (task.submission.published_at for task in books.tasks.values() if task.step in ADMITTED and not task.begun),
         default=None,
     )
     return Counts(

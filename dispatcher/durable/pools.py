@@ -55,8 +55,8 @@ class PoolView:
         """... together."""
         self.running = 0
         """Tasks."""
-        self.told = (0, 0)
-        """What the last Want said."""
+        self.told: tuple[int, int] | None = None
+        """What the last Want said; None: nothing was said of the pool yet."""
 
     def __repr__(self) -> str:
         return f"PoolView({self.name}, {len(self.line)} in line, {self.running} running, free={self.free})"
@@ -111,6 +111,7 @@ class Pools:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self._views: dict[str, PoolView] = {}
+        self[endpoint].told = (0, 0)
         self._route = RouteRecord()
         self._weights = self._route.pools(endpoint)
         self._chosen: dict[str, str] = {}
@@ -133,7 +134,7 @@ class Pools:
         self._explicit = explicit
         self._chosen.clear()
         for name in (*self._weights, *route.limits):
-            self[name]
+            self[name].told = self[name].told or (0, 0)
         for view in self._views.values():
             view.limit = route.limits.get(view.name)
 

@@ -61,7 +61,7 @@ class Task:
         self.cost = 1
         """Slots that it takes there."""
         self.attempts = 0
-        """Tries that were begun, the one that runs included."""
+        """Tries that were begun, the one that runs included, and those of an earlier life (see Submission.attempts)."""
         self.tried = False
         """A TryRecord of it may stand."""
         self.refusals = 0
@@ -84,6 +84,11 @@ class Task:
         """How it ended."""
         self.reason: str | None = None
         """Of its death."""
+
+    @property
+    def begun(self) -> bool:
+        """It was started once; in an earlier life, before it was submitted anew, does not count."""
+        return self.attempts > self.submission.attempts
 
     def __repr__(self) -> str:
         return f"<Task {self.seq} {self.job} {self.step.value} attempts={self.attempts}>"

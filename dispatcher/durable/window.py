@@ -12,7 +12,7 @@ class Window:
     """What is in hand and on its way. A bound of bytes can be passed by what was on its way already, if messages are
     suddenly larger than those before."""
 
-    __slots__ = ("_again", "_bytes", "_mean", "asked", "bytes", "count", "held")
+    __slots__ = ("_bytes", "_mean", "asked", "bytes", "count", "held")
 
     def __init__(self, *, count: int, bytes_: int) -> None:
         self.count = count
@@ -24,17 +24,13 @@ class Window:
         """... and their bytes."""
         self.asked = 0
         """Messages pulled that have not come."""
-        self._again = 0
-        """Messages in hand that will come once more."""
 
     def __repr__(self) -> str:
         return f"Window({self.held} of {self.count}, {self.bytes} bytes, {self.asked} asked for)"
 
-    def delivered(self, known: bool) -> None:
-        """A message came; whether it was in hand."""
+    def delivered(self) -> None:
+        """A message came, known or not."""
         self.asked = max(0, self.asked - 1)
-        if known:
-            self._again = max(0, self._again - 1)
 
     def add(self, size: int) -> None:
         """A new one is kept."""
@@ -45,12 +41,6 @@ class Window:
     def remove(self, size: int) -> None:
         self.held -= 1
         self.bytes -= size
-        self._again = min(self._again, self.held)
-
-    def reopened(self) -> None:
-        """What was asked for will not come; what is in hand comes again."""
-        self.asked = 0
-        self._again = self.held
 
     def ask(self) -> int:
         """How many to ask for now; they count as asked for. 0: none."""
@@ -59,7 +49,7 @@ class Window:
         free = min(self.count - self.held, int((self._bytes - self.bytes) / mean))
         if not self.held:
             free = fit
-        room = free + self._again - self.asked
+        room = free - self.asked
         if room < max(1, fit // _BATCH):
             return 0
         self.asked += room

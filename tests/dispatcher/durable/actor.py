@@ -50,7 +50,7 @@ class Actor:
     def cancel(self, pick: int) -> None:
         jobs = sorted({message.submission.job for message in self.world.stream.values()})
         if jobs:
-            self.world.tell(on.Cancel, job=jobs[pick % len(jobs)], remember=bool(pick % 2))
+            self.world.tell(on.Cancel, job=jobs[pick % len(jobs)])
 
     def deliver_one(self, pick: int) -> None:
         if self.world.network:

@@ -71,14 +71,15 @@ class Oracle:
             case on.Credit():
                 self.free[event.pool] = sorted(slots for slots in event.free if slots)
             case on.Arrived() if event.seq not in self.tasks:
-                wait = event.attempts and event.not_before > event.wall
+                begun = event.attempts > event.submission.attempts
+                wait = begun and event.not_before > event.wall
                 self.tasks[event.seq] = Seen(
                     seq=event.seq,
                     submission=event.submission,
                     draw=event.draw,
                     phase="look" if event.look else "wait" if wait else "ready",
-                    ready_at=event.now + (event.not_before - event.wall) if event.attempts else 0.0,
-                    begun=event.attempts > 0,
+                    ready_at=event.now + (event.not_before - event.wall) if begun else 0.0,
+                    begun=begun,
                 )
             case on.Looked() if event.seq in self.tasks and self.tasks[event.seq].phase == "look":
                 task = self.tasks[event.seq]
@@ -94,7 +95,7 @@ class Oracle:
         if event.error is not None and isinstance(classify(event.error), NotStarted):
             task.phase = "wait"
             task.refusals += 1
-            task.begun = event.attempt > 1
+            task.begun = event.attempt > task.submission.attempts + 1
             task.ready_at = event.now + refused_s(task.refusals)
         else:
             task.refusals = 0  # an effect will say more

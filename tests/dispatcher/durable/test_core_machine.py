@@ -26,6 +26,7 @@ SUBMISSION = st.fixed_dictionaries(
         "deadline_s": st.sampled_from([None, None, None, 2.0, 10.0]),
         "timeout_s": st.sampled_from([None, None, 1.0]),
         "backoff_s": st.sampled_from([None, 0.0]),
+        "attempts": st.sampled_from([0, 0, 0, 5]),
         "method": st.sampled_from(["run", "run", "big"]),
         "pool": st.sampled_from([None, None, None, "f"]),
         "again": st.sampled_from([None, None, None, 0, 1]),

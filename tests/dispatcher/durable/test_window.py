@@ -18,7 +18,7 @@ def test_the_window_asks_in_batches_and_never_for_more_than_it_has_room_for():
         requests += bool(count)
         if on_its_way and draw.random() < 0.6:
             on_its_way -= 1
-            window.delivered(False)
+            window.delivered()
             window.add(100)
             held.append(100)
         elif held:
@@ -32,7 +32,7 @@ def test_a_window_full_of_bytes_asks_for_nothing():
     window = Window(count=1000, bytes_=100_000)
     window.ask()
     for _ in range(10):
-        window.delivered(False)
+        window.delivered()
         window.add(10_000)
     assert window.bytes == 100_000
     assert window.ask() == 0

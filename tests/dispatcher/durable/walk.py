@@ -32,6 +32,7 @@ def submit(actor: Actor, draw: random.Random) -> None:
             deadline_s=draw.choice([None, None, None, 2.0, 10.0]),
             timeout_s=draw.choice([None, None, 1.0]),
             backoff_s=draw.choice([None, 0.0]),
+            attempts=draw.choice([0, 0, 0, 5]),
             method=draw.choice(["run", "run", "big"]),
             pool=draw.choice([None, None, None, "f"]),
             again=draw.choice([None, None, None, 0, 1]),

@@ -222,7 +222,7 @@ class World:
     def deliver_again(self, seq: int) -> None:
         message = self.stream[seq]
         message.delivered += 1
-        attempts, not_before = self.tries.get(message.submission.job, (0, 0.0))
+        attempts, not_before = self.tries.get(message.submission.job, (message.submission.attempts, 0.0))
         self.tell(
             on.Arrived,
             seq=seq,
@@ -400,7 +400,7 @@ class World:
         submission = self.stream[effect.seq].submission
         living = [run for run in self.runs if not run.ended]
         assert not any(run.job == effect.job for run in living), f"law 2: {effect} while it runs"
-        assert effect.attempt == self.tries.get(effect.job, (0, 0.0))[0] + 1, f"law 3: {effect}"
+        assert effect.attempt == self.tries.get(effect.job, (submission.attempts, 0.0))[0] + 1, f"law 3: {effect}"
         rules = self.route.queue
         assert rules.max_running is None or len(living) < rules.max_running, f"law 4: {effect}"
         of_key = sum(run.key == submission.key for run in living)

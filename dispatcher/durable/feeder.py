@@ -69,6 +69,8 @@ class Feeder:
         self._leases: list[Slots] = []
         self._asks: dict[asyncio.Task[None], int] = {}
         """Leases asked for, with their slots."""
+        self._patient: set[asyncio.Task[None]] = set()
+        """Of those, what waits for as long as it takes."""
         self._wanted = 0
         self._largest = 1
         self._missing: str | None = None
@@ -83,8 +85,9 @@ class Feeder:
     def want(self, slots: int, largest: int) -> None:
         """So many more slots would be used at once, the next of them `largest` in one piece."""
         self._wanted, self._largest = slots, max(1, largest)
-        if not slots:
-            for task in list(self._asks):
+        for task, asked in list(self._asks.items()):
+            # One that waits for as long as it takes, for a piece that nobody needs any more, stands in the way.
+            if not slots or (asked > self._largest and task in self._patient):
                 task.cancel()
         self._pump()
 
@@ -172,22 +175,26 @@ class Feeder:
 
     def _ask(self, slots: int) -> None:
         method, self._missing = self._missing, None
-        task = self._loop.create_task(self._lease(slots, method), name=f"gangline-lease-{self.pool}")
-        self._asks[task] = slots
-        task.add_done_callback(self._asked)
-
-    async def _lease(self, slots: int, method: str | None) -> None:
         # Many slots in one piece may never be free again where single ones are: ask for fewer after a while.
         patience_s = None if slots <= self._largest else _IN_ONE_PIECE_S
+        task = self._loop.create_task(self._lease(slots, method, patience_s), name=f"gangline-lease-{self.pool}")
+        self._asks[task] = slots
+        if patience_s is None:
+            self._patient.add(task)
+        task.add_done_callback(self._asked)
+
+    async def _lease(self, slots: int, method: str | None, patience_s: float | None) -> None:
         try:
             async with asyncio.timeout(patience_s):
                 hold = await self._router.hold(self.pool, slots=slots, ttl_s=self._settings.lease_ttl_s, method=method)
         except TimeoutError:
             return
         except GanglineError as error:
+            # Said when it begins; tasks that wait are seen in the queue's statistics.
+            known = self.refusal is not None or isinstance(error, Disconnected)
+            say = self._log.debug if known else self._log.info
+            say("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
             self.refusal = error
-            level = self._log.debug if isinstance(error, Disconnected) else self._log.info
-            level("no lease in %s: %s", self.pool, error, extra={"action": "queue.no_lease", "pool": self.pool})
             await asyncio.sleep(_AGAIN_S)
             return
         self.refusal = None
@@ -200,7 +207,11 @@ class Feeder:
 
     def _asked(self, task: asyncio.Task[None]) -> None:
         self._asks.pop(task, None)
-        if task.cancelled() or self._closed:
+        self._patient.discard(task)
+        if self._closed:
+            return
+        if task.cancelled():
+            self._pump()
             return
         if (error := task.exception()) is not None:
             self._log.error("asking for a lease failed", exc_info=error, extra={"action": "feeder.bug"})

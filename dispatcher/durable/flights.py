@@ -24,7 +24,7 @@ from ...schemas.errors import (
     TaskCancelled,
     WorkerLost,
 )
-from ...schemas.frames import Answer, Frame, Request, TaskFlag
+from ...schemas.frames import Answer, Frame, Reason, Request, TaskFlag
 from ...schemas.names import WorkerId
 from ...schemas.submission import Submission
 from ...telemetry.logs import Log
@@ -260,6 +260,10 @@ class Flights:
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight:
             return
+        if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+            self._finish(entry, flight)
+            self._ask_again(entry, flight)
+            return
         error = error_of_answer(frame, entry.worker) or self._take_result(entry, frame)
         if entry.slots is not None and not refuses_token(frame):
             entry.slots.hold.used(flight.sent_at)
@@ -290,16 +294,17 @@ class Flights:
             return
         self._finish(entry, flight)
         if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
-            # That the question got lost says nothing about the job.
-            assert entry.submission is not None
-            attach = Attach(
-                seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id)
-            )
-            self._attach_later(entry, attach, float("-inf"))
+            self._ask_again(entry, flight)
             return
         error = error_of_fate(fate, entry.worker)
         entry.span.end(error)
         self._ended(entry, flight.attempt, error)
+
+    def _ask_again(self, entry: Entry, flight: JobFlight) -> None:
+        """That the question got lost, or was not taken, says nothing about the job."""
+        assert entry.submission is not None
+        attach = Attach(seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id))
+        self._attach_later(entry, attach, float("-inf"))
 
     def _attach_later(self, entry: Entry, attach: Attach, appears_by: float) -> None:
         def again() -> None:

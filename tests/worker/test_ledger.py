@@ -88,6 +88,28 @@ async def test_what_comes_and_goes_within_one_flush_costs_nothing():
         assert bench.writer.statistics().cancelled_out == 100
 
 
+async def test_leases_that_last_for_a_moment_cost_nothing_whenever_the_flush_comes():
+    async with Bench() as bench:
+        bench.grant("long", ttl_s=60.0)
+        for number in range(100):
+            bench.grant(f"t{number}")
+            await asyncio.sleep(0.005)
+            bench.end(f"t{number}")
+        await asyncio.sleep(0.05)
+        assert bench.tokens() == ["long"]
+        assert bench.writes == 1
+        assert bench.writer.statistics().cancelled_out == 100
+
+
+async def test_in_a_steady_stream_each_grant_that_lasts_is_visible_in_time():
+    async with Bench() as bench:
+        for number in range(100):
+            bench.grant(f"t{number}", ttl_s=60.0)
+            await asyncio.sleep(0.003)
+            visible = set(bench.tokens())
+            assert all(f"t{old}" in visible for old in range(number - 12)), number
+
+
 async def test_a_key_outlives_its_lease_by_two_seconds_at_most():
     async with Bench() as bench:
         bench.grant("a", ttl_s=3.5)

@@ -159,12 +159,23 @@ class Hold:
         """The worker took a task of it, which is as good as a renewal."""
         self.trusted_until = max(self.trusted_until, sent_at + self.ttl_s - margin_s(self.ttl_s))
 
-    def release(self) -> None:
-        """Give the slots back. Idempotent, never fails, never waits: it cannot be skipped, nor mask an error."""
+    def release(self, *, aside_s: float = 0.0) -> None:
+        """Give the slots back. Idempotent, never fails, never waits: it cannot be skipped, nor mask an error.
+
+        Args:
+            aside_s: for so long this router's own requests do not go for them. Else whoever of ours waits is there
+                before the worker can invite others.
+        """
         if self._end():
             self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
-            self.pool.settle(self.ticket)
-            self.pool.pump()
+            if aside_s > 0:
+                self._loop.call_later(aside_s, self._settle)
+            else:
+                self._settle()
+
+    def _settle(self) -> None:
+        self.pool.settle(self.ticket)
+        self.pool.pump()
 
     def consume(self) -> Ticket:
         """The task of a single-use token takes the slot over: whoever sends it settles the ticket."""

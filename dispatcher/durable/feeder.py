@@ -21,6 +21,8 @@ from .settings import DispatcherSettings
 _MAX_ASKS: Final = 16
 """Leases asked for at once: each takes a place in the pool's line."""
 _AGAIN_S: Final = 0.1
+_ASIDE_S: Final = 0.01
+"""After a turn others have so long to answer the worker's invitation."""
 _IN_ONE_PIECE_S: Final = 0.25
 
 
@@ -128,7 +130,7 @@ class Feeder:
         lease.used -= cost
         lease.idle_since = self._loop.time()
         if lease.retired:
-            self._release(lease)
+            self._release(lease, aside_s=_ASIDE_S)
 
     async def stop(self) -> None:
         """Give everything back; tasks that run go on. Idempotent."""
@@ -240,7 +242,7 @@ class Feeder:
             elif self._wanted and now - lease.born_at >= settings.turn_s:
                 lease.retired = changed = True
                 if lease.used < lease.hold.slots:
-                    self._release(lease)
+                    self._release(lease, aside_s=_ASIDE_S)
             elif not self._wanted and lease.used < lease.hold.slots and now - lease.idle_since >= settings.idle_s:
                 self._release(lease)
                 changed = True
@@ -249,11 +251,11 @@ class Feeder:
         if changed:
             self._changed(self.pool)
 
-    def _release(self, lease: Slots) -> None:
+    def _release(self, lease: Slots, *, aside_s: float = 0.0) -> None:
         """Give the lease back: what is idle at once, the rest as its tasks end."""
         if lease in self._leases:
             self._leases.remove(lease)
-        lease.hold.release()
+        lease.hold.release(aside_s=aside_s)
 
     def __repr__(self) -> str:
         return f"Feeder({self.pool}, wanted={self._wanted}, asked={sum(self._asks.values())}, leases={self._leases})"

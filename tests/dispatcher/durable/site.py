@@ -180,6 +180,11 @@ class Site:
             end(task)
 
         @pool.task
+        async def root(x: float) -> float:
+            """For calls."""
+            return float(x**0.5)
+
+        @pool.task
         async def large(size: int) -> str:
             task = begin()
             end(task)

@@ -6,8 +6,10 @@ import asyncio
 
 import pytest
 
+from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
 from gangline.dispatcher.durable.hands import Hands
+from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.jobs import JobState
 from gangline.testing.loop import current_node
 
@@ -244,3 +246,24 @@ async def test_long_tasks_do_not_hoard_short_ones() -> None:
         for job in jobs:
             await site.ended(job)
         assert max(at for _, _, _, at in site.ends) - began_at <= 7.0 * 1.05
+
+
+async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_keeps_busy() -> None:
+    async with Site() as site:
+        for _ in range(2):
+            site.worker(slots=2)
+        site.dispatcher()
+        site.dispatcher()
+        await site.taken()
+        for _ in range(400):
+            await site.submit("square", {"x": 1, "seconds": 0.1})
+        bus = site.hub.connect("client")
+        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+            first_at, ended = site.loop.time(), len(site.ends)
+            for _ in range(20):
+                began_at = site.loop.time()
+                assert await client.call("work.root", 49) == 7
+                assert site.loop.time() - began_at < 2.0
+            seconds = site.loop.time() - first_at
+        await bus.close()
+        assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"

@@ -8,9 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-from .gang_draw import draw_gang_plan
-from .plan import draw_plan
-from .run import Report, run, run_many, total_outcomes
+from .run import Report, drawing, run, run_many, total_outcomes
 
 
 def main() -> int:
@@ -18,7 +16,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m gangline.testing.sim", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many (default 100)")
     parser.add_argument("--from", dest="first", type=int, default=0, help="the first one (default 0)")
-    parser.add_argument("--gangs", action="store_true", help="with gangs, their owners and coordinators")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--gangs", action="store_true", help="with gangs, their owners and coordinators")
+    kinds.add_argument("--durable", action="store_true", help="with durable tasks, their dispatchers and routes")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
     parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
     parser.add_argument("--stop", action="store_true", help="stop at the first violation")
@@ -27,9 +27,9 @@ def main() -> int:
     began = time.perf_counter()
     reports: Iterable[Report]
     if arguments.trace:
-        reports = (_traced(seed, gangs=arguments.gangs) for seed in seeds)
+        reports = (_traced(seed, gangs=arguments.gangs, durable=arguments.durable) for seed in seeds)
     else:
-        reports = run_many(seeds, gangs=arguments.gangs, processes=arguments.processes)
+        reports = run_many(seeds, gangs=arguments.gangs, durable=arguments.durable, processes=arguments.processes)
     done: list[Report] = []
     for report in reports:
         done.append(report)
@@ -44,9 +44,9 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _traced(seed: int, *, gangs: bool) -> Report:
-    _say(f"seed {seed}: {(draw_gang_plan if gangs else draw_plan)(seed).summary()}")
-    report = run(seed, gangs=gangs, echo=_say)
+def _traced(seed: int, *, gangs: bool, durable: bool) -> Report:
+    _say(f"seed {seed}: {drawing(gangs=gangs, durable=durable)(seed).summary()}")
+    report = run(seed, gangs=gangs, durable=durable, echo=_say)
     _say(str(report))
     return report
 
@@ -57,15 +57,17 @@ def _summary(reports: list[Report], seconds: float) -> str:
     outcomes = ", ".join(f"{name} {count}" for name, count in total_outcomes(reports).most_common())
     return (
         f"{len(reports)} seeds in {seconds:.1f} s ({virtual_s / 3600:.1f} virtual hours, {events} events)\n"
-        f"requests: {outcomes}{_gangs(reports)}"
+        f"requests: {outcomes}"
+        f"{_told('gangs', (report.gangs for report in reports))}"
+        f"{_told('durable tasks', (report.durable for report in reports))}"
     )
 
 
-def _gangs(reports: list[Report]) -> str:
+def _told(what: str, counts: Iterable[dict[str, int]]) -> str:
     total: Counter[str] = Counter()
-    for report in reports:
-        total.update(report.gangs)
-    return "\ngangs: " + ", ".join(f"{name} {count}" for name, count in total.most_common()) if total else ""
+    for each in counts:
+        total.update(each)
+    return f"\n{what}: " + ", ".join(f"{name} {count}" for name, count in total.most_common()) if total else ""
 
 
 def _say(text: str) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .durable_draw import HOLDER
 from .gang_draw import LEADER
 from .plan import CALM_RATES, Accident, Event, Plan, Storm
+from .troubles import SERVER
 
 if TYPE_CHECKING:
     from .processes import Process
@@ -65,7 +68,7 @@ class Accidents:
             return
         process = self._process(event.target)
         if process is None and event.target:
-            return  # nobody leads just now
+            return  # nobody leads, or has a queue, just now
         if process is not None and (process.bus is None or process.frozen):
             return  # it is away already
         who = event.target if process is None else process.name
@@ -75,9 +78,12 @@ class Accidents:
                 self._server_restart(event)
             case Accident.STORAGE_OUTAGE:
                 self._world.hub.storage_down()
-                self._begin("storage outage", event.for_s, self._world.hub.storage_back)
+                self._begin("storage outage", event.for_s, self._world.hub.storage_back, SERVER)
             case Accident.RESIZE | Accident.DRAIN:
                 self._world.workers[event.target].operate(event)
+            case Accident.DISPATCHER_STOP:
+                if process is not None:
+                    self._world.dispatchers[process.name].stop()
             case _:
                 if process is not None:
                     self._befall(process, event)
@@ -86,16 +92,22 @@ class Accidents:
         hub, bus = self._world.hub, process.bus
         assert bus is not None
         match event.accident:
-            case Accident.WORKER_CRASH | Accident.CLIENT_CRASH | Accident.COORDINATOR_CRASH:
+            case Accident.WORKER_CRASH | Accident.CLIENT_CRASH | Accident.COORDINATOR_CRASH | Accident.DISPATCHER_CRASH:
                 process.crash()
-                self._begin(f"crash of {event.target}", event.for_s, process.start)
-            case Accident.WORKER_FREEZE | Accident.CLIENT_FREEZE | Accident.COORDINATOR_FREEZE:
+                self._begin(f"crash of {event.target}", event.for_s, process.start, process.name)
+            case (
+                Accident.WORKER_FREEZE
+                | Accident.CLIENT_FREEZE
+                | Accident.COORDINATOR_FREEZE
+                | Accident.DISPATCHER_FREEZE
+            ):
                 process.freeze()
-                self._begin(f"freeze of {event.target}", event.for_s, process.thaw)
+                self._begin(f"freeze of {event.target}", event.for_s, process.thaw, process.name)
             case Accident.DISCONNECT:
                 hub.disconnect(bus)
-                self._begin(f"disconnection of {event.target}", event.for_s, lambda: hub.reconnect(bus))
-            case Accident.PARTITION | Accident.LEADER_PARTITION:
+                reconnect = functools.partial(hub.reconnect, bus)
+                self._begin(f"disconnection of {event.target}", event.for_s, reconnect, process.name)
+            case Accident.PARTITION | Accident.LEADER_PARTITION | Accident.DISPATCHER_PARTITION:
                 hub.partition(bus)
                 self.excuses_late_messages = True
                 notice = asyncio.get_running_loop().call_later(NOTICED_S, hub.disconnect, bus)
@@ -105,29 +117,37 @@ class Accidents:
                     hub.heal(bus)
                     hub.reconnect(bus)
 
-                self._begin(f"partition of {event.target}", event.for_s, mend)
+                self._begin(f"partition of {event.target}", event.for_s, mend, process.name)
             case _:
                 raise ValueError(f"{event.accident} does not befall a process")
 
     def _server_restart(self, event: Event) -> None:
         hub = self._world.hub
         hub.stop()
-        self._begin("server restart", event.for_s, hub.start)
+        self._begin("server restart", event.for_s, hub.start, SERVER)
 
     def _process(self, name: str) -> Process | None:
         world = self._world
         if name == LEADER:
             return world.leading()
-        return world.workers.get(name) or world.clients.get(name) or world.coordinators.get(name)
+        if name == HOLDER:
+            return world.holding()
+        for processes in (world.workers, world.clients, world.coordinators, world.dispatchers):
+            if name in processes:
+                return processes[name]
+        return None
 
-    def _begin(self, name: str, for_s: float, end: Callable[[], None]) -> None:
+    def _begin(self, name: str, for_s: float, end: Callable[[], None], who: str = "") -> None:
+        """`who` suffers it, if it is somebody."""
         self._numbers += 1
         number = self._numbers
         self._world.ledger.disturb()
+        over = self._world.troubles.begin(who)
 
         def finish() -> None:
             self._world.trace.note("sim", f"{name} ends")
             self._world.ledger.settle()
+            over()
             end()
 
         self._open[number] = finish

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from ...bus.memory_faults import FaultRates
+from .durable_plan import DurableTraffic
 from .gang_plan import GangTraffic
 
 POOLS = ("alpha", "beta")
@@ -58,6 +59,11 @@ class Accident(StrEnum):
     COORDINATOR_FREEZE = "coordinator freeze"
     """From here on only in plans with gangs."""
     LEADER_PARTITION = "leader partition"
+    DISPATCHER_CRASH = "dispatcher crash"
+    """From here on only in plans with durable tasks."""
+    DISPATCHER_FREEZE = "dispatcher freeze"
+    DISPATCHER_PARTITION = "dispatcher partition"
+    DISPATCHER_STOP = "dispatcher stop"
 
 
 FAULTS = (
@@ -70,10 +76,13 @@ FAULTS = (
     Accident.SERVER_RESTART,
     Accident.STORAGE_OUTAGE,
 )
-"""Accidents that nobody asked for; DRAIN and RESIZE are an operator's own doing."""
+"""Accidents that nobody asked for; DRAIN, RESIZE and DISPATCHER_STOP are an operator's own doing."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
 """Those of plans with gangs."""
+
+DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
+"""Those of plans with durable tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +130,8 @@ class Event:
     at_s: float
     accident: Accident
     target: str
-    """Worker, client, coordinator, `leader` for whoever leads then, or nothing for the server."""
+    """Worker, client, coordinator, dispatcher; `leader` for the coordinator that leads then, `holder` for the
+    dispatcher that has most queues; nothing for the server."""
     for_s: float
     amount: int = 0
     """Slots after a resize."""
@@ -148,12 +158,14 @@ class Plan:
     """After so long no new step begins and everything heals."""
     gangs: GangTraffic | None = None
     """With gangs, if not None; see gang_draw."""
+    durable: DurableTraffic | None = None
+    """With durable tasks, if not None; see durable_draw."""
 
     @property
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
         accidents = {event.accident for event in self.events}
-        return not self.storms and not accidents & {*FAULTS, *COORDINATOR_FAULTS}
+        return not self.storms and not accidents & {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS}
 
     def summary(self) -> str:
         kinds = sorted({event.accident.value for event in self.events})
@@ -161,6 +173,7 @@ class Plan:
             f"{len(self.workers)} workers ({sum(w.slots for w in self.workers)} slots), {len(self.clients)} clients, "
             f"{len(self.steps)} steps, {len(self.storms)} storms, accidents: {', '.join(kinds) or 'none'}"
             f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
+            f"{'' if self.durable is None else f', {self.durable.summary()}'}"
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bus.memory_bus import MemoryBus
 from ...dispatcher.client import Client
@@ -15,6 +15,8 @@ from ...schemas.frames import Load
 from ...worker.service import Worker
 from ...worker.settings import WorkerSettings
 from ..loop import node_context
+from .durable_plan import JobStep
+from .durable_steps import JobStepRunner
 from .gang_plan import GangStep
 from .gang_steps import GangStepRunner
 from .plan import Accident, Event, Step, WorkerPlan
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 DRAIN_GRACE_S = 3.0
 RESTART_S = 0.5
 """What a process manager waits before it starts again what ended."""
+
+AnyStep = Step | GangStep | JobStep
+
+
+class Runner(Protocol):
+    """Plays one step."""
+
+    async def run(self) -> None: ...
 
 
 class Process(ABC):
@@ -194,6 +204,7 @@ class WorkerProcess(Process):
             model.dead = True
             self.world.ledger.worker_died(model)
         self.world.gangs.died(self.node)
+        self.world.jobs.died(self.node)
         self.worker = None
         super().kill()
 
@@ -217,7 +228,7 @@ class ClientProcess(Process):
         self.client: Client | None = None
         self._steps: dict[asyncio.Task[None], str] = {}
         """Steps of the present process that have not ended, and their nodes."""
-        self._waiting: list[Step | GangStep] = []
+        self._waiting: list[AnyStep] = []
         """Steps whose time came while no process was there to take them."""
 
     async def _main(self, bus: MemoryBus) -> None:
@@ -230,20 +241,22 @@ class ClientProcess(Process):
             self.begin(step)
         await asyncio.Event().wait()  # until it is killed
 
-    def begin(self, step: Step | GangStep) -> None:
+    def begin(self, step: AnyStep) -> None:
         """Let the present process play a step; or the next one, if there is none now."""
         if self.client is None:
             self._waiting.append(step)
             return
-        runner: StepRunner | GangStepRunner
+        runner: Runner
         if isinstance(step, GangStep):
             runner = GangStepRunner(self, self.client, step)
+        elif isinstance(step, JobStep):
+            runner = JobStepRunner(self, self.client, step)
         else:
             runner = StepRunner(self, self.client, step)
         task = self.world.loop.spawn(self.node, self._play(runner, step), name=f"step {step.number} of {self.node}")
         self._steps[task] = self.node
 
-    async def _play(self, runner: StepRunner | GangStepRunner, step: Step | GangStep) -> None:
+    async def _play(self, runner: Runner, step: AnyStep) -> None:
         task = asyncio.current_task()
         assert task is not None
         timer = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
 from .checker import Violation
+from .durable_draw import draw_durable_plan
 from .gang_draw import draw_gang_plan
 from .plan import Plan, draw_plan
 from .world import World
@@ -33,6 +34,8 @@ class Report:
     """How many requests ended how."""
     gangs: dict[str, int] = field(default_factory=dict[str, int])
     """How often what befell gangs."""
+    durable: dict[str, int] = field(default_factory=dict[str, int])
+    """How many durable tasks ended how, and what befell them."""
     plan: str = ""
 
     @property
@@ -50,18 +53,24 @@ class Report:
 
 
 def run(
-    seed: int, *, gangs: bool = False, plan: Plan | None = None, echo: Callable[[str], None] | None = None
+    seed: int,
+    *,
+    gangs: bool = False,
+    durable: bool = False,
+    plan: Plan | None = None,
+    echo: Callable[[str], None] | None = None,
 ) -> Report:
     """Play the plan of a seed (or another one) and say how it went.
 
     Args:
         seed: any whole number.
         gangs: with gang traffic beside the plain.
+        durable: with durable tasks beside the plain traffic; not with gangs.
         plan: instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or (draw_gang_plan(seed) if gangs else draw_plan(seed))
+    plan = plan or drawing(gangs=gangs, durable=durable)(seed)
     try:
         world = World(plan, loop, echo)
         try:
@@ -77,15 +86,23 @@ def run(
             events=world.trace.events,
             outcomes=world.outcomes.counts(),
             gangs=dict(sorted(world.gangs.counts.items())),
+            durable=world.jobs.counts(),
             plan=plan.summary(),
         )
     finally:
         loop.close()
 
 
-def run_many(seeds: Iterable[int], *, gangs: bool = False, processes: int | None = None) -> Iterator[Report]:
+def drawing(*, gangs: bool, durable: bool) -> Callable[[int], Plan]:
+    """What draws such plans."""
+    return draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
+
+
+def run_many(
+    seeds: Iterable[int], *, gangs: bool = False, durable: bool = False, processes: int | None = None
+) -> Iterator[Report]:
     """Reports of many seeds, as they come in. One process: in this one, in order."""
-    play = functools.partial(run, gangs=gangs)
+    play = functools.partial(run, gangs=gangs, durable=durable)
     if processes == 1:
         yield from map(play, seeds)
         return

@@ -10,6 +10,7 @@ from typing import Protocol
 from ...worker.context import TaskContext, current_task
 from ...worker.gang_context import GangContext
 from ...worker.pool import Pool
+from .durable_tasks import JOB_COSTS, declare_jobs
 from .gang_plan import Breaking
 from .plan import POOLS, Ending
 
@@ -164,6 +165,8 @@ def make_pool(name: str) -> Pool:
     async def rank(request: str, duration_s: float, breaking: str, broken: int, meets: bool) -> list[object]:
         return await _rank(request, duration_s, breaking, broken, meets)
 
+    declare_jobs(pool)
+
     if name == POOLS[-1]:
 
         @pool.gang_start
@@ -179,5 +182,5 @@ def make_pool(name: str) -> Pool:
 
 SIM_POOLS = {name: make_pool(name) for name in POOLS}
 """Made once: declaring tasks costs more than many a run."""
-COSTS = {"work": 1, "again": 1, "heavy": 2, "items": 1, "rank": 1}
+COSTS = {"work": 1, "again": 1, "heavy": 2, "items": 1, "rank": 1, **JOB_COSTS}
 IDEMPOTENT = frozenset({"again"})

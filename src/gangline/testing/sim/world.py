@@ -22,6 +22,10 @@ from ..loop import VirtualLoop, current_node
 from .accidents import Accidents
 from .checker import Checker
 from .coordinators import CoordinatorProcess, Operator
+from .dispatchers import DispatcherProcess, RouteOperator
+from .durable_laws import JobWatch
+from .durable_rest import check_durable, durable_at_rest
+from .durable_tasks import JOBS, JobBroke
 from .gang_wire import GangWire
 from .gangs import GangWatch, meeting_value
 from .ledger import LedgerWatch
@@ -32,6 +36,7 @@ from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .slots import WorkerModel
 from .tasks import COSTS, OBSERVER, TaskBroke
 from .trace import Trace
+from .troubles import Troubles
 from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
@@ -84,6 +89,17 @@ class World:
         wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
+        self.troubles = Troubles(self.now)
+        self.jobs = JobWatch(
+            self.checker,
+            self.trace,
+            self.now,
+            self.hub,
+            self.names,
+            plan.durable,
+            self.troubles,
+            lambda: self.accidents.excuses_late_messages,
+        )
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
         self.coordinators: dict[str, CoordinatorProcess] = {}
@@ -91,6 +107,11 @@ class World:
             after_s = plan.gangs.starve_after_s
             self.coordinators = {name: CoordinatorProcess(self, name, after_s) for name in plan.gangs.coordinators}
         self.operator = Operator(self)
+        self.dispatchers: dict[str, DispatcherProcess] = {}
+        if plan.durable is not None:
+            self.dispatchers = {name: DispatcherProcess(self, name) for name in plan.durable.dispatchers}
+            self.hub.tap(on_change=self.jobs.on_change)
+        self.routes = RouteOperator(self)
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()
         """Of no node; for timers that outlive the node that sets them."""
@@ -134,6 +155,11 @@ class World:
         """Who leads now, as far as it knows itself; else any that runs."""
         running = [each for each in self.coordinators.values() if each.bus is not None and not each.frozen]
         return next((each for each in running if each.leads), running[0] if running else None)
+
+    def holding(self) -> DispatcherProcess | None:
+        """The dispatcher that has most queues now."""
+        running = [each for each in self.dispatchers.values() if each.running]
+        return max(running, key=lambda each: len(each.queues), default=None)
 
     def _tap_gangs(self) -> None:
         if self.plan.gangs is None:
@@ -190,6 +216,28 @@ class World:
         if returned:
             self.outcomes.body_returned(request)
 
+    def job_started(self, request: str, cost: int, context: TaskContext) -> int:
+        self._bodies += 1
+        number, node = self._bodies, current_node() or "?"
+        self.trace.note(node, f"{request} begins as {context.job}, attempt {context.attempt} (token {context.token})")
+        self.troubles.hear(self.workers, self._heard())
+        self.jobs.body_started(number, node, request, cost, context)
+        self.models[node].body_started(number, request, cost, context.token, None)
+        return number
+
+    def job_ended(self, number: int, how: str) -> None:
+        node = current_node() or "?"
+        model = self.models.get(node)
+        if self.loop.is_closed() or model is None or model.dead:
+            return
+        self.trace.note(node, f"try {number} of {self.jobs.by_number[number][0].request} {how}")
+        model.body_ended(number)
+        self.jobs.body_ended(number, how)
+
+    def _heard(self) -> set[str]:
+        """Workers with a heartbeat in the ledger."""
+        return {key.rpartition(".")[2] for key in self.ledger_keys() if key.startswith("alive.")}
+
     def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
         self.gangs.arrives(request, gang)
         return meeting_value(request, gang.rank, gang.generation)
@@ -218,6 +266,7 @@ class World:
     async def play(self) -> None:
         """From the start of the workers to rest, or to the first violation."""
         OBSERVER.set(self)
+        JOBS.set(self)
         self.context = contextvars.copy_context()
         watcher = _LogWatch(self.checker)
         logger = logging.getLogger("gangline")
@@ -243,8 +292,13 @@ class World:
             worker.start()
         for coordinator in self.coordinators.values():
             coordinator.start()
+        for dispatcher in self.dispatchers.values():
+            dispatcher.start()
         for client in self.clients.values():
             client.start()
+        if plan.durable is not None:
+            for route in plan.durable.routes:
+                self.loop.call_later(0.5 + route.at_s, self.routes.write, route)
         await asyncio.sleep(0.5)
         self.trace.note("sim", f"traffic begins: {plan.summary()}")
         self.accidents.schedule(plan)
@@ -256,6 +310,9 @@ class World:
                 self.loop.call_at(begin + gang_step.at_s, self.clients[gang_step.client].begin, gang_step)
             for declared in plan.gangs.sets:
                 self.loop.call_at(begin + declared.at_s, self.operator.declare, declared)
+        if plan.durable is not None:
+            for job_step in plan.durable.steps:
+                self.loop.call_at(begin + job_step.at_s, self.clients[job_step.client].begin, job_step)
         await asyncio.sleep(plan.traffic_s)
         self.trace.note("sim", "traffic ends, everything heals")
         self.accidents.heal()
@@ -267,6 +324,7 @@ class World:
         await self._until(self.at_rest)
         self.trace.note("sim", "rest")
         await check_rest(self)
+        check_durable(self)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         for _ in range(round(SETTLE_S / SETTLE_LOOK_S)):
@@ -283,6 +341,7 @@ class World:
             and all(worker.settled for worker in self.workers.values())
             and not any(model.busy for model in self.models.values() if model.alive)
             and gangs_at_rest(self)
+            and durable_at_rest(self)
             and not any(key.startswith("lease.") for key in self.ledger_keys())
             and all(beat is not None and not beat.running + beat.reserved for beat in self.heartbeats().values())
         )
@@ -292,6 +351,7 @@ class World:
             await asyncio.sleep(LOOK_S)
             self.outcomes.look()
             self.gangs.look()
+            self.troubles.hear(self.workers, self._heard())
             for worker in self.workers.values():
                 worker.look()
 
@@ -302,7 +362,8 @@ class World:
     def _stop_everything(self) -> None:
         """The run is over: no process says another word."""
         self.checker.closed = True
-        for process in (*self.workers.values(), *self.clients.values(), *self.coordinators.values()):
+        processes = (self.workers, self.clients, self.coordinators, self.dispatchers)
+        for process in (each for group in processes for each in group.values()):
             process.kill()
 
     def _on_fault(self, kind: str, subject: str) -> None:
@@ -328,6 +389,6 @@ class _LogWatch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, TaskBroke):
+        if isinstance(error, TaskBroke | JobBroke):
             return  # by the plan
         self._checker.fail("error", f"logged: {record.getMessage()}{f': {error!r}' if error else ''}")

@@ -1,0 +1,54 @@
+"""The checker's own books of durable tasks: what was asked for, what runs where, how each ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...schemas.jobs import ResultRecord
+from .durable_plan import JobStep
+
+
+@dataclass(slots=True)
+class Body:
+    """One try: code that runs, or ran."""
+
+    number: int
+    node: str
+    worker: str
+    cost: int
+    attempt: int
+    since: float
+    ended_at: float | None = None
+    how: str = ""
+    """returned, raised, stopped; or died, with its process."""
+
+
+@dataclass(slots=True)
+class JobModel:
+    """One durable task. Steps with the same idempotency key have one."""
+
+    request: str
+    step: JobStep
+    asked_at: float
+    stored_at: float | None = None
+    """When a publisher first had the acknowledgement."""
+    job: str | None = None
+    """Its id, as far as it is known."""
+    bodies: list[Body] = field(default_factory=list[Body])
+    doomed: bool = False
+    """Somebody wants it cancelled."""
+    cancelled_at: float | None = None
+    """When somebody was told that it is."""
+    told: list[str] = field(default_factory=list[str])
+    record: ResultRecord | None = None
+
+    @property
+    def running(self) -> list[Body]:
+        return [body for body in self.bodies if body.ended_at is None]
+
+    @property
+    def stands_since(self) -> float:
+        return self.asked_at if self.stored_at is None else self.stored_at
+
+    def __str__(self) -> str:
+        return f"{self.request} ({self.job or 'of unknown id'})"

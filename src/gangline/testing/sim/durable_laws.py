@@ -1,0 +1,363 @@
+"""Law L10, and what else durable tasks are promised, checked whenever one of them starts, ends or is told of.
+
+It learns from the code of the tasks, from what is written into the bucket of results, from the streams at the server,
+and from what clients are told; never from dispatchers.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import Any
+
+from ...bus.memory import MemoryHub
+from ...bus.port import KvEntry, KvOperation
+from ...schemas import codec
+from ...schemas.errors import GanglineError
+from ...schemas.jobs import DeadReason, JobState, ResultRecord
+from ...schemas.names import Names
+from ...worker.context import TaskContext
+from .checker import Checker
+from .durable_books import Body, JobModel
+from .durable_limits import Limits
+from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
+from .durable_tasks import job_result
+from .trace import Trace
+from .troubles import SERVER, Troubles
+
+DEADLINE_SLACK_S = 2.6
+"""As that of calls: what a message may be late, and a freeze below the guard."""
+
+
+class JobWatch:
+    """All durable tasks of a run.
+
+    Args:
+        excused: whether messages may have been held for longer than any slack.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        clock: Callable[[], float],
+        hub: MemoryHub,
+        names: Names,
+        traffic: DurableTraffic | None,
+        troubles: Troubles,
+        excused: Callable[[], bool],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._clock = clock
+        self._hub = hub
+        self._names = names
+        self._traffic = traffic
+        self._troubles = troubles
+        self._excused = excused
+        self.models: dict[str, JobModel] = {}
+        """By request."""
+        self.ends: dict[str, ResultRecord] = {}
+        """By job."""
+        self.by_number: dict[int, tuple[JobModel, Body]] = {}
+        self._limits = Limits(checker, clock, hub, names, traffic, self) if traffic is not None else None
+
+    # -- what clients do ------------------------------------------------------------------------------------------
+
+    def asked(self, step: JobStep) -> None:
+        """A client is about to publish it."""
+        if step.request not in self.models:
+            self.models[step.request] = JobModel(request=step.request, step=step, asked_at=self._clock())
+
+    def stored(self, step: JobStep, job: str) -> None:
+        """Its publisher has the acknowledgement."""
+        model = self.models[step.request]
+        if model.stored_at is None:
+            model.stored_at = self._clock()
+        if model.job is not None and model.job != job:
+            self._fail("L10", f"{model.request} is job {model.job} and job {job}")
+        model.job = job
+
+    def dooms(self, step: JobStep) -> None:
+        """Somebody wants it cancelled."""
+        self.models[step.request].doomed = True
+
+    def cancelled(self, step: JobStep) -> None:
+        """Somebody was told that it is."""
+        self.models[step.request].cancelled_at = self._clock()
+
+    def told(self, step: JobStep, job: str, value: Any) -> None:
+        """Somebody who waited got a result."""
+        record = self.ends.get(job)
+        if record is None or record.state is not JobState.DONE or _value(record) != value:
+            self._fail("outcome", f"{step.request} ({job}) gave {value!r}, and its record is {record}")
+
+    def told_items(self, step: JobStep, job: str, items: list[object]) -> None:
+        record = self.ends.get(job)
+        if record is None or record.state is not JobState.DONE or items != list(range(step.items)):
+            self._fail("outcome", f"{step.request} ({job}) gave the items {items}, and its record is {record}")
+
+    def told_error(self, step: JobStep, job: str, error: GanglineError) -> None:
+        """Somebody who waited, or cancelled, got an error."""
+        record, code = self.ends.get(job), error.code
+        state = None if record is None else record.state
+        match code:
+            case "job_dead":
+                truth = state is JobState.DEAD
+            case "job_cancelled":
+                truth = state is JobState.CANCELLED
+            case "result_not_kept":
+                truth = not step.keeps_result
+            case "unknown_job":
+                truth = not step.keeps_result and step.kind is JobKind.CANCEL
+            case "invalid_request":  # the result of a task that yields
+                truth = step.method == "job_items" and step.kind is JobKind.WATCH and state is JobState.DONE
+            case "deadline_exceeded":
+                truth = False
+            case _:
+                truth = step.kind is JobKind.CANCEL  # who cancels does not try again for ever
+        if not truth:
+            self._fail("outcome", f"{step.request} ({job}) ended with {code} ({error.message}); its record: {record}")
+
+    # -- what task code does --------------------------------------------------------------------------------------
+
+    def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
+        """A try begins."""
+        now, model = self._clock(), self.models[request]
+        body = Body(number, node, node.partition(".")[0], cost, context.attempt, since=now)
+        if model.job is None:
+            model.job = context.job
+        if context.job != model.job:
+            self._fail("L10", f"{model} runs as job {context.job}")
+        self._check_start(model, body)
+        if self._limits is not None:
+            self._limits.starts(model, body, context)
+        model.bodies.append(body)
+        self.by_number[number] = (model, body)
+
+    def body_ended(self, number: int, how: str) -> None:
+        """It has ended."""
+        _, body = self.by_number[number]
+        body.ended_at, body.how = self._clock(), how
+
+    def died(self, node: str) -> None:
+        """A process is gone, and its code with it."""
+        for _, body in self.by_number.values():
+            if body.node == node and body.ended_at is None:
+                body.ended_at, body.how = self._clock(), "died"
+
+    def explained(self, body: Body) -> bool:
+        """Whether it may be thought dead, or has been: something befell its process since it began."""
+        return self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
+
+    def _check_start(self, model: JobModel, body: Body) -> None:
+        step, now = model.step, self._clock()
+        if step.bad is not None:
+            self._fail("L10", f"{model} runs, though it is {step.bad.reason}")
+        for other in model.running:
+            if not self.explained(other):
+                self._fail(
+                    "L10",
+                    f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
+                    f"{other.attempt})",
+                )
+        end = self.ends.get(model.job or "")
+        if end is not None and end.state is not JobState.CANCELLED:
+            self._fail("L10", f"{model} starts on {body.node}, though it has ended: {end.state} by {end.worker}")
+        if model.cancelled_at is not None and not self._bereaved(model.cancelled_at):
+            self._fail("L10", f"{model} starts on {body.node}, though its cancellation was confirmed")
+        self._check_attempts(model, body)
+        self._check_times(model, body, now)
+
+    def _bereaved(self, since: float) -> int:
+        """How often a dispatcher, or the server, may have forgotten what it had not written down."""
+        assert self._traffic is not None
+        return self._troubles.count((*self._traffic.dispatchers, SERVER), since)
+
+    def _check_attempts(self, model: JobModel, body: Body) -> None:
+        step = model.step
+        if body.attempt > step.max_attempts:
+            self._fail("L10", f"{model} starts as attempt {body.attempt} of {step.max_attempts}")
+        lost = sum(1 for each in model.bodies if each.how == "died" or self.explained(each))
+        kills = self._bereaved(model.asked_at)
+        starts = len(model.bodies) + 1
+        if starts > step.max_attempts + lost + kills:
+            self._fail("L10", f"{model} starts {starts} times, with {step.max_attempts} attempts and {lost} lost ones")
+
+    def _check_times(self, model: JobModel, body: Body, now: float) -> None:
+        step, delay_s = model.step, model.step.delay_s or 0.0
+        if now < model.asked_at + delay_s - 0.01:
+            self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
+        if step.deadline_s is not None and model.stored_at is not None and not self._excused():
+            # From when it was stored, which was before its publisher knew, or from its time on.
+            late = now - (model.stored_at + delay_s + step.deadline_s)
+            if late > DEADLINE_SLACK_S and not self._troubles.befell(SERVER, model.asked_at):
+                self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
+        raised = [each for each in model.bodies if each.how == "raised" and each.ended_at is not None]
+        if raised and body.attempt > raised[-1].attempt:
+            waited = now - (raised[-1].ended_at or 0.0)
+            if waited < step.backoff_s / 2 - 0.001:
+                self._fail("L10", f"{model} starts again {waited:.3f} s after it failed: backoff {step.backoff_s} s")
+
+    # -- what is written ------------------------------------------------------------------------------------------
+
+    def on_change(self, bucket: str, entry: KvEntry) -> None:
+        """A new revision of a key."""
+        if bucket != self._names.results_bucket or not entry.key.startswith("result."):
+            return
+        job = entry.key.partition(".")[2]
+        if entry.operation is not KvOperation.PUT:
+            self._fail("L10", f"the result of {job} is deleted")
+            return
+        record = ResultRecord.model_validate_json(entry.value)
+        self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
+        if job in self.ends:
+            self._fail("L10", f"the result of {job} is written again: {self.ends[job].state}, then {record.state}")
+        self.ends[job] = record
+        model = next((each for each in self.models.values() if each.job == job), None)
+        if model is not None:
+            self.check_record(model, record)
+
+    def check_record(self, model: JobModel, record: ResultRecord) -> None:
+        """It is the truth."""
+        model.record, step = record, model.step
+        match record.state:
+            case JobState.DONE:
+                returned = [body for body in model.bodies if body.how == "returned"]
+                if record.items is not None:
+                    right = record.items == step.items and bool(returned)
+                else:
+                    right = _value(record) in [job_result(model.request, body.number) for body in returned]
+                if not right:
+                    self._fail("L10", f"{model} is done with {record.result!r}, {record.items} items: never returned")
+            case JobState.CANCELLED:
+                if not model.doomed:
+                    self._fail("L10", f"{model} is cancelled, and nobody asked for it")
+            case JobState.DEAD:
+                if not self._may_die(model, record):
+                    self._fail("L10", f"{model} is dead: {record.reason} after {record.attempts}: {record.error}")
+        if record.attempts > step.max_attempts:
+            self._fail("L10", f"{model} has {record.attempts} attempts of {step.max_attempts}")
+
+    def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
+        """Whether that is a reason for its death."""
+        step = model.step
+        if step.bad is not None:
+            return record.reason is step.bad.reason
+        last = record.attempts >= step.max_attempts
+        match record.reason:
+            case DeadReason.FAILED:
+                return last and any(body.how in ("raised", "stopped") for body in model.bodies)
+            case DeadReason.TIMED_OUT:
+                return last and step.timeout_s is not None
+            case DeadReason.CRASHED:
+                return last and any(body.how == "died" or self.explained(body) for body in model.bodies)
+            case DeadReason.EXPIRED:
+                due = None if step.deadline_s is None else model.asked_at + (step.delay_s or 0.0) + step.deadline_s
+                return due is not None and self._clock() > due - 0.1
+            case DeadReason.IMPOSSIBLE:
+                return step.method == "job_heavy"
+            case _:
+                return False
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left in the stream, and nothing runs."""
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        return (stream is None or not stream.messages) and not any(each.running for each in self.models.values())
+
+    def letters(self) -> dict[str, list[str]]:
+        """Reasons of dead letters, by job."""
+        found: dict[str, list[str]] = {}
+        stream = self._hub.streams.find(self._names.dead_stream)
+        for message in [] if stream is None else stream.messages.values():
+            given = message.headers or {}
+            found.setdefault(given["Gangline-Job"], []).append(given["Gangline-Dead-Reason"])
+        return found
+
+    def check_rest(self) -> None:
+        """Nothing is asked any more: each has ended, once, and nothing is left."""
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        for message in [] if stream is None else stream.messages.values():
+            self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
+        for entry in self._hub.peek(self._names.results_bucket):
+            if entry.key.startswith("try."):
+                self._fail("L12", f"at rest {entry.key} is still in the bucket of results")
+        letters = self.letters()
+        for model in self.models.values():
+            for body in model.running:
+                self._fail("L10", f"at rest {model} still runs on {body.node}")
+            if model.job is not None:
+                self._check_end(model, letters.get(model.job, []))
+
+    def _check_end(self, model: JobModel, letters: list[str]) -> None:
+        assert model.job is not None
+        record = self.ends.get(model.job)
+        if record is not None and model.record is None:
+            self.check_record(model, record)
+        if record is None:
+            self._check_unkept(model, letters)
+        elif record.state is JobState.DEAD:
+            if letters != [str(record.reason)]:
+                self._fail("L10", f"{model} is dead of {record.reason}, and has the dead letters {letters}")
+        elif letters:
+            self._fail("L10", f"{model} is {record.state}, and has the dead letters {letters}")
+        if record is not None and record.items is not None:
+            self._check_items(model, record)
+
+    def _check_unkept(self, model: JobModel, letters: list[str]) -> None:
+        step = model.step
+        kept = step.keeps_result or step.bad is not None
+        if model.stored_at is None and not model.bodies:
+            return  # it never reached the stream, as far as anybody knows
+        if kept:
+            self._fail("L10", f"{model} was acknowledged, and has no end")
+        elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):
+            self._fail("L10", f"{model} was acknowledged and never returned; its dead letters: {letters}")
+
+    def _check_items(self, model: JobModel, record: ResultRecord) -> None:
+        stream = self._hub.streams.find(self._names.jobs_stream)
+        subject = f"{self._names.namespace}.job.{model.job}.item"
+        found: dict[int, set[int]] = {}
+        for message in [] if stream is None else stream.messages.values():
+            if message.subject == subject:
+                item = json.loads(message.data)
+                found.setdefault(item["attempt"], set()).add(item["index"])
+        wanted = set(range(record.items or 0))
+        if wanted and found.get(max(found, default=0)) != wanted:
+            self._fail("L10", f"{model} yielded {record.items} items, and its newest attempt has not all in its feed")
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks ended how, and what befell them."""
+        found: dict[str, int] = {}
+
+        def add(name: str, count: int = 1) -> None:
+            if count:
+                found[name] = found.get(name, 0) + count
+
+        for model in self.models.values():
+            record = self.ends.get(model.job or "")
+            if record is not None:
+                add(record.state.value if record.reason is None else f"{record.state.value}: {record.reason}")
+            else:
+                add("without a result" if model.stored_at is not None else "not stored")
+            add("tries", len(model.bodies))
+            add("tries lost", sum(1 for body in model.bodies if body.how == "died"))
+            add("endless tries stopped", sum(1 for body in model.bodies if body.how == "stopped"))
+            add(
+                "slow stops",
+                sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
+            )
+        return dict(sorted(found.items()))
+
+    def _fail(self, law: str, text: str) -> None:
+        self._checker.fail(law, text)
+
+
+def _value(record: ResultRecord) -> Any:
+    if record.encoding == "msgpack" and isinstance(record.result, str):
+        return codec.unpack(base64.b64decode(record.result))
+    return record.result

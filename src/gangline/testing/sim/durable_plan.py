@@ -1,0 +1,113 @@
+"""What a plan says of durable tasks: who submits which, with what wishes, which routes hold, which dispatchers run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ...schemas.jobs import DeadReason
+from ...schemas.routes import RouteRecord
+
+UNKNOWN_AFTER_S = 3.0
+"""How long simulated dispatchers wait for an endpoint that nobody has."""
+
+
+class JobKind(StrEnum):
+    """What a client does in one step."""
+
+    SUBMIT = "submit"
+    WATCH = "submit and wait for the result"
+    ITEMS = "submit and read the items"
+    CANCEL = "submit and cancel"
+    PUBLISH = "publish without the SDK"
+    BAD = "publish what cannot run"
+
+
+class JobEnding(StrEnum):
+    """What one try does after it has slept."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    NEVER = "never"
+    """Sleeps until it is cancelled."""
+    SLOW = "slow"
+    """... and takes a moment to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bad:
+    """A message that must become a dead letter. `{n}` in a text stands for the step's number."""
+
+    subject: str
+    body: str
+    headers: tuple[tuple[str, str], ...]
+    reason: DeadReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStep:
+    """One durable task. `at_s` counts from the beginning of the traffic."""
+
+    number: int
+    at_s: float
+    client: str
+    kind: JobKind
+    endpoint: str
+    method: str
+    duration_s: float
+    endings: tuple[JobEnding, ...]
+    """Of the first try, the second...; all further ones end as the last."""
+    items: int = 0
+    """That a try yields, of `job_items`."""
+    key: str | None = None
+    ordered: bool = False
+    priority: int = 0
+    deadline_s: float | None = None
+    delay_s: float | None = None
+    timeout_s: float | None = None
+    """Of one try."""
+    max_attempts: int = 3
+    backoff_s: float = 0.1
+    keeps_result: bool = True
+    once: int | None = None
+    """An idempotency key; steps with the same one are the same but for who submits when."""
+    msgpack: bool = False
+    """Arguments that JSON has no form for."""
+    cancel_after_s: float | None = None
+    """Cancel the whole step then, wherever it is. The job goes on."""
+    doom_after_s: float = 0.0
+    """Of CANCEL: when, after it was stored."""
+    bad: Bad | None = None
+
+    @property
+    def request(self) -> str:
+        """Names the task in its own arguments."""
+        return f"j{self.number}" if self.once is None else f"once{self.once}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteStep:
+    """An operator writes a route. Those before the traffic have an `at_s` below 0."""
+
+    at_s: float
+    endpoint: str
+    route: RouteRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurableTraffic:
+    """The part of a plan that is about durable tasks."""
+
+    dispatchers: tuple[str, ...]
+    steps: tuple[JobStep, ...]
+    routes: tuple[RouteStep, ...]
+
+    def most(self, endpoint: str, rule: str) -> float | None:
+        """The most generous value that a rule of an endpoint ever has; None: it is without one at some time."""
+        routes = [step.route.queue for step in self.routes if step.endpoint == endpoint]
+        values = [getattr(rules, rule) for rules in routes]
+        return max(values) if values and None not in values else None
+
+    def summary(self) -> str:
+        changes = sum(1 for step in self.routes if step.at_s > 0)
+        return f"{len(self.dispatchers)} dispatchers, {len(self.steps)} durable tasks, {changes} route changes"

@@ -1,0 +1,50 @@
+"""What befell whom, and when: what may explain that a task was started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+SERVER = "server"
+
+
+class Troubles:
+    """Of named processes, and of the server.
+
+    Args:
+        clock: seconds since the beginning of the run.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._spans: dict[str, list[list[float]]] = {}
+        """By name: from and until."""
+        self._silent: set[str] = set()
+
+    def begin(self, name: str) -> Callable[[], None]:
+        """Something befalls it. Returns what is to be called when that is over."""
+        span = [self._clock(), float("inf")]
+        self._spans.setdefault(name, []).append(span)
+
+        def end() -> None:
+            span[1] = self._clock()
+
+        return end
+
+    def hear(self, workers: Iterable[str], heard: Iterable[str]) -> None:
+        """Of these workers those are in the ledger now. One that is not may be thought dead by anybody."""
+        heard = set(heard)
+        for name in workers:
+            if name not in heard and name not in self._silent:
+                self._silent.add(name)
+                self._spans.setdefault(name, []).append([self._clock(), float("inf")])
+            elif name in heard and name in self._silent:
+                self._silent.discard(name)
+                self._spans[name][-1][1] = self._clock()
+
+    def befell(self, name: str, since: float, slack_s: float = 0.0) -> bool:
+        """Whether anything did since then, or until shortly before."""
+        return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
+
+    def count(self, names: Iterable[str], since: float) -> int:
+        """How often anything befell any of them since then."""
+        return sum(1 for name in names for _, until in self._spans.get(name, ()) if until >= since)

@@ -20,7 +20,7 @@ from ..telemetry.metrics import RouterMetrics
 from .alarms import Alarms
 from .core import Ticket, stale
 from .exchange import Exchange
-from .inflight import Flight, ReserveFlight
+from .inflight import Flight, Outcome, ReserveFlight
 from .order import error_of
 from .pool import RoutedPool
 from .retry import Fate
@@ -347,16 +347,29 @@ class Reserver:
         Raises:
             GanglineError: what the worker answered.
         """
-        ticket = flight.ticket
         try:
             outcome = await flight.future
         except asyncio.CancelledError:
             # Granted or not, known or not: one release, and the books are straight.
-            self._undo(pool, ticket, flight)
+            self.undo(pool, flight)
             raise
+        return self.taken(pool, flight, outcome, ttl_s=ttl_s, asked_at=asked_at, alarms=alarms)
+
+    def taken(
+        self,
+        pool: RoutedPool,
+        flight: ReserveFlight,
+        outcome: Outcome,
+        *,
+        ttl_s: float,
+        asked_at: float,
+        alarms: Alarms[Hold] | None = None,
+    ) -> Hold | Fate:
+        """What an outcome comes to; as `answer`."""
+        ticket = flight.ticket
         if isinstance(outcome, Fate):
             if outcome is Fate.SLOW:
-                self._undo(pool, ticket, flight)
+                self.undo(pool, flight)
             # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
             return Fate.GONE if outcome.may_have_started else outcome
         if outcome[0] == Answer.GRANTED:
@@ -378,10 +391,11 @@ class Reserver:
             return Fate.of_reason(outcome[2])
         raise error_of(outcome)
 
-    def _undo(self, pool: RoutedPool, ticket: Ticket, flight: ReserveFlight) -> None:
+    def undo(self, pool: RoutedPool, flight: ReserveFlight) -> None:
+        """Give back what may have been granted, or will be."""
         exchange = self._exchange
         if not exchange.recall(flight):
             exchange.forget(flight)
             exchange.post(flight.worker, (Request.RELEASE, flight.id, None))
-        pool.settle(ticket)
+        pool.settle(flight.ticket)
         pool.pump()

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
-from ..schemas.errors import NoWorkers
+from ..schemas.errors import ClosedError, NoWorkers
 from ..schemas.frames import ReserveFlag
+from ..schemas.limits import MIN_TTL_S
 from ..telemetry.tracing import tracer
 from .core import Ticket
-from .express_hold import HeldExpress, PlainReserve
+from .express_hold import HeldExpress
 from .hold import Hold, Reserver
 from .order import CallOptions
 from .pool import Moved, RoutedPool
 from .pools import Pools
 from .retry import Fate
 from .route_traffic import Traffic
+from .settings import RouterSettings
 from .view import Worker
 
 _DEFAULTS = CallOptions()
@@ -31,15 +34,23 @@ class Reserving:
         following: Pools,
         *,
         check_open: Callable[[], None],
-        max_attempts: int,
+        deadline: Callable[[CallOptions], float | None],
+        settings: RouterSettings,
     ) -> None:
-        """`check_open` raises when the router does not run."""
+        """
+        Args:
+            check_open: raises when the router does not run.
+            deadline: of a request that is made now.
+        """
         self._reserver = reserver
         self._express = express
         self._traffic = traffic
         self._following = following
         self._check_open = check_open
-        self._max_attempts = max_attempts
+        self._deadline = deadline
+        self._max_attempts = settings.max_attempts
+        self._chosen_s = max(MIN_TTL_S, settings.claim_s)
+        """Time to live of what is held for one task."""
         self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
 
     def __len__(self) -> int:
@@ -50,6 +61,33 @@ class Reserving:
         for hold in list(self._holds):
             hold.release()
         self._express.close()
+
+    async def choose(self, endpoint: str, options: CallOptions) -> Hold:
+        """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
+        self._check_open()
+        express, ttl_s = self._express, self._chosen_s
+        asked = express.reserve(endpoint, options)
+        if asked is None:
+            flags, deadline = ReserveFlag.SINGLE_USE, self._deadline(options)
+            return await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
+        pool = asked.pool
+        try:
+            outcome = await asked.future
+        except asyncio.CancelledError:
+            self._reserver.undo(pool, asked)
+            raise
+        finally:
+            express.reserved(asked)
+        found = self._reserver.taken(
+            pool, asked, outcome, ttl_s=ttl_s, asked_at=asked.asked_at, alarms=express.renewals
+        )
+        if isinstance(found, Hold):
+            pool.accepted(asked.ticket)
+            found.endpoint = endpoint
+        else:
+            tried = (pool, (asked.worker, found))
+            found = await self._somewhere(endpoint, asked.ticket, ttl_s, ReserveFlag.SINGLE_USE, None, _DEFAULTS, tried)
+        return self._held(found)
 
     async def reserve(
         self,
@@ -71,10 +109,6 @@ class Reserving:
         Raises:
             GanglineError: see Reserver.reserve.
         """
-        if flags is ReserveFlag.SINGLE_USE and slots == 1 and method is None:
-            asked = self._express.reserve(endpoint, options)
-            if asked is not None:
-                return self._held(await self._chosen(endpoint, asked, ttl_s))
         ticket = Ticket(
             method=method,
             slots=slots,
@@ -92,27 +126,12 @@ class Reserving:
     def _held(self, hold: Hold) -> Hold:
         try:
             self._check_open()
-        except BaseException:
+        except ClosedError:
             hold.release()
             raise
         self._holds[hold] = None
         hold.on_end = self._holds.pop
         return hold
-
-    async def _chosen(self, endpoint: str, asked: PlainReserve, ttl_s: float) -> Hold:
-        """A plain choice, from its sending on."""
-        try:
-            found = await self._reserver.answer(
-                asked.pool, asked, ttl_s=ttl_s, asked_at=asked.asked_at, alarms=self._express.renewals
-            )
-        finally:
-            self._express.reserved(asked)
-        if isinstance(found, Hold):
-            asked.pool.accepted(asked.ticket)
-            found.endpoint = endpoint
-            return found
-        tried = (asked.pool, (asked.worker, found))
-        return await self._somewhere(endpoint, asked.ticket, ttl_s, ReserveFlag.SINGLE_USE, None, _DEFAULTS, tried)
 
     async def _somewhere(
         self,

@@ -127,7 +127,8 @@ class Router:
             self._traffic,
             self._following,
             check_open=self._check_open,
-            max_attempts=self._max_attempts,
+            deadline=self.deadline,
+            settings=self.settings,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -228,6 +229,8 @@ class Router:
 
     def choose_worker(self, target: str, *, slots: int | None = None, options: CallOptions = _DEFAULTS) -> Choosing:
         """Choose a worker and hold a slot of it; see Client.choose_worker."""
+        if slots is None and target in self._traffic.plain:
+            return Choosing(self._reserving.choose, target, options)
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
         return Choosing(
@@ -253,26 +256,8 @@ class Router:
         """Run a task on the worker that was chosen; see Client.dispatch."""
         self._check_open()
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
-        if flight is not None:
-            return await self._dispatched(selection, flight, method, args, kwargs, options)
-        endpoint, dot, name = method.rpartition(".")
-        order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs or {}, options)
-        if order.pool == selection.endpoint:
-            order.pool = selection.pool
-        selection.check_usable(order.pool)
-        with self._observed(order) as (_, span):
-            return await self._dispatcher.dispatch(selection, order, span)
-
-    async def _dispatched(
-        self,
-        selection: Selection,
-        flight: PlainFlight,
-        method: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        options: CallOptions,
-    ) -> Any:
-        """A plain dispatch from its sending on."""
+        if flight is None:
+            return await self._dispatch(selection, method, args, kwargs or {}, options)
         try:
             outcome = await flight.future
         except BaseException as error:
@@ -288,6 +273,22 @@ class Router:
         order.pool = selection.pool
         with self._observed(order, since=flight.sent_at) as (_, span):
             return await self._dispatcher.go_on(selection, order, outcome, span)
+
+    async def _dispatch(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> Any:
+        endpoint, dot, name = method.rpartition(".")
+        order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs, options)
+        if order.pool == selection.endpoint:
+            order.pool = selection.pool
+        selection.check_usable(order.pool)
+        with self._observed(order) as (_, span):
+            return await self._dispatcher.dispatch(selection, order, span)
 
     def lease(
         self,

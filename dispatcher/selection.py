@@ -135,14 +135,16 @@ class Selection:
 class Choosing:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
-    def __init__(self, reserve: Callable[[], Awaitable[Hold]]) -> None:
+    def __init__(self, reserve: Callable[..., Awaitable[Hold]], *args: Any) -> None:
+        """`reserve`: called with these arguments on entry."""
         self._reserve = reserve
+        self._args = args
         self._selection: Selection | None = None
 
     async def __aenter__(self) -> Selection:
         if self._selection is not None:
             raise SelectionUsed("this was entered already: call choose_worker again")
-        self._selection = Selection(await self._reserve())
+        self._selection = Selection(await self._reserve(*self._args))
         return self._selection
 
     async def __aexit__(

@@ -156,6 +156,7 @@ class WorkerMetrics:
         self._finished = _finished.of(self)
         self._leases = _leases.of(self)
         self._rejections = _rejections.of(self)
+        self._granted, self._released = (pool, worker, "granted"), (pool, worker, "released")
         self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
         """By method: what a start and a success are counted under."""
         _workers.add(self)
@@ -182,13 +183,13 @@ class WorkerMetrics:
             _task_time.record(seconds, {"pool": self.pool, "worker": self.worker, "method": method})
 
     def granted(self) -> None:
-        self._leases[self.pool, self.worker, "granted"] += 1
+        self._leases[self._granted] += 1
 
     def expired(self) -> None:
         self._leases[self.pool, self.worker, "expired"] += 1
 
     def released(self) -> None:
-        self._leases[self.pool, self.worker, "released"] += 1
+        self._leases[self._released] += 1
 
     def rejected(self, reason: str) -> None:
         """Nothing started and nothing is held, because of `reason`."""

@@ -90,6 +90,7 @@ class Intake:
         ours = envelope.epoch in core.epochs
         caller = FrameCaller(message.reply, self._outbox, self._books)
         books, changes = self._books, core.changes
+        in_order = books.journal.enabled
         books.collect()
         self._express.enter()
         try:
@@ -105,7 +106,7 @@ class Intake:
                     # A bug in here must not take the other frames of this message with it.
                     self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
                     self._broken(sender, caller, frame, error, now)
-                if changes:
+                if changes and in_order:
                     books.tell()
         finally:
             self._express.leave()

@@ -18,6 +18,11 @@ _SLACK: Final = 60 * _MICROSECONDS
 """What others may have written after the last that we saw."""
 
 
+def made_at(revision: int) -> float:
+    """Unix time at which the bucket was made that has this revision: some microseconds too late, one for each write."""
+    return _BEGIN + revision / _MICROSECONDS
+
+
 def first_revision(wall: float, seen: int = 0) -> int:
     """Of a bucket that is made now.
 

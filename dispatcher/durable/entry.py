@@ -24,6 +24,7 @@ class Entry:
         "slots",
         "span",
         "started",
+        "stopped",
         "streams",
         "submission",
         "worker",
@@ -40,6 +41,8 @@ class Entry:
         self.feeder_pool = ""
         self.cost = 0
         self.fence = 0
+        self.stopped = 0
+        """The attempt that is to be stopped, if one is."""
         self.worker = ""
         """`<pool>.<worker>` of the last try."""
         self.body: bytes | None = None

@@ -129,6 +129,8 @@ class Flights:
             return
         flight = self._flight(entry, worker, attached=True)
         self._send(entry, flight, self._attach_frame(entry, flight))
+        if entry.stopped == entry.attempt:
+            self._exchange.post(worker, (Request.CANCEL, flight.id))
 
     def _flight(self, entry: Entry, worker: Worker, *, attached: bool) -> JobFlight:
         exchange = self._exchange
@@ -209,9 +211,10 @@ class Flights:
 
     def stop(self, entry: Entry, attempt: int) -> None:
         """Have the worker cancel a try."""
+        entry.stopped = attempt
         flight = entry.flight
         if flight is None or entry.attempt != attempt:
-            return  # it has ended meanwhile, and that was told
+            return  # it has ended meanwhile, and that was told; or it is to be attached to, and stopped then
         if self._exchange.recall(flight):
             self._finish(entry, flight)
             self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))

@@ -94,6 +94,9 @@ class Hands:
         self._ack_wake = asyncio.Event()
         self._settler: asyncio.Task[None] | None = None
         self._dirty: set[str] = set()
+        """Pools whose credit has changed in this turn."""
+        self._wants: dict[str, do.Want] = {}
+        self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
         self._errands: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -134,7 +137,8 @@ class Hands:
                 self.pulled += effect.count
                 self._consumer.pull(effect.count)
             case do.Want():
-                self.feeder(effect.pool).want(effect.slots, effect.largest)
+                self._wants[effect.pool] = effect
+                self._at_turn_end()
             case do.Start():
                 self.flights.start(self._entries[effect.seq], effect, self.feeder(effect.pool))
             case do.Attach():
@@ -245,16 +249,25 @@ class Hands:
 
     def _credit_changed(self, pool: str) -> None:
         """Tell of it once in this turn, however many tasks end in it."""
-        if not self._dirty:
-            self._loop.call_soon(self._tell_credit)
         self._dirty.add(pool)
+        self._at_turn_end()
 
-    def _tell_credit(self) -> None:
+    def _at_turn_end(self) -> None:
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._loop.call_soon(self._turn_end)
+
+    def _turn_end(self) -> None:
+        """What is free first: what is wanted beyond it is known then."""
+        self._turn_ends = False
         dirty, self._dirty = self._dirty, set()
-        if self._closed:
-            return
         for pool in sorted(dirty):
-            self._tell(on.Credit, pool=pool, free=self.feeder(pool).free)
+            if not self._closed:
+                self._tell(on.Credit, pool=pool, free=self.feeder(pool).free)
+        wants, self._wants = self._wants, {}
+        for pool, want in wants.items():
+            if not self._closed:
+                self.feeder(pool).want(want.slots, want.largest)
 
     async def _attach(self, entry: Entry, effect: do.Attach) -> None:
         """Find out how much of a stream is stored, then attach."""

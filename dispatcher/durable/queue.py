@@ -40,8 +40,7 @@ _ACK_WAIT_S: Final = 300.0
 """Tasks run for longer; a redelivery of what is in hand is known by its sequence. It only matters if a delivery was
 lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
-"""A predecessor died, and we are connected for less: the server may have restarted, and workers that run its tasks may
-come back a moment later than we did."""
+"""For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02
 _LAST_WORDS_S: Final = 1.0
 """How long the end of a possession waits for what is being written."""
@@ -140,17 +139,19 @@ class Queue:
         )
         pattern = context.names.tasks_of(self.endpoint)
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
-        self._old_to = state.last_sequence
+        self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
         self._tries = await recovery.tries()
-        self._hands.flights.turn = await recovery.turn(context.dispatcher, context.ambient.wall())
+        if not waiting:
+            self._newest = self._old_to  # nothing of what was there before will come
+        flights = self._hands.flights
+        flights.turn, had = await recovery.turn(context.dispatcher, context.ambient.wall())
         await context.routes.ready()
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
         await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
         self.tell(on.Taken)
-        wait_s = context.guard.connected_at + _SETTLED_S - self._loop.time()
-        if died and wait_s > 0:
-            await asyncio.sleep(wait_s)
+        if had and waiting:
+            await self._let_workers_come_back(recovery, died)
         jobs = await recovery.jobs()
         await self._catch_up()
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
@@ -170,6 +171,15 @@ class Queue:
             extra={"action": "queue.taken"},
         )
 
+    async def _let_workers_come_back(self, recovery: Recovery, died: bool) -> None:
+        """When the server has just restarted, workers that run tasks of a predecessor may be later than we are."""
+        context = self._context
+        wait_s = _SETTLED_S - await recovery.ledger_age(context.ambient.wall())
+        if died:
+            wait_s = max(wait_s, context.guard.connected_at + _SETTLED_S - self._loop.time())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
     async def _catch_up(self) -> None:
         """Wait until what a predecessor had in hand has arrived."""
         consumer = self._consumer
@@ -183,7 +193,7 @@ class Queue:
     def _forget_orphans(self) -> None:
         """Tries of jobs that ended with their holder, just before it forgot them."""
         for job, record in list(self._tries.items()):
-            if record.sequence <= self._newest or not self.entries:
+            if record.sequence <= self._newest:
                 del self._tries[job]
                 if record.sequence not in self.entries:
                     self._hands.outcomes.forget_try(self.endpoint, job)

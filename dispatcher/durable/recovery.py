@@ -14,6 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from ...bus.port import Bus, KeyValue, NoResponders
+from ...bus.revisions import made_at
 from ...schemas import headers
 from ...schemas.errors import GanglineError, InvalidName
 from ...schemas.jobs import JobsReply, JobsRequest, TryRecord, TurnRecord, WorkerJob
@@ -61,15 +62,30 @@ class Recovery:
 
         return await until_answered("reading tries", read, self._log)
 
-    async def turn(self, dispatcher: str, wall: float) -> int:
-        """Say that the queue is ours; a number that is greater than any holder's before."""
+    async def turn(self, dispatcher: str, wall: float) -> tuple[int, bool]:
+        """Say that the queue is ours; a number that is greater than any holder's before, and whether there was one."""
         record = TurnRecord(dispatcher=dispatcher, at=wall).model_dump_json().encode()
+        key = self._names.turn_key(self._endpoint)
+
+        async def before() -> bool:
+            return await (await self._streams.results()).get(key) is not None
 
         async def write() -> int:
-            results = await self._streams.results()
-            return await results.put(self._names.turn_key(self._endpoint), record)
+            return await (await self._streams.results()).put(key, record)
 
-        return await until_answered("noting whose turn it is", write, self._log)
+        had = await until_answered("reading whose turn it was", before, self._log)
+        return await until_answered("noting whose turn it is", write, self._log), had
+
+    async def ledger_age(self, wall: float) -> float:
+        """Seconds since the ledger was made, as its heartbeats tell; 0 if there are none. One in memory is made anew
+        after a restart of the server, and those who run something write it again when they have reconnected."""
+
+        async def read() -> list[int]:
+            ledger: KeyValue = await self._router.ledger()
+            return [entry.revision for entry in await ledger.entries(self._names.alive_of())]
+
+        revisions = await until_answered("reading who lives", read, self._log)
+        return max(0.0, wall - made_at(min(revisions))) if revisions else 0.0
 
     async def jobs(self) -> list[tuple[WorkerId, WorkerJob]]:
         """The endpoint's jobs that are on workers."""

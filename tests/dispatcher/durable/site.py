@@ -15,12 +15,13 @@ import gangline
 from gangline.bus.ambient import Ambient
 from gangline.bus.memory import MemoryHub
 from gangline.bus.memory_bus import MemoryBus
-from gangline.bus.port import StreamMessage
+from gangline.bus.port import NoResponders, RequestTimeout, StreamMessage
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
+from gangline.schemas import headers
 from gangline.schemas.jobs import ResultRecord
-from gangline.schemas.names import Names
+from gangline.schemas.names import Names, QueueOperation
 from gangline.testing.loop import VirtualLoop
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
@@ -202,6 +203,15 @@ class Site:
         subject = self.names.task(endpoint or self.pool, method)
         published = await stream.publish(subject, data, headers=named or None)
         return named.get("Gangline-Job", str(published.sequence))
+
+    async def cancel(self, job: str) -> bool:
+        """Whether some dispatcher took the wish."""
+        subject = self.names.queue(self.pool, QueueOperation.CANCEL)
+        try:
+            answer = await self.own.request(subject, json.dumps({"job": job}).encode(), timeout_s=1.0)
+        except (NoResponders, RequestTimeout):
+            return False
+        return not (answer.headers and headers.ERROR in answer.headers)
 
     async def result(self, job: str) -> ResultRecord | None:
         results = await self.streams.results()

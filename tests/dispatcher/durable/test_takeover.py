@@ -22,7 +22,7 @@ async def _two(site: Site) -> None:
     site.dispatcher()
     await site.taken()
     site.dispatcher()
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(3.0)
 
 
 async def _next_start(site: Site) -> float:
@@ -82,6 +82,54 @@ async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_
         await site.loop.spawn(leaver.name, leaver.dispatcher.stop())
         assert await _next_start(site) - stopped_at < 0.3
         assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
+
+
+@pytest.mark.parametrize("away_s", [0.05, 1.0, 2.0])
+def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_twice(away_s: float) -> None:
+    """The ledger was in memory: for a moment it knows of no worker."""
+
+    async def story() -> None:
+        async with Site() as site:
+            workers = [site.worker() for _ in range(2)]
+            first = site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 9, "seconds": 20.0}) for _ in range(3)]
+            await site.eventually(lambda: len(site.starts) == 3)
+            first.kill()
+            site.hub.stop()
+            await asyncio.sleep(1.0)
+            for worker in workers:
+                site.hub.disconnect(worker.bus)
+            site.hub.start()
+            for worker in workers:
+                site.hub.disconnect(worker.bus)
+                site.loop.call_later(away_s, site.hub.reconnect, worker.bus)
+            site.dispatcher()
+            for job in jobs:
+                assert (await site.ended(job)).result == 81 and site.attempts(job) == [1]
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.0, 1.1, 1.2, 2.0])
+def test_a_job_can_be_cancelled_while_its_queue_changes_hands(delay_s: float) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            await _two(site)
+            jobs = [
+                await site.submit("square", {"x": 9, "seconds": 20.0}),
+                await site.submit("items", {"count": 1000, "pause_s": 0.02}),
+            ]
+            await site.eventually(lambda: len(site.starts) == 2)
+            site.holder().kill()
+            await asyncio.sleep(delay_s)
+            for job in jobs:
+                await site.eventually(lambda job=job: site.cancel(job))
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.CANCELLED
+                assert site.attempts(job) == [1]
+
+    simulate(story())
 
 
 async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:

@@ -23,6 +23,7 @@ from gangline.coordinator import states
 from gangline.coordinator.election import ElectionSettings
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
+from gangline.dispatcher.durable import states as task_states
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.durable.task_streams import TaskStorage
 from gangline.dispatcher.gateway_settings import GatewaySettings
@@ -296,21 +297,31 @@ PAGES: dict[str, Callable[[], str]] = {
 
 
 EXPLAINED = REFERENCE.parent / "explanation" / "gangs.md"
-BEGIN, END = "<!-- diagram: written by docs/generate.py -->\n", "<!-- end of diagram -->\n"
+EXPLAINED_TASKS = REFERENCE.parent / "explanation" / "durable-tasks.md"
 
 
 def with_diagram(page: str) -> str:
-    """The page with the diagram of states between its two marks, whatever was there before."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """The page on gangs, with the diagram of their states between its two marks, whatever was there before."""
+    return _between_marks(page, "diagram", states.diagram())
+
+
+def with_task_diagram(page: str) -> str:
+    """Likewise the page on durable tasks, with the diagram of their steps."""
+    return _between_marks(page, "diagram of tasks", task_states.diagram())
+
+
+def _between_marks(page: str, what: str, diagram: str) -> str:
+    before, begin, rest = page.partition(f"<!-- {what}: written by docs/generate.py -->\n")
+    _, end, after = rest.partition(f"<!-- end of {what} -->\n")
     assert begin and end, "the marks are missing"
-    return f"{before}{begin}\n```mermaid\n{states.diagram()}```\n\n{end}{after}"
+    return f"{before}{begin}\n```mermaid\n{diagram}```\n\n{end}{after}"
 
 
 def main() -> None:
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
     EXPLAINED.write_text(with_diagram(EXPLAINED.read_text()))
+    EXPLAINED_TASKS.write_text(with_task_diagram(EXPLAINED_TASKS.read_text()))
 
 
 if __name__ == "__main__":

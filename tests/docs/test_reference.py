@@ -12,6 +12,7 @@ import pytest
 
 from gangline.cli.app import COMMANDS
 from gangline.coordinator import states
+from gangline.dispatcher.durable import states as task_states
 from gangline.schemas import frames, headers, limits, records
 from gangline.schemas.errors import GanglineError, Unavailable
 from gangline.schemas.messages import (
@@ -46,6 +47,12 @@ def test_the_drawing_of_a_gangs_states_is_up_to_date():
     assert page == generate.with_diagram(page), "run: make docs"
     assert states.diagram() in page
     assert [step for step in states.Step if f"| `{step.value}` |" not in generate.gang_states_page()] == []
+
+
+def test_the_drawing_of_a_tasks_steps_is_up_to_date():
+    page = generate.EXPLAINED_TASKS.read_text()
+    assert page == generate.with_task_diagram(page), "run: make docs"
+    assert task_states.diagram() in page
 
 
 @pytest.mark.parametrize("name", generate.PAGES)

@@ -47,8 +47,8 @@ class Node:
 
     def kill(self) -> None:
         """As SIGKILL does: whatever it would do in this very turn has no effect either."""
-        self.site.hub.kill(self.bus)
         self.site.loop.crash(self.name)
+        self.site.hub.kill(self.bus)
 
     def freeze(self) -> None:
         self.site.loop.freeze(self.name)

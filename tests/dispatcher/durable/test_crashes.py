@@ -90,7 +90,10 @@ def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: i
         seen.append(type(effect).__name__)
         if len(seen) == number and not after:
             victim.kill()
-        carry_out(self, effect)
+        if len(seen) >= number and not after:
+            return  # the dead do nothing more, not even in this turn
+        if len(seen) <= number:
+            carry_out(self, effect)
         if len(seen) == number and after:
             victim.kill()
 

@@ -28,6 +28,8 @@ FIRST_PULL_S: Final = 5.0
 """With a connection, and without storage that answers, requests go on without routes after so long."""
 _AGAIN_S: Final = 0.05
 _AGAIN_MAX_S: Final = 1.0
+_STORED_WITHIN_S: Final = 2.0
+_LOOK_AGAIN_S: Final = 0.05
 _NO_RULES: Final = QueueRules()
 
 
@@ -36,6 +38,15 @@ class Refused(NamedTuple):
 
     revision: int
     error: str
+
+
+class Passed(NamedTuple):
+    """A write that passed. Storage may take a moment to have it, and may have refused it."""
+
+    value: bytes | None
+    """None: a deletion."""
+    until: float
+    """Loop time from which storage's word counts, whatever passed."""
 
 
 class RouteTable:
@@ -72,7 +83,8 @@ class RouteTable:
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._lookups: dict[str, None] = {}
+        self._lookups: dict[str, Passed] = {}
+        """What passed and was not seen in storage yet, by key."""
         self._pull_due = True
         self._asked: list[asyncio.Future[None]] = []
         """Who waits for the next pull."""
@@ -120,8 +132,12 @@ class RouteTable:
         if self._stopped:
             raise ClosedError("this table of routes was stopped")
 
-    async def refresh(self) -> None:
-        """Read all routes now; when it returns, those that stood when it was called are followed.
+    async def refresh(self, endpoint: str | None = None) -> None:
+        """Read all routes now.
+
+        Args:
+            endpoint: when it returns, at least the route is followed that stood for this one when it was called (the
+                others may be read from a copy that lags behind).
 
         Raises:
             Disconnected, StorageUnavailable: they could not be read.
@@ -130,7 +146,10 @@ class RouteTable:
         self.start()
         if self._stopped:
             raise ClosedError("this table of routes was stopped")
-        read: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        if endpoint is not None:
+            self._lookups.setdefault(endpoint, Passed(None, loop.time()))
+        read: asyncio.Future[None] = loop.create_future()
         self._asked.append(read)
         self._pull_due = True
         self._wake.set()
@@ -222,7 +241,7 @@ class RouteTable:
                     pull_at = loop.time() + self._reconcile_s
                 await self._read()
                 again_s = _AGAIN_S
-                pause_s = max(0.0, pull_at - loop.time())
+                pause_s = _LOOK_AGAIN_S if self._lookups else max(0.0, pull_at - loop.time())
             except Unavailable as error:
                 failure = error
                 # Said aloud only where it matters: who has routes goes on with them.
@@ -257,14 +276,14 @@ class RouteTable:
 
     async def _read(self) -> None:
         kv = await self._open()
-        while self._lookups:
-            key, _ = self._lookups.popitem()
-            try:
-                entry = await kv.get(key)
-            except BaseException:
-                self._lookups[key] = None
-                raise
+        loop = asyncio.get_running_loop()
+        for key, passed in list(self._lookups.items()):
+            entry = await kv.get(key)
             self._take(entry) if entry is not None else self._drop(key)
+            stored = None if entry is None else entry.value
+            seen = stored == passed.value or loop.time() >= passed.until
+            if seen and self._lookups.get(key) is passed:  # else another write passed meanwhile
+                del self._lookups[key]
         if self._pull_due:
             self._pull_due = False  # a reconnect meanwhile sets it again
             asked, self._asked = self._asked, []
@@ -313,8 +332,9 @@ class RouteTable:
         self._first.set()
 
     def _on_write(self, entry: KvEntry) -> None:
-        # What passes was not judged by storage yet.
-        self._lookups[entry.key] = None
+        # What passes was not judged by storage yet, which may even answer us before it has it.
+        value = None if entry.operation is KvOperation.DELETE else entry.value
+        self._lookups[entry.key] = Passed(value, asyncio.get_running_loop().time() + _STORED_WITHIN_S)
         self._wake.set()
 
     def _on_connection(self, event: ConnectionEvent) -> None:

@@ -39,7 +39,7 @@ class RouteOperations:
         value = codec.to_json(body)
         record = parse_route(check_name(endpoint, "endpoint"), value)
         await (await self._route_streams.routes()).put(endpoint, value)
-        await self._router.routes.refresh()
+        await self._router.routes.refresh(endpoint)
         return record
 
     async def delete_route(self, endpoint: str, /) -> None:
@@ -50,7 +50,7 @@ class RouteOperations:
         """
         self._check_open()
         await (await self._route_streams.routes()).delete(check_name(endpoint, "endpoint"))
-        await self._router.routes.refresh()
+        await self._router.routes.refresh(endpoint)
 
     async def routes(self) -> dict[str, RouteRecord]:
         """Routes by endpoint, as they are followed now. Values that cannot be followed are in

@@ -11,7 +11,7 @@ import pytest
 
 from gangline.bus.memory import MemoryHub
 from gangline.bus.memory_bus import MemoryBus
-from gangline.bus.port import BucketSettings, KeyValue, Message, Storage
+from gangline.bus.port import BucketSettings, KeyValue, KvWrite, Message, Storage
 from gangline.dispatcher.route_table import FIRST_PULL_S, RouteTable
 from gangline.schemas import codec
 from gangline.schemas.errors import ClosedError, Disconnected, Unavailable
@@ -233,3 +233,31 @@ async def test_a_stopped_table_says_so_and_stopping_is_idempotent() -> None:
             await rig.table.ready()
         with pytest.raises(ClosedError):
             rig.table.start()
+
+
+async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_is_there() -> None:
+    async with rig_of() as rig:
+        await rig.put("resize", {"to": {"v1": 1}})
+        await rig.table.ready()
+        # Observers see it now; the leader answers with the revision before for a while.
+        subject = f"$KV.{NAMES.routes_bucket}.resize"
+        rig.operator.publish(subject, codec.to_json({"to": {"v2": 1}}))
+        await rig.soon()
+        assert rig.table.pools("resize") == {"v1": 1.0}
+        store = rig.hub.store(NAMES.routes_bucket)
+        assert store is not None
+        store.apply(KvWrite(key="resize", value=codec.to_json({"to": {"v2": 1}})))
+        await rig.soon()
+        assert rig.table.pools("resize") == {"v2": 1.0}
+        assert rig.table._lookups == {}
+
+
+async def test_a_write_that_storage_refused_is_not_looked_for_for_ever() -> None:
+    async with rig_of() as rig:
+        await rig.put("resize", {"to": {"v1": 1}})
+        await rig.table.ready()
+        rig.operator.publish(f"$KV.{NAMES.routes_bucket}.resize", b"never stored")
+        await rig.soon()
+        assert set(rig.table._lookups) == {"resize"}
+        await asyncio.sleep(2.5)
+        assert rig.table._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}

@@ -66,17 +66,20 @@ VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
 """The nearest class of an error counts."""
 
 
+_SAYS_WHETHER_IT_STARTED: Final = (e.TaskError, e.OutcomeUnknown, e.DeadlineExceeded, e.StreamBroken)
+
+
 def classify(error: e.GanglineError) -> Verdict:
     """What becomes of a task whose try ended so.
 
-    An error that says "nothing started" and is not permanent is not an attempt, and one of a kind that usually starts
-    nothing is one if it says that something may have.
+    An error that says "nothing started" and is not permanent is not an attempt (one that we do not know is: it could
+    say so for ever), and one of a kind that usually starts nothing is one if it says that something may have.
     """
     verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the base is in it
     match verdict:
         case NotStarted() if error.may_have_started:
             return _FAILED
-        case Retry() if isinstance(error, e.DeadlineExceeded) and not error.may_have_started:
+        case Retry() if isinstance(error, _SAYS_WHETHER_IT_STARTED) and not error.may_have_started:
             return _NOT_STARTED
         case _:
             return verdict

@@ -73,3 +73,13 @@ def test_the_verdict_on(name):
 def test_what_may_have_started_counts_as_a_try(name):
     verdict = classify(CLASSES[name]("x", may_have_started=True))
     assert verdict == Retry(DeadReason.TIMED_OUT if name == "DeadlineExceeded" else DeadReason.FAILED)
+
+
+@pytest.mark.parametrize("name", ["WorkerLost", "ResultLost", "TaskCancelled", "TaskFailed", "StreamBroken"])
+def test_what_says_that_nothing_started_does_not_count_as_a_try(name):
+    assert classify(CLASSES[name]("x", may_have_started=False)) == NotStarted()
+
+
+@pytest.mark.parametrize("name", ["GanglineError", "InvalidArguments", "UnknownMethod"])
+def test_what_is_permanent_or_unknown_is_so_whether_or_not_it_started(name):
+    assert classify(CLASSES[name]("x", may_have_started=False)) == classify(CLASSES[name]("x", may_have_started=True))

@@ -118,6 +118,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 
 _PARAMETERS = {
+    "dispatcher": "The id of a dispatcher, as its events and `nats service ls` tell it.",
     "ns": "the namespace",
     "NS": "the namespace, in capitals",
     "pool": "workers that serve the same tasks",

@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from . import gang_messages, gangs, headers, jobs, messages, records, routes
-from .names import GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
+from .names import DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
 
 ARGUMENTS: Final = "arguments"
 """A body that is a task's arguments: an object of named ones, an array of positional ones, or nothing."""
@@ -186,6 +186,9 @@ def _requests() -> list[Channel]:
     for queue_operation, (body, reply) in _QUEUE_REQUESTS.items():
         address = _address(_NAMES.queue("ENDPOINT0", queue_operation))
         found.append(_request(f"queue_{queue_operation}", address, body, reply))
+    for own_operation in DispatcherOperation:
+        address = _address(_NAMES.dispatcher("DISPATCHER0", own_operation))
+        found.append(_request(f"dispatcher_{own_operation}", address, None, jobs.DispatcherStats))
     return found
 
 
@@ -208,6 +211,7 @@ def _records() -> list[Channel]:
         ("gangset", _key(ledger, names.gangset_key("GANGSET0")), gangs.GangSetRecord),
         ("result", _key(results, names.result_key("JOB0")), jobs.ResultRecord),
         ("try", _key(results, names.try_key("ENDPOINT0", "JOB0")), jobs.TryRecord),
+        ("turn", _key(results, names.turn_key("ENDPOINT0")), jobs.TurnRecord),
         ("route", _key(names.routes_bucket, "ENDPOINT0"), routes.RouteRecord),
     ]
     return [
@@ -217,14 +221,25 @@ def _records() -> list[Channel]:
 
 
 def _events() -> list[Channel]:
-    address = _address(_NAMES.gang_event("GANG0"))
     return [
         Channel(
             name="event_gang",
-            address=address,
+            address=_address(_NAMES.gang_event("GANG0")),
             about="Broadcast: what became of a gang.",
             body=gang_messages.GangEvent,
-        )
+        ),
+        Channel(
+            name="event_task",
+            address=_address(_NAMES.task_event("ENDPOINT0")),
+            about="Broadcast: a task became a dead letter.",
+            body=jobs.TaskDeadEvent,
+        ),
+        Channel(
+            name="event_dispatcher",
+            address=_address(_NAMES.dispatcher_event("DISPATCHER0")),
+            about="Broadcast: a dispatcher came, is here, handed queues over, or left.",
+            body=jobs.DispatcherEvent,
+        ),
     ]
 
 

@@ -74,6 +74,8 @@ class Feeder:
         self._patient: set[asyncio.Task[None]] = set()
         """Of those, what waits for as long as it takes."""
         self._wanted = 0
+        self._told = 0
+        """What the last `want` said: `_wanted` is less while news of a lease is on its way."""
         self._largest = 1
         self._missing: str | None = None
         """A method that no worker has of whom we have a lease."""
@@ -86,7 +88,7 @@ class Feeder:
 
     def want(self, slots: int, largest: int) -> None:
         """So many more slots would be used at once, the next of them `largest` in one piece."""
-        self._wanted, self._largest = slots, max(1, largest)
+        self._wanted, self._told, self._largest = slots, slots, max(1, largest)
         for task, asked in list(self._asks.items()):
             # One that waits for as long as it takes, for a piece that nobody needs any more, stands in the way.
             if not slots or (asked > self._largest and task in self._patient):
@@ -250,6 +252,10 @@ class Feeder:
             self._arm()
         if changed:
             self._changed(self.pool)
+            # Whoever is told says what is wanted beyond it, unless that is what it was: a lease may be lost before its
+            # slots ever counted as credit.
+            self._wanted = self._told
+            self._pump()
 
     def _release(self, lease: Slots, *, aside_s: float = 0.0) -> None:
         """Give the lease back: what is idle at once, the rest as its tasks end."""

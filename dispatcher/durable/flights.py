@@ -96,6 +96,13 @@ class Flights:
             self._ended(entry, start.attempt, LeaseBusy(error.message))
             return
         worker = lease.worker
+        method = worker.methods.get(submission.method)
+        if method is not None and method.slots > start.cost:
+            # Nobody knew when the credit was counted. The core is told of it by then, or soon.
+            feeder.give(lease, start.cost)
+            text = f"{submission.target} takes {method.slots} slots on {worker.id}, not {start.cost}"
+            self._ended(entry, start.attempt, LeaseBusy(text))
+            return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.started, entry.items = str(worker.id), True, None
         flight = self._flight(entry, worker, attached=False)

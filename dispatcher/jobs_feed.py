@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,6 +24,11 @@ from .jobs_stored import JobRef
 REST_S: Final = 5.0
 """After the end of a job: how long what was told before it, and is not here yet, is waited for."""
 
+GAP_S: Final = 10.0
+"""How long an item that others have overtaken is waited for."""
+_EARLY_ITEMS: Final = 1024
+"""So many may overtake it."""
+
 _log = logger_for("dispatcher")
 
 
@@ -35,11 +40,17 @@ class _Ended:
     """Sequence of the newest message by then."""
 
 
-async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
+async def follow(
+    desk: JobDesk, ref: JobRef, *kinds: JobFeed, gap: Callable[[], GanglineError | None] = lambda: None
+) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
     """Messages of these kinds, oldest first and then as they come; last, the record of how the job ended.
+
+    Args:
+        gap: an error to be raised if nothing comes for GAP_S; None: no haste.
 
     Raises:
         UnknownJob: there is no such job.
+        GanglineError: that of `gap`.
     """
     names = desk.streams.names
     jobs = await until_answered("opening the stream of jobs", desk.streams.jobs, _log)
@@ -62,10 +73,13 @@ async def follow(desk: JobDesk, ref: JobRef, *kinds: JobFeed) -> AsyncGenerator[
     seen, end = 0, None
     try:
         while end is None or seen < end.last:
+            missing = gap() if end is None else None
             try:
-                async with asyncio.timeout(None if end is None else REST_S):
+                async with asyncio.timeout(REST_S if end is not None else GAP_S if missing is not None else None):
                     item = await news.get()
             except TimeoutError:
+                if missing is not None:
+                    raise missing from None
                 break  # it was deleted, or grew too old
             if isinstance(item, _Ended):
                 if item.error is not None:
@@ -124,14 +138,14 @@ async def items_of(desk: JobDesk, ref: JobRef, *, skip: bool) -> AsyncGenerator[
     newest = await _last(jobs, desk.streams.names.job(ref.id, JobFeed.ITEM))
     if newest is not None and (item := _item(newest)) is not None:
         reader.attempt = item.attempt
-    async with contextlib.aclosing(follow(desk, ref, JobFeed.ITEM)) as feed:
+    async with contextlib.aclosing(follow(desk, ref, JobFeed.ITEM, gap=reader.gap)) as feed:
         async for message in feed:
             if isinstance(message, ResultRecord):
                 await reader.end(desk, message)
                 return
             item = _item(message)
-            if item is not None and reader.takes(item):
-                yield plain_value(item.value, item.encoding)
+            for each in () if item is None else reader.take(item):
+                yield plain_value(each.value, each.encoding)
 
 
 class _Items:
@@ -143,28 +157,41 @@ class _Items:
         self._skip = skip
         self._next = 0
         self._given = 0
+        self._early: dict[int, JobItem] = {}
+        """Came before one that stands before them: storage failed for that one, and took it later."""
 
-    def takes(self, item: JobItem) -> bool:
-        """Raises StreamBroken: one is missing, or a new attempt started over."""
+    def take(self, item: JobItem) -> list[JobItem]:
+        """What can be handed out now.
+
+        Raises:
+            StreamBroken: one is missing, or a new attempt started over.
+        """
         if item.attempt < self.attempt:
-            return False
+            return []
         if item.attempt > self.attempt:
             self.attempt, self._next = item.attempt, 0
+            self._early.clear()
             if self._given and not self._skip:
                 raise StreamBroken(
                     f"job {self._job!r} failed and starts over (attempt {item.attempt}): the {self._given} items so "
                     "far do not count; read items() again, or items(skip=True) if each attempt yields the same",
                     details={"job": self._job, "attempt": item.attempt, "items": self._given},
                 )
-        if item.index < self._next:
-            return False  # told twice
-        if item.index > self._next:
-            raise self._missing(item.index)
-        self._next += 1
-        if item.index < self._given:
-            return False
-        self._given += 1
-        return True
+        if item.index >= self._next:  # else it was told twice
+            self._early[item.index] = item
+        found: list[JobItem] = []
+        while (following := self._early.pop(self._next, None)) is not None:
+            self._next += 1
+            if following.index >= self._given:
+                self._given += 1
+                found.append(following)
+        if len(self._early) > _EARLY_ITEMS:
+            raise self._missing(min(self._early))
+        return found
+
+    def gap(self) -> StreamBroken | None:
+        """What is missing, if something that came later is here."""
+        return self._missing(min(self._early)) if self._early else None
 
     async def end(self, desk: JobDesk, record: ResultRecord) -> None:
         """Raises what became of the job, if that is not that it is done, with all its items."""

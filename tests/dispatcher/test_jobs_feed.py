@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.dispatcher import jobs_feed
 from gangline.schemas import codec
 from gangline.schemas.errors import InvalidRequest, StreamBroken
 from gangline.schemas.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
@@ -140,7 +141,20 @@ async def test_items_that_each_attempt_yields_alike_are_given_once(rig: JobsRig)
 
 
 @on_both_buses
-async def test_an_item_that_is_missing_is_told(rig: JobsRig) -> None:
+async def test_an_item_that_others_have_overtaken_is_waited_for(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.frames")
+    items = asyncio.ensure_future(collect(job.items()))
+    await tell_items(rig, job.id, "cd", start=2)
+    await tell_items(rig, job.id, "ab")
+    await tell_items(rig, job.id, "f", start=5)
+    await rig.end(job.id, items=6)
+    await tell_items(rig, job.id, "e", start=4)
+    assert await items == list("abcdef")
+
+
+@on_both_buses
+async def test_an_item_that_is_missing_is_told(rig: JobsRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_feed, "GAP_S", 0.2)
     job = await rig.client.submit("images.frames")
     await tell_items(rig, job.id, "ab", start=3)
     with pytest.raises(StreamBroken, match="items 0 to 2 of job"):

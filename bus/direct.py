@@ -95,6 +95,17 @@ class DirectClient(ReconnectingClient):
             self._flush_scheduled = True
             self._loop.call_soon(self._write_pending)
 
+    def prompt(self, publish: Callable[[], None]) -> None:
+        """Call it, and write at once what it queues, unless a write is due at the end of this turn anyhow."""
+        if self._flush_scheduled:
+            publish()
+            return
+        self._flush_scheduled = True
+        try:
+            publish()
+        finally:
+            self._write_pending()
+
     def _write_pending(self) -> None:
         while self._turn_end:
             callbacks, self._turn_end = self._turn_end, []
@@ -191,6 +202,8 @@ class DirectClient(ReconnectingClient):
         def received(chunk: bytes) -> None:
             if transport is not self._transport or self._status != Client.CONNECTED:
                 return
+            # What this leads to leaves when all of it is worked off, and needs no turn of the loop for that.
+            self._flush_scheduled = True
             try:
                 parser.feed(chunk)
             except ProtocolViolation as error:
@@ -199,9 +212,7 @@ class DirectClient(ReconnectingClient):
                 # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
                 log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
                 self._lose(error)
-            if self._flush_scheduled:
-                # All that came is worked off: what it led to need not wait for the next turn.
-                self._write_pending()
+            self._write_pending()
 
         buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
         reader._buffer.clear()  # type: ignore[attr-defined]

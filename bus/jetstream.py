@@ -217,6 +217,9 @@ class JetStreamBus:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         self._client.at_turn_end(callback)
 
+    def prompt(self, publish: Callable[[], None]) -> None:
+        self._client.prompt(publish)
+
     async def writable(self) -> None:
         await self._client.writable()
 

@@ -142,6 +142,9 @@ class MemoryBus:
     def at_turn_end(self, callback: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_soon(callback)
 
+    def prompt(self, publish: Callable[[], None]) -> None:
+        publish()
+
     async def writable(self) -> None:
         self.check_open()
 

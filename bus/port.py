@@ -528,6 +528,11 @@ class Bus(Protocol):
         leaves. For those who collect: what they publish then is not held up by another turn. It must not raise."""
         ...
 
+    def prompt(self, publish: Callable[[], None]) -> None:
+        """Call `publish` now, and let what it publishes leave at once rather than at the end of this turn. For those
+        who know that this turn has nothing to add."""
+        ...
+
     async def writable(self) -> None:
         """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
         ...

@@ -103,6 +103,17 @@ class Channel:
             self._scheduled = True
             self._sink.call_soon(self.flush)
 
+    def send_now(self, frame: Frame, flight: Flight) -> None:
+        """Send at once, since nothing else is to be sent in this turn; as `send`."""
+        scheduled, self._scheduled = self._scheduled, True
+        try:
+            self._room = self.largest_frame
+            self.send(frame, flight)
+        except BaseException:
+            self._scheduled = scheduled
+            raise
+        self.flush()
+
     def unsend(self, flight: Flight) -> bool:
         """Take a frame back; True if it was still here, so that nothing was sent."""
         if flight.message or flight not in self._flights:

@@ -89,6 +89,8 @@ class Exchange:
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
         self._malformed = 0
+        self._lone = False
+        """The only flight there was has just ended, and its caller is about to go on."""
         self.reconnected_at = float("-inf")
         """When the connection was last regained, by the loop's clock. Workers may be a moment later than we are."""
 
@@ -153,7 +155,10 @@ class Exchange:
             return
         if type(channel) is not Channel:
             channel = self._channel(worker)
-        channel.send(frame, flight)
+        if self._lone and not self._flights:
+            self.bus.prompt(lambda: channel.send_now(frame, flight))
+        else:
+            channel.send(frame, flight)
         flight.check_every_s = self._check_after_s
         flight.check_at = (self.loop.time() if now is None else now) + self._check_after_s
         self._flights[flight.id] = flight
@@ -247,6 +252,9 @@ class Exchange:
                 self.launch(check, (Request.CHECK, check.id, check.tasks))
                 self.loop.call_later(self._settings.check_after_s, self.forget, check)
 
+    def _not_alone(self) -> None:
+        self._lone = False
+
     # -- in -------------------------------------------------------------------------------------------------------
 
     def _on_message(self, message: Message) -> None:
@@ -274,11 +282,17 @@ class Exchange:
 
     def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
+        lone = len(envelope.frames) == 1 and len(flights) == 1
         for frame in envelope.frames:
             flight = flights.get(frame[1])
             # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
             if flight is not None and flight.worker is worker and flight.deliver(frame):
                 flights.pop(frame[1], None)
+        if lone and not flights:
+            # Whoever waited for it is alone, and goes on in the next turn. If all that it does then is to ask again,
+            # that need not wait for yet another turn, in which nobody would join it.
+            self._lone = True
+            self.loop.call_soon(self._not_alone)
         listener = self._listener(worker.id.pool)
         if listener is not None:
             if not envelope.frames:

@@ -173,3 +173,36 @@ async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, n
     client._bypass(reader, transport, Parser(client._deliver, client._control))
     reader.feed_data(b"i\r\n")
     assert got == [b"hi"]
+
+
+@pytest.mark.server
+async def test_a_prompt_publication_does_not_wait_for_the_end_of_the_turn(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url)
+    writes = []
+    write = bus._client._transport.write
+    monkeypatch.setattr(bus._client._transport, "write", lambda data: (writes.append(data), write(data)))
+    bus.prompt(lambda: bus.publish("direct.z", b"1"))
+    assert len(writes) == 1
+    bus.publish("direct.z", b"2")
+    bus.prompt(lambda: bus.publish("direct.z", b"3"))
+    assert len(writes) == 1  # a write is due anyhow, and keeps the order
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(writes) == 2
+    assert writes[1].index(b"\r\n2\r\n") < writes[1].index(b"\r\n3\r\n")
+
+
+@pytest.mark.server
+async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+
+    def fail() -> None:
+        raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError):
+        bus.prompt(fail)
+    got = asyncio.get_running_loop().create_future()
+    await bus.subscribe("direct.after", lambda message: got.set_result(message.data))
+    bus.publish("direct.after", b"x")
+    async with asyncio.timeout(5):
+        assert await got == b"x"

@@ -196,6 +196,7 @@ async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(r
 async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
     worker = await rig.worker()
     await warm(rig)
+    await turns()  # else it were sent at once, see the last test
     express = rig.router._express
     flight = express.launch("images.echo", (1,), {}, CallOptions(), 0)
     express.failed(flight, asyncio.CancelledError())
@@ -274,3 +275,22 @@ def test_options_that_ask_for_something_are_not_plain(options):
         assert flight is not None and (await flight.future)[0] == Answer.OK
 
     asyncio.run(run())
+
+
+@on_rig()
+async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
+    worker = await rig.worker(slots=50)
+    await warm(rig)
+    prompt, prompted = rig.bus.prompt, []
+    rig.bus.prompt = lambda publish: (prompted.append(publish), prompt(publish))
+    for number in range(5):
+        await rig.client.call("images.echo", number)
+    assert len(prompted) == 5
+    before = worker.messages
+    await asyncio.gather(*(rig.client.call("images.echo", number) for number in range(20)))
+    assert worker.messages == before + 1
+    assert len(prompted) == 5
+    await asyncio.sleep(1)
+    await rig.client.call("images.echo")
+    assert len(prompted) == 5  # nobody has just been answered
+    rig.balanced()

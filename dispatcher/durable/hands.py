@@ -92,6 +92,8 @@ class Hands:
         self._consumer: Consumer | None = None
         self._acked: list[do.Ack] = []
         self._ack_wake = asyncio.Event()
+        self._last: Entry | None = None
+        """What was acknowledged last: its end may be told after that."""
         self._settler: asyncio.Task[None] | None = None
         self._dirty: set[str] = set()
         """Pools whose credit has changed in this turn."""
@@ -197,12 +199,15 @@ class Hands:
         assert self._consumer is not None
         entry = self._entries.pop(effect.seq, None)
         if entry is not None:
+            self._last = entry
             self._consumer.ack(entry.message)
         self._acked.append(effect)
         self._ack_wake.set()
 
     def _publish_state(self, effect: do.Tell) -> None:
         entry = self._entries.get(effect.seq)
+        if entry is None and self._last is not None and self._last.seq == effect.seq:
+            entry = self._last
         self.feed.tell(
             JobEvent(
                 job=effect.job,

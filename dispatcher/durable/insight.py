@@ -169,7 +169,7 @@ def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[Obstacle]:
         found.append(Obstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
     most = books.rules.max_running
     if most is not None and books.running >= most:
-        found.append(Obstacle(kind="slots", text=f"At most {plain(most)} tasks of the endpoint run at once."))
+        found.append(Obstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
     if pool.full:
         found.append(Obstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
     if books.gate is not None and not books.gate.ready(books.now):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from ..schemas.errors import ClosedError, Disconnected, InvalidName, PayloadTooLarge
+from ..schemas.errors import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .ambient import Ambient
 from .connection import open_client
 from .direct import DirectClient
@@ -110,6 +110,10 @@ class JetStreamBus:
         self._closed = False
         self._refused: set[str] = set()
         """Subjects that the server forbade us to subscribe."""
+        self._untold: set[str] = set()
+        """Of these, those that nobody was told of."""
+        self._forbidden: set[str] = set()
+        """Subjects that the server forbade us to publish to. Bounded."""
         self._client: DirectClient
         self.api = JetStreamApi(self, timeout_s=settings.storage_timeout_s)
 
@@ -196,6 +200,8 @@ class JetStreamBus:
         return Disconnected("no connection to a nats-server right now: nothing was sent; try again when it is back")
 
     def _check_subject(self, subject: str) -> None:
+        if subject in self._forbidden:
+            raise _not_permitted("publish to", subject)
         if not subject or _BAD_SUBJECT.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
         if _WILDCARD.search(subject):
@@ -262,9 +268,10 @@ class JetStreamBus:
         self._inboxes += 1
         return f"{self.inbox}.i.{self._inboxes}"
 
-    def open_stream(self, handler: Handler) -> str:
-        """A reply subject of our own that takes any number of messages; costs the server nothing."""
-        return self._replies.open_stream(handler)
+    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
+        """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told
+        if the server forbids us to publish to `subject`."""
+        return self._replies.open_stream(handler, subject, on_refused)
 
     def close_stream(self, reply: str) -> None:
         """End of `open_stream`."""
@@ -278,12 +285,17 @@ class JetStreamBus:
         self._check_length(subject)
         if self._closed:
             raise self._unusable()
+        if subject in self._refused:
+            raise _not_permitted("subscribe to", subject)
         return JetStreamSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
     async def flush(self) -> None:
         if self._closed:
             raise self._unusable()
         await self._client.ping(_FLUSH_TIMEOUT_S)
+        untold, self._untold = self._untold, set()
+        if untold:
+            raise _not_permitted("subscribe to", ", ".join(sorted(untold)))
 
     # -- storage --------------------------------------------------------------------------------------------------
 
@@ -370,6 +382,9 @@ class JetStreamBus:
         self._announce(ConnectionEvent.DISCONNECTED)
 
     def on_reconnected(self) -> None:
+        # Whose permissions were changed was disconnected.
+        self._refused.clear()
+        self._forbidden.clear()
         log.info("connected to the nats-server again", extra={"action": "bus.reconnected", "bus": self.name})
         self._announce(ConnectionEvent.RECONNECTED)
 
@@ -395,11 +410,14 @@ class JetStreamBus:
         )
         if kind == "subscription":
             self._refused.add(subject)
+            self._untold.add(subject)
             return
-        self._replies.fail(
-            lambda _: NotPermitted(f"the nats-server forbids this user to publish to {subject!r}: nothing was sent"),
-            subject=subject,
-        )
+        # From now on `publish` says so as well.
+        self._checked.discard(subject)
+        if len(self._forbidden) >= _MAX_CHECKED_SUBJECTS:
+            self._forbidden.clear()
+        self._forbidden.add(subject)
+        self._replies.refuse(lambda: _not_permitted("publish to", subject), subject)
 
     async def close(self) -> None:
         for bucket in self._buckets.values():
@@ -407,3 +425,11 @@ class JetStreamBus:
         for stream in self._streams.values():
             stream.stop()
         await self._client.shut()
+
+
+def _not_permitted(what: str, subject: str) -> NotPermitted:
+    return NotPermitted(
+        f"the nats-server forbids this user to {what} {subject!r}: change the user's permissions, or connect as "
+        f"another one",
+        details={"subject": subject},
+    )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..schemas.errors import Disconnected
 from .jetstream_api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
-from .port import ConnectionEvent, StorageUnavailable
+from .port import ConnectionEvent, NotPermitted, StorageUnavailable
 
 if TYPE_CHECKING:
     from .jetstream import JetStreamBus
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 _RETRY_S: Final = 0.1
 _PATIENCE_S: Final = 2.0
 """An API request without an answer for so long is asked again: whoever had it may be gone."""
+
+
+class _OthersMake(NotPermitted):
+    """It takes a user who may more; one may be about to do it."""
 
 
 class Upkeep:
@@ -150,7 +154,7 @@ class Upkeep:
         while True:
             try:
                 made = await self._look_or_create(min(_PATIENCE_S, max(deadline - loop.time(), 0.1)))
-            except StorageUnavailable as error:
+            except (StorageUnavailable, _OthersMake) as error:
                 # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
                 lasting = isinstance(error, ApiError) and not error.temporary
                 if lasting or loop.time() + _RETRY_S > deadline:
@@ -181,6 +185,12 @@ class Upkeep:
                 what=f"make {self._label}",
                 timeout_s=timeout_s,
             )
+        except NotPermitted as error:
+            raise _OthersMake(
+                f"{self._label} is not there, and this user may not make it ({error.message}): start those first who "
+                f"may, for example a worker or a dispatcher",
+                details=error.details,
+            ) from error
         except ApiError as error:
             if error.number != STREAM_EXISTS:  # somebody else was faster
                 raise
@@ -193,6 +203,13 @@ class Upkeep:
             return
         if int(state.get("last_seq") or 0) < self._seen():
             skip = {"seq": self._first()}
-            await self._bus.api.call(
-                f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self._label}", timeout_s=timeout_s
-            )
+            try:
+                await self._bus.api.call(
+                    f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self._label}", timeout_s=timeout_s
+                )
+            except NotPermitted as error:
+                raise _OthersMake(
+                    f"{self._label} was lost and begins anew, and this user may not have it go on where it was "
+                    f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
+                    details=error.details,
+                ) from error

@@ -49,7 +49,8 @@ class StorageUnavailable(Unavailable):
 
 
 class NotPermitted(Unavailable):
-    """The server forbids this user to publish there. It will not succeed before the user's permissions are changed."""
+    """The server forbids this user to publish or to subscribe there. It will not succeed before the user's permissions
+    are changed. `details["subject"]` says where."""
 
     code = "not_permitted"
     status = 403
@@ -519,6 +520,7 @@ class Bus(Protocol):
         Raises:
             Disconnected: nothing was sent, nor will be after a reconnect.
             PayloadTooLarge: over `max_payload`; checked before sending, since the server would close the connection.
+            NotPermitted: the server refused an earlier message to this subject. The first one is lost without an error.
             ClosedError: the bus was closed.
         """
         ...
@@ -555,11 +557,19 @@ class Bus(Protocol):
 
         A `503` no-responders status to a published message with a `reply` arrives as a Message with the header
         `Status: 503` and no data.
+
+        Raises:
+            NotPermitted: the server refused an earlier subscription to this subject. The first time `flush` says so.
         """
         ...
 
     async def flush(self) -> None:
-        """Wait until the server has seen all that was published and subscribed so far (at most 5 s)."""
+        """Wait until the server has seen all that was published and subscribed so far (at most 5 s).
+
+        Raises:
+            NotPermitted: the server forbids this user a subscription made since the last flush.
+            Disconnected: the connection was lost.
+        """
         ...
 
     def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:

@@ -25,6 +25,8 @@ class Replies:
         self._next = 0
         self._waiting: dict[str, tuple[asyncio.Future[Message], str]] = {}
         self._streams: dict[str, Handler] = {}
+        self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
+        """Of streams: the subject that was asked, and who is told that the server forbids that."""
 
     @property
     def pattern(self) -> str:
@@ -63,15 +65,22 @@ class Replies:
     def forget(self, reply: str) -> None:
         self._waiting.pop(reply, None)
 
-    def open_stream(self, handler: Handler) -> str:
-        """A new reply subject that takes any number of answers, until `close_stream`."""
+    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
+        """A new reply subject that takes any number of answers, until `close_stream`.
+
+        Args:
+            subject: what will be asked.
+            on_refused: told when the server forbids that.
+        """
         self._next += 1
         reply = f"{self._prefix}{self._next}"
         self._streams[reply] = handler
+        self._asked[reply] = (subject, on_refused)
         return reply
 
     def close_stream(self, reply: str) -> None:
         self._streams.pop(reply, None)
+        self._asked.pop(reply, None)
 
     def fail(self, make_error: Callable[[str], GanglineError], *, subject: str | None = None) -> None:
         """End waiting requests with an error: all of them, or those to one subject."""
@@ -80,6 +89,13 @@ class Replies:
             if not future.done():
                 future.set_exception(make_error(reply))
                 future.exception()  # whoever waited may have been cancelled in this very turn
+
+    def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> None:
+        """The server forbids to publish to a subject: end what waits for an answer from there."""
+        self.fail(lambda _: make_error(), subject=subject)
+        for asked, on_refused in list(self._asked.values()):
+            if asked == subject:
+                on_refused(make_error())
 
     def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message]]]:
         for reply, (future, asked) in self._waiting.items():

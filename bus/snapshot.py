@@ -85,11 +85,16 @@ async def _page(bucket: JetStreamKeyValue, query: dict[str, Any]) -> tuple[list[
             )
         )
 
+    def refused(error: GanglineError) -> None:
+        if not end.done():
+            end.set_exception(error)
+
     bus = bucket.bus
-    reply = bus.open_stream(take)
+    subject = f"$JS.API.DIRECT.GET.{bucket.stream}"
+    reply = bus.open_stream(take, subject, refused)
     stop = bus.on_connection(_fail_on_loss(end))
     try:
-        bus.publish(f"$JS.API.DIRECT.GET.{bucket.stream}", json.dumps(query).encode(), reply=reply)
+        bus.publish(subject, json.dumps(query).encode(), reply=reply)
         return page, await end
     finally:
         stop()

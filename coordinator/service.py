@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, ConnectionEvent, KeyValue
+from ..bus.port import Bus, ConnectionEvent, KeyValue, NotPermitted
 from ..schemas.errors import ClosedError, ServerUnsupported, Unavailable
 from ..schemas.gang_errors import ShardConflict
 from ..schemas.names import Names
@@ -208,7 +208,7 @@ class Coordinator:
         while True:
             try:
                 return await self._bus.bucket(self.names.ledger_bucket, self.shell.bucket)
-            except ServerUnsupported:
+            except (ServerUnsupported, NotPermitted):
                 raise
             except Unavailable:
                 if loop.time() > give_up_at:

@@ -7,11 +7,12 @@ and everything it started ends with it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
-from ..bus.port import Bus, KeyValue, Message, Subscription
+from ..bus.port import Bus, KeyValue, Message, NotPermitted, Subscription
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Load
 from ..schemas.gang_errors import ShardConflict
@@ -207,7 +208,8 @@ class Term:
         else:
             await self._listen(office.names.gang_operations, self._desk.take)
         if office.shell.disconnects:
-            await self._listen(office.shell.disconnects, self._on_disconnect)
+            with contextlib.suppress(NotPermitted):  # it would only be quicker
+                await self._listen(office.shell.disconnects, self._on_disconnect)
         await self._heard_by_the_server()
         self._chores.start(self._sweep())
         self._log.info(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ..bus.port import Bus
+from ..bus.port import Bus, NotPermitted
 from ..schemas.codec import pack
 from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
 from ..schemas.frames import REQUEST_ENVELOPE_BYTES, Frame, Request, encode_frame, join_request
@@ -32,6 +32,9 @@ class Sink(Protocol):
 
     def lose(self, flight: Flight, fate: Fate) -> None:
         """The flight ends without an answer."""
+
+    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+        """The server takes nothing for that worker, nor took what was sent before: its flights end with the error."""
 
 
 class Channel:
@@ -166,6 +169,9 @@ class Channel:
         sink = self._sink
         try:
             sink.bus.publish(self.subject, join_request(self.worker.epoch, sink.sender, frames), reply=self.reply)
+        except NotPermitted as error:
+            sink.refuse(self, error)
+            return
         except (Disconnected, ClosedError):
             for frame, flight in zip(frames, flights, strict=True):
                 if flight is not None:

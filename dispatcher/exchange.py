@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, ConnectionEvent, Message, Subscription
+from ..bus.port import Bus, ConnectionEvent, Message, NotPermitted, Subscription
 from ..schemas.errors import ClosedError, Disconnected, MalformedMessage
 from ..schemas.frames import Answer, AnswerEnvelope, Frame, Load, Request, TaskState, decode_answer, encode_request
 from ..schemas.limits import MAX_CHECKED
@@ -172,7 +172,7 @@ class Exchange:
         try:
             data = encode_request(worker.epoch, self.sender, [frame])
             self.bus.publish(self._names.worker(worker.id, Operation.FRAMES), data)
-        except (Disconnected, ClosedError):
+        except (Disconnected, NotPermitted, ClosedError):
             pass
 
     def recall(self, flight: Flight) -> bool:
@@ -195,6 +195,12 @@ class Exchange:
         """End a flight without an answer. No-op for one that has ended."""
         if self._flights.pop(flight.id, None) is not None:
             flight.lose(fate)
+
+    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+        """See channel.Sink."""
+        for flight in [flight for flight in self._flights.values() if flight.channel is channel]:
+            del self._flights[flight.id]
+            flight.fail(error)
 
     def lose_worker(self, worker: Worker) -> None:
         """The worker is gone for good: nothing of it comes any more."""
@@ -317,7 +323,7 @@ class Exchange:
         try:
             channel.doubt(check_flight.id, tasks)
             check_flight.epoch = worker.epoch
-        except (Disconnected, ClosedError):
+        except (Disconnected, NotPermitted, ClosedError):
             return
         self._flights[check_flight.id] = check_flight
         self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)

@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ValidationError
 
-from ..bus.port import Bus, NoResponders, RequestTimeout
+from ..bus.port import Bus, NoResponders, NotPermitted, RequestTimeout
 from ..schemas import codec
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ..schemas.gang_errors import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
@@ -133,7 +133,7 @@ class GangDesk:
         body = codec.to_json(request.model_dump(mode="json"))
         try:
             self._bus.publish(self._names.gang(GangOperation.RELEASE), body)
-        except (Disconnected, ClosedError) as error:
+        except (Disconnected, NotPermitted, ClosedError) as error:
             self._not_released(request, error)
 
     def _not_released(self, request: OwnedRequest, error: GanglineError) -> None:

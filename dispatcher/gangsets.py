@@ -8,7 +8,7 @@ import random
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final
 
-from ..bus.port import Bus, ConnectionEvent, KeyValue
+from ..bus.port import Bus, ConnectionEvent, KeyValue, NotPermitted
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
 from ..schemas.gangs import GangRecord, GangSetRecord
 from ..schemas.names import Names
@@ -119,7 +119,7 @@ class GangSets:
                     self._feed = feed
                 await self._feed.pull()
                 break
-            except ServerUnsupported:
+            except (ServerUnsupported, NotPermitted):
                 raise
             except Unavailable as error:
                 _pull_failed(error)

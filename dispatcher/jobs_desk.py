@@ -78,9 +78,11 @@ class JobDesk:
         """
         if await self.record(ref.id) is not None:
             return False
-        tasks = await self.streams.tasks()
-        if await tasks.purge(self._names.schedule(ref.id)):
-            return True
+        # Looked for first: only operators may purge.
+        if await self._schedule(ref) is not None:
+            tasks = await self.streams.tasks()
+            if await tasks.purge(self._names.schedule(ref.id)):
+                return True
         for endpoint in await self._endpoints_of(ref):
             try:
                 request = JobRequest(job=ref.id)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 
-from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue
+from ..bus.port import BucketSettings, Bus, ConnectionEvent, KeyValue, NotPermitted
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
 from ..schemas.names import Names, check_name
 from ..telemetry.logs import logger_for
@@ -177,7 +177,7 @@ class Pools:
                         pool.discovery = discovery
                     await pool.discovery.pull()
                     break
-                except ServerUnsupported:
+                except (ServerUnsupported, NotPermitted):
                     raise
                 except Unavailable as error:
                     self._pull_failed(name, error)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ..bus.port import Bus, ConnectionEvent, Message, Subscription
+from ..bus.port import Bus, ConnectionEvent, Message, NotPermitted, Subscription
 from ..schemas import codec
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
 from ..schemas.names import Names
@@ -197,7 +197,7 @@ class GangTalk:
             sent += len(data)
             try:
                 self._bus.publish(self._names.gang_talk(self.gang, self.generation, self.run, to), data)
-            except (Disconnected, ClosedError):
+            except (Disconnected, NotPermitted, ClosedError):
                 self._queue.clear()
         return bool(self._queue)
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from pydantic import BaseModel
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, KeyValue
+from ..bus.port import Bus, KeyValue, NotPermitted
 from ..schemas import codec
 from ..schemas.errors import ClosedError, GanglineError, Unavailable, WorkerIdTaken
 from ..schemas.names import Names, WorkerId
@@ -122,7 +122,7 @@ class Presence:
             except KeyLost:
                 pass  # somebody was quicker just now: look who
             except Unavailable as error:
-                if isinstance(error, WorkerIdTaken) or loop.time() > give_up_at:
+                if isinstance(error, WorkerIdTaken | NotPermitted) or loop.time() > give_up_at:
                     raise
             await asyncio.sleep(POLL_S)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, Subscription
+from ..bus.port import Bus, NotPermitted, Subscription
 from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
@@ -185,7 +185,7 @@ class Worker:
         while True:
             try:
                 return await step()
-            except (ServerUnsupported, WorkerIdTaken):
+            except (ServerUnsupported, NotPermitted, WorkerIdTaken):
                 raise
             except Unavailable as error:
                 if loop.time() > give_up_at:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from ...bus.ambient import Ambient
-from ...bus.port import BucketSettings, Bus
+from ...bus.port import BucketSettings, Bus, NotPermitted
 from ...schemas.errors import ClosedError, ServerUnsupported, Unavailable
 from ...schemas.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
@@ -259,7 +259,7 @@ class Dispatcher:
                 for open_it in (self._streams.tasks, self._streams.dead, self._streams.jobs, self._streams.results):
                     await open_it()
                 return
-            except ServerUnsupported:
+            except (ServerUnsupported, NotPermitted):
                 raise
             except Unavailable:
                 if loop.time() > give_up_at:

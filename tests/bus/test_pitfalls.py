@@ -282,14 +282,18 @@ async def test_8_a_forbidden_write_fails_at_once(connect_to, secured, namespace)
     assert await bucket.get("a") is None
 
 
-async def test_8_a_forbidden_subscription_is_logged_and_the_rest_goes_on(connect_to, secured, caplog):
+async def test_8_a_forbidden_subscription_is_told_by_the_next_flush_and_the_rest_goes_on(connect_to, secured, caplog):
     server = secured(LIMITED)
     bus = await connect_to(as_user(server.url, "few"))
     with caplog.at_level(logging.ERROR):
         await bus.subscribe("Secret.place", lambda message: None)
-        await bus.flush()
+        with pytest.raises(NotPermitted, match=r"subscribe to 'Secret\.place'"):
+            await bus.flush()
     assert "Secret.place" in caplog.text
     assert bus.connected
+    await bus.flush()  # said once
+    with pytest.raises(NotPermitted):  # it is known by now
+        await bus.subscribe("Secret.place", lambda message: None)
 
 
 async def test_8_a_user_who_may_not_hear_answers_is_told_when_connecting(settings_of, secured):

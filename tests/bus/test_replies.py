@@ -6,7 +6,7 @@ import pytest
 
 from gangline.bus.port import Message, NoResponders, RequestTimeout
 from gangline.bus.replies import Replies
-from gangline.schemas.errors import Disconnected
+from gangline.schemas.errors import Disconnected, GanglineError
 
 
 def make() -> Replies:
@@ -83,10 +83,17 @@ async def test_an_answer_and_a_loss_in_one_turn_do_no_harm():
 async def test_a_stream_takes_any_number_of_answers_until_it_is_closed():
     replies = make()
     got: list[bytes] = []
-    reply = replies.open_stream(lambda message: got.append(message.data))
+    refused: list[GanglineError] = []
+    reply = replies.open_stream(lambda message: got.append(message.data), "asked", refused.append)
     for data in (b"1", b"2"):
         replies.receive(Message(reply, data))
+    replies.refuse(lambda: Disconnected("no"), "something else")
+    assert refused == []
+    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert len(refused) == 1
     replies.close_stream(reply)
+    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert len(refused) == 1
     replies.close_stream(reply)
     replies.receive(Message(reply, b"3"))
     assert got == [b"1", b"2"]

@@ -25,6 +25,7 @@ def plain(client: Client, pool: str) -> dict[str, Once]:
             await client.dispatch(selection, "echo", PAYLOAD)
 
     return {
+        "submit": lambda: client.submit("queued.echo", PAYLOAD),
         "call": lambda: client.call(echo, PAYLOAD),
         "call_4w": lambda: client.call("four.echo", PAYLOAD),
         "nap": lambda: client.call(nap, PAYLOAD),

@@ -39,6 +39,7 @@ LOADS: Final = (
     Load(name="raw_mixed_c256", system="raw", what="nap", concurrency=256),
     Load(name="call_mixed_c256", system="ours", what="nap", concurrency=256),
     Load(name="js_publish_c64", system="raw", what="js_publish", concurrency=64),
+    Load(name="submit_c64", system="ours", what="submit", concurrency=64),
     Load(name="kv_put_c64", system="raw", what="kv_put", concurrency=64),
 )
 
@@ -50,6 +51,7 @@ RATIOS: Final = {
     "call_mixed_c256_vs_raw": ("call_mixed_c256", "raw_mixed_c256"),
     "lease_call_c64_vs_raw": ("lease_call_c64", "raw_c64"),
     "reserve_dispatch_c64_vs_raw": ("reserve_dispatch_c64", "raw_c64"),
+    "submit_vs_js_publish": ("submit_c64", "js_publish_c64"),
 }
 """Figure -> (ours, theirs), by the names of loads."""
 

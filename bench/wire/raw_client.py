@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 import nats
-from nats.js.api import StorageType
+from nats.js.api import RetentionPolicy, StorageType
 
 from .child import PAYLOAD, main, serve
 from .loads import Once, closed_loop, open_loop, percentile
@@ -17,8 +17,13 @@ STREAM = "RAWBENCH"
 async def life(url: str) -> None:
     connection = await nats.connect(url)
     stream = connection.jetstream()
+    # As the stream of submitted tasks is, but for what it may do besides.
     await stream.add_stream(
-        name=STREAM, subjects=["rawbench.>"], storage=StorageType.FILE, max_msgs=200_000, duplicate_window=120.0
+        name=STREAM,
+        subjects=["rawbench.>"],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.WORK_QUEUE,
+        duplicate_window=120.0,
     )
     bucket = await stream.create_key_value(bucket=f"{STREAM}_KV", storage=StorageType.MEMORY)
     keys = 0

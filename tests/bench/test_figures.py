@@ -90,7 +90,7 @@ def test_each_ratio_is_of_one_of_our_loads_and_one_of_the_raw_wire_at_the_same_c
 def test_rates_become_figures():
     values = {item.figure.name: item.value for item in rates().figures()}
     assert values["call_c256_vs_raw"] == 2.0
-    assert values["lease_call_c64_vs_raw"] == 1.0
+    assert values["lease_call_c64_vs_raw"] == values["submit_vs_js_publish"] == 1.0
     assert values.keys() == RATIOS.keys()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ..schemas.errors import ClosedError, InvalidName, Unavailable
+from ..schemas.codec import from_json
+from ..schemas.errors import ClosedError, InvalidName, MalformedMessage, Unavailable
 from .jetstream_api import ApiError, parse_answer
 from .port import Message, NoResponders, Published, Refused, RequestTimeout, StorageUnavailable
 from .subjects import Pattern
@@ -151,5 +151,8 @@ def _plain(data: bytes) -> dict[str, Any] | None:
     """The usual acknowledgement; None: look closer."""
     if not data.startswith(b'{"stream":'):
         return None
-    found = json.loads(data)
+    try:
+        found = from_json(data)
+    except MalformedMessage:
+        return None
     return found if isinstance(found, dict) and "error" not in found else None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..schemas import headers
 from ..schemas.codec import CONTENT_TYPE, Format
@@ -21,8 +20,7 @@ MIN_TIMEOUT_S: Final = 0.001
 _NOTHING: Final = SubmitOptions()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskMessage:
+class TaskMessage(NamedTuple):
     """What is published, and which job that is."""
 
     endpoint: str

@@ -54,6 +54,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from .errors import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
@@ -126,12 +127,21 @@ class GangOperation(StrEnum):
     """From workers: a member failed. Published, or asked for an acknowledgement."""
 
 
+_seen: Final[set[str]] = set()
+"""Names that were found right: pools, endpoints and methods come again with every request. Bounded; short names only,
+which leaves out most of those that come once, as ids of jobs."""
+_MOST_SEEN: Final = 10_000
+_SHORT: Final = 22
+
+
 def check_name(value: str, kind: str) -> str:
     """Return `value` if it can stand in a subject as one token.
 
     Raises:
         InvalidName: empty, too long, or with a character outside `[A-Za-z0-9_-]`.
     """
+    if type(value) is str and value in _seen:
+        return value
     limit = MAX_TOKEN_CHARS if kind in ("token", "rid") else MAX_NAME_CHARS
     if not isinstance(value, str) or not value:
         raise InvalidName(f"{kind} is empty: give a name of letters, digits, '_' or '-'")
@@ -139,6 +149,8 @@ def check_name(value: str, kind: str) -> str:
         raise InvalidName(f"{kind} {value[:20]!r}... has {len(value)} characters, at most {limit} are allowed")
     if not _NAME.fullmatch(value):
         raise InvalidName(f"{kind} {value!r} may only have letters, digits, '_' and '-'")
+    if limit == MAX_NAME_CHARS and len(value) <= _SHORT and len(_seen) < _MOST_SEEN:
+        _seen.add(value)
     return value
 
 

@@ -36,9 +36,9 @@ from .recovery import Recovery
 from .retrying import until_answered
 from .rolls import Rolls
 
-_ACK_WAIT_S: Final = 300.0
-"""Tasks run for longer; a redelivery of what is in hand is known by its sequence. It only matters if a delivery was
-lost in a way that nobody noticed."""
+_ACK_WAIT_S: Final = 30.0
+"""Tasks run for longer, and wait for longer: what comes again and is in hand is known by its sequence, and costs next to
+nothing. It matters when a delivery was lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
 """For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02

@@ -46,7 +46,7 @@ def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | 
     submission = entry.submission
     endpoint, method = target_of(entry)
     done = isinstance(effect, Store) and effect.state is JobState.DONE
-    as_msgpack = done and submission is not None and submission.fmt is Format.MSGPACK
+    as_msgpack = done and entry.body is not None and submission is not None and submission.fmt is Format.MSGPACK
     record = ResultRecord(
         job=effect.job,
         endpoint=endpoint,

@@ -357,7 +357,7 @@ class Dispatcher:
         # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
         if idle:
-            self._in_background(self._hand_over(idle))
+            self._hand_over(idle)
         self.metrics.levels = tuple(
             QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s)
             for stats in self.statistics().queues
@@ -368,11 +368,14 @@ class Dispatcher:
         idle = [name for name, queue in sorted(self._queues.items()) if len(queue.entries) <= _LITTLE]
         chosen = sorted(idle, key=lambda name: len(self._queues[name].entries))[:count]
         if chosen:
-            self._in_background(self._hand_over(chosen))
+            self._hand_over(chosen)
 
-    async def _hand_over(self, names: list[str]) -> None:
+    def _hand_over(self, names: list[str]) -> None:
         queues = [self._queues.pop(name) for name in names]
         desks = [desk for name in names if (desk := self._desks.pop(name, None)) is not None]
+        self._in_background(self._close(names, queues, desks))
+
+    async def _close(self, names: list[str], queues: list[Queue], desks: list[Desk]) -> None:
         await asyncio.gather(*(desk.stop() for desk in desks))
         await asyncio.gather(*(queue.close() for queue in queues))
         self._started_before += sum(queue.started for queue in queues)
@@ -385,7 +388,12 @@ class Dispatcher:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="gangline-dispatcher-errand")
         self._ends.add(task)
-        task.add_done_callback(self._ends.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ends.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("an errand failed", exc_info=error, extra={"action": "dispatcher.bug"})
 
     def _on_lost(self, queue: Queue) -> None:
         self._counts["lost"] += 1

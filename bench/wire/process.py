@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from ..schemas.errors import GanglineError
 
@@ -35,19 +35,42 @@ class Child:
         Raises:
             ChildFailed: it is not ready within 30 s, or died.
         """
+        command = (sys.executable, "-m", f"{__package__}.{module}", json.dumps(arguments))
+        return await cls.run(command, name=module, environment=environment)
+
+    @classmethod
+    async def run(
+        cls,
+        command: tuple[str, ...],
+        *,
+        name: str,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        errors: IO[bytes] | None = None,
+        patience_s: float = _START_S,
+    ) -> Self:
+        """Start any command that speaks as `child` does; returns when it is ready.
+
+        Args:
+            folder: where it runs; ours if not given.
+            errors: takes its stderr; ours if not given.
+            patience_s: how long it may take until it is ready.
+
+        Raises:
+            ChildFailed: see start.
+        """
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"{__package__}.{module}",
-            json.dumps(arguments),
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env=environment,
+            cwd=folder,
+            stderr=errors,
             limit=1 << 24,
         )
-        child = cls(module, process)
+        child = cls(name, process)
         try:
-            await child._answer(_START_S)
+            await child._answer(patience_s)
         except BaseException:
             await child.end()
             raise

@@ -1,0 +1,17 @@
+"""What the modules of this folder share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+Submit = Callable[[float], Awaitable[object]]
+"""Submit one task, which is told when that was; returns when the system has it."""
+Opened = Callable[[], AbstractAsyncContextManager[Submit]]
+
+URL: Final = os.environ.get("GANGLINE_BENCH_URL", "")
+"""Of the server, NATS or Redis."""
+TUNED: Final = os.environ.get("GANGLINE_BENCH_TUNED", "") == "1"
+"""Whether this is the tuned run; else all is as it comes."""

@@ -1,0 +1,259 @@
+"""The durable peers: what is installed, what is started, and what each promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+
+class Server(StrEnum):
+    """What keeps the tasks."""
+
+    NATS = "nats"
+    REDIS = "redis"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One way of running one system."""
+
+    name: str
+    """As the results have it."""
+    app: str
+    """Module of `apps`."""
+    server: Server
+    worker: tuple[str, ...]
+    """Command line of its worker: a script of its environment, and what follows."""
+    says: str
+    """What is changed from the defaults."""
+    acks: str
+    """When a task is acknowledged, and so what becomes of it when its worker dies."""
+    durable: bool = True
+    """Whether a task outlives its worker, and the storage's process."""
+    tuned: bool = False
+    kind: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
+    """What its worker is told by the environment."""
+    results: str = "off"
+
+    @property
+    def stores(self) -> str:
+        return "JetStream, file" if self.server is Server.NATS else "Redis, append-only file, synced each second"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One system."""
+
+    name: str
+    requirements: tuple[str, ...]
+    packages: tuple[str, ...]
+    """Whose versions are told."""
+    runs: tuple[Run, ...]
+
+
+_APPS: Final = "bench.peers.apps"
+_AFTER: Final = "after it ran"
+
+OURS: Final = Run(
+    name="gangline",
+    app="ours",
+    server=Server.NATS,
+    worker=("worker", f"{_APPS}.ours:pool"),
+    says="defaults; result_ttl_s=0",
+    acks=_AFTER,
+)
+"""With `gangline dispatcher` beside the worker, in a process of its own."""
+
+_TASKIQ: Final = ("taskiq", "worker", f"{_APPS}.taskiq_nats_app:broker", "--workers", "1")
+_CELERY: Final = ("celery", "-A", f"{_APPS}.celery_app", "worker", "--loglevel", "ERROR", "--concurrency", "1")
+_DRAMATIQ: Final = ("dramatiq", f"{_APPS}.dramatiq_app", "--processes", "1")
+
+PEERS: Final = (
+    Peer(
+        name="taskiq",
+        requirements=("taskiq==0.13.0", "taskiq-nats==0.7.0", "uvloop==0.23.0"),
+        packages=("taskiq", "taskiq-nats", "nats-py", "uvloop"),
+        runs=(
+            Run(
+                name="taskiq-nats pull",
+                app="taskiq_nats_app",
+                server=Server.NATS,
+                worker=_TASKIQ,
+                kind="pull",
+                says="defaults: one message for each pull",
+                acks=_AFTER,
+            ),
+            Run(
+                name="taskiq-nats pull, tuned",
+                app="taskiq_nats_app",
+                server=Server.NATS,
+                worker=(*_TASKIQ, "--max-async-tasks", "256", "--no-parse"),
+                kind="pull",
+                tuned=True,
+                says="256 messages for each pull, 256 tasks at once, arguments unchecked",
+                acks=_AFTER,
+            ),
+            Run(
+                name="taskiq-nats push",
+                app="taskiq_nats_app",
+                server=Server.NATS,
+                worker=_TASKIQ,
+                kind="push",
+                says="defaults; the submitter leaves the queue group",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="faststream",
+        requirements=("faststream[nats,cli]==0.7.8", "uvloop==0.23.0"),
+        packages=("faststream", "nats-py", "uvloop"),
+        runs=(
+            Run(
+                name="FastStream",
+                app="faststream_app",
+                server=Server.NATS,
+                worker=("faststream", "run", f"{_APPS}.faststream_app:app", "--log-level", "error"),
+                says="defaults: pushed to a durable queue group, one at a time",
+                acks=_AFTER,
+            ),
+            Run(
+                name="FastStream, tuned",
+                app="faststream_app",
+                server=Server.NATS,
+                worker=("faststream", "run", f"{_APPS}.faststream_app:app", "--log-level", "error"),
+                tuned=True,
+                says="pushed, its own injection and validation off",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="celery",
+        requirements=("celery[redis]==5.7.0",),
+        packages=("celery", "kombu", "redis"),
+        runs=(
+            Run(
+                name="Celery",
+                app="celery_app",
+                server=Server.REDIS,
+                worker=_CELERY,
+                says="defaults, with one process",
+                acks="before it runs: lost with its worker",
+                durable=False,
+            ),
+            Run(
+                name="Celery, tuned",
+                app="celery_app",
+                server=Server.REDIS,
+                worker=(*_CELERY, "--pool", "solo", "--without-gossip", "--without-mingle", "--without-heartbeat"),
+                tuned=True,
+                says="acks_late, 256 prefetched, in the worker's own process, no gossip",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="dramatiq",
+        requirements=("dramatiq[redis]==2.2.1",),
+        packages=("dramatiq", "redis"),
+        runs=(
+            Run(
+                name="Dramatiq",
+                app="dramatiq_app",
+                server=Server.REDIS,
+                worker=_DRAMATIQ,
+                says="defaults: 8 threads",
+                acks=_AFTER,
+            ),
+            Run(
+                name="Dramatiq, tuned",
+                app="dramatiq_app",
+                server=Server.REDIS,
+                worker=(*_DRAMATIQ, "--threads", "2"),
+                tuned=True,
+                environ=(("dramatiq_queue_prefetch", "256"),),
+                says="2 threads, 256 prefetched",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="arq",
+        requirements=("arq==0.28.0", "uvloop==0.23.0"),
+        packages=("arq", "redis", "uvloop"),
+        runs=(
+            Run(
+                name="arq",
+                app="arq_app",
+                server=Server.REDIS,
+                worker=("arq", f"{_APPS}.arq_app.WorkerSettings"),
+                says="defaults: looks for tasks each 0.5 s, 10 at once",
+                acks=_AFTER,
+            ),
+            Run(
+                name="arq, tuned",
+                app="arq_app",
+                server=Server.REDIS,
+                worker=("arq", f"{_APPS}.arq_app.WorkerSettings"),
+                tuned=True,
+                says="looks each 5 ms, 256 at once",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="saq",
+        requirements=("saq[redis,hiredis]==0.26.4", "typing_extensions>=4.12", "uvloop==0.23.0"),
+        packages=("saq", "redis", "hiredis", "uvloop"),
+        runs=(
+            Run(
+                name="SAQ",
+                app="saq_app",
+                server=Server.REDIS,
+                worker=("saq", f"{_APPS}.saq_app.settings", "--quiet"),
+                says="defaults: 10 at once",
+                acks=_AFTER,
+            ),
+            Run(
+                name="SAQ, tuned",
+                app="saq_app",
+                server=Server.REDIS,
+                worker=("saq", f"{_APPS}.saq_app.settings", "--quiet"),
+                tuned=True,
+                says="64 at once",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+    Peer(
+        name="streaq",
+        requirements=("streaq[web]==7.2.0", "uvloop==0.23.0"),
+        packages=("streaq", "coredis", "uvloop"),
+        runs=(
+            Run(
+                name="streaq",
+                app="streaq_app",
+                server=Server.REDIS,
+                worker=("streaq", "run", f"{_APPS}.streaq_app:worker"),
+                says="defaults: 16 at once",
+                acks=_AFTER,
+            ),
+            Run(
+                name="streaq, tuned",
+                app="streaq_app",
+                server=Server.REDIS,
+                worker=("streaq", "run", f"{_APPS}.streaq_app:worker"),
+                tuned=True,
+                says="256 at once, 256 prefetched",
+                acks=_AFTER,
+            ),
+        ),
+    ),
+)
+
+RAY_SERVE: Final = Peer(name="rayserve", requirements=("ray[serve]==2.60.0",), packages=("ray",), runs=())
+"""No queue: it is called, not submitted to. Tuned: 512 requests at once for each replica, as our worker has slots, and
+RAY_SERVE_THROUGHPUT_OPTIMIZED."""

@@ -1,0 +1,218 @@
+"""One measurement of one system: a fresh server, its worker, a submitter; a burst, then a trickle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gangline.bench.process import Child, ChildFailed
+
+from .board import VARIABLE, Board
+from .catalogue import Run
+from .environments import Environment
+from .servers import started
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+WINDOW: Final = 64
+"""Submissions at once."""
+_WARM: Final = 300
+_LEAST, _MOST = 200, 20_000
+_START_S: Final = 60.0
+_PATIENCE_S: Final = 60.0
+_POLL_S: Final = 0.002
+_SETTLE_S: Final = 0.2
+"""After the last task, so that acknowledgements are in."""
+_END_S: Final = 5.0
+
+
+class CellFailed(Exception):
+    """A system did not do what it was asked; the text says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How long a measurement takes."""
+
+    burst_s: float = 1.0
+    """About so long, by how fast the warm-up went."""
+    trickle_s: float = 2.0
+    rate: float = 100.0
+    """Tasks per second of the trickle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What one measurement found."""
+
+    done_per_s: float
+    """From the first submission to the last task."""
+    submitted_per_s: float
+    start_p50_ms: float
+    """From submission to start, at the trickle's rate."""
+    start_p99_ms: float
+    cpu_us: Mapping[str, float]
+    """CPU time for each task of the burst, in microseconds, by part."""
+
+
+async def measure(run: Run, environment: Environment | None, plan: Plan) -> Cell:
+    """Measure one system once; `environment` None: ours.
+
+    Raises:
+        CellFailed, NotInstalled, ChildFailed: it could not be measured.
+    """
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-")))
+        board = Board(folder / "board", make=True)
+        stack.callback(board.close)
+        url, server = await stack.enter_async_context(started(run.server))
+        environ = _environ(run, url, folder / "board")
+        python = sys.executable if environment is None else environment.python
+        said = stack.enter_context((folder / "submitter.log").open("wb"))
+        near = await stack.enter_async_context(
+            await Child.run(
+                (python, "-m", "bench.peers.near", run.app),
+                name=run.app,
+                environment=environ,
+                folder=str(ROOT),
+                errors=said,
+            )
+        )
+        pids = {"server": server, "submitter": near.pid}
+        for name, command in _commands(run, environment, url):
+            pids[name] = await stack.enter_async_context(_process(command, environ, folder / f"{name}.log"))
+        try:
+            return await _measured(board, near, plan, pids)
+        except TimeoutError:
+            raise CellFailed(f"{run.name} ran {board.count} tasks and no more; {_last_words(folder)}") from None
+
+
+def _environ(run: Run, url: str, board: Path) -> dict[str, str]:
+    own = ("NATS_", "GANGLINE_", "OTEL_")
+    return {
+        **{key: value for key, value in os.environ.items() if not key.startswith(own)},
+        VARIABLE: str(board),
+        "GANGLINE_BENCH_URL": url,
+        "GANGLINE_BENCH_KIND": run.kind,
+        "GANGLINE_BENCH_TUNED": "1" if run.tuned else "0",
+        "PYTHONPATH": str(ROOT),
+        **dict(run.environ),
+    }
+
+
+def _commands(run: Run, environment: Environment | None, url: str) -> list[tuple[str, tuple[str, ...]]]:
+    if environment is not None:
+        return [("worker", (environment.script(run.worker[0]), *run.worker[1:]))]
+    ours = (sys.executable, "-m", "gangline.cli")
+    return [
+        ("worker", (*ours, *run.worker, "-s", url)),
+        ("dispatcher", (*ours, "dispatcher", "-s", url)),
+    ]
+
+
+async def _measured(board: Board, near: Child, plan: Plan, pids: Mapping[str, int]) -> Cell:
+    await _first(board, near)
+    board.reset()
+    began = await near.ask("burst", count=_WARM, window=WINDOW)
+    await _ran(board, _WARM)
+    count = round(min(_MOST, max(_LEAST, plan.burst_s * _WARM / (board.last_at - began["began_at"]))))
+    await asyncio.sleep(_SETTLE_S)
+    board.reset()
+    before = {name: _cpu_s(pid) for name, pid in pids.items()}
+    burst = await near.ask("burst", count=count, window=WINDOW)
+    await _ran(board, count)
+    last_at = board.last_at
+    await asyncio.sleep(_SETTLE_S)
+    cpu_us = {name: (_cpu_s(pid) - before[name]) / count * 1e6 for name, pid in pids.items()}
+    if board.count != count:
+        raise CellFailed(f"{board.count} tasks ran where {count} were submitted")
+    board.reset()
+    trickle = round(plan.rate * plan.trickle_s)
+    await near.ask("paced", count=trickle, rate=plan.rate)
+    await _ran(board, trickle)
+    starts = board.starts_s()
+    return Cell(
+        done_per_s=count / (last_at - burst["began_at"]),
+        submitted_per_s=count / burst["seconds"],
+        start_p50_ms=starts[len(starts) // 2] * 1000,
+        start_p99_ms=starts[min(len(starts) - 1, int(0.99 * len(starts)))] * 1000,
+        cpu_us={name: round(value, 1) for name, value in cpu_us.items()},
+    )
+
+
+async def _first(board: Board, near: Child) -> None:
+    """Wait until a task runs: with some systems only the worker makes what can be submitted to."""
+    async with asyncio.timeout(_START_S):
+        while True:
+            try:
+                await near.ask("burst", count=1, window=1)
+                break
+            except ChildFailed:
+                await asyncio.sleep(_SETTLE_S)
+        await _ran(board, 1, _START_S)
+
+
+async def _ran(board: Board, count: int, patience_s: float = _PATIENCE_S) -> None:
+    async with asyncio.timeout(patience_s):
+        while board.count < count:  # noqa: ASYNC110 - other processes write it
+            await asyncio.sleep(_POLL_S)
+
+
+@asynccontextmanager
+async def _process(command: tuple[str, ...], environ: Mapping[str, str], log: Path) -> AsyncIterator[int]:
+    """A process, and what it starts, in a group of its own; all of it ends with the block."""
+    with log.open("wb") as said:
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environ, cwd=ROOT, stdout=said, stderr=said, start_new_session=True
+        )
+    try:
+        yield process.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_END_S):
+                await process.wait()
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it left behind
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and of all that it started; 0 where there is no /proc."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = 0.0
+    for one in (pid, *_children(pid)):
+        with suppress(OSError, IndexError):
+            fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+            total += (int(fields[11]) + int(fields[12])) / ticks
+    return total
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found += [child, *_children(child)]
+    return found
+
+
+def _last_words(folder: Path) -> str:
+    """The end of what its processes wrote."""
+    said = [f"{log.stem}: {line}" for log in folder.glob("*.log") for line in _tail(log)]
+    return " | ".join(said) or "nothing was said"
+
+
+def _tail(log: Path) -> list[str]:
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()][-3:]

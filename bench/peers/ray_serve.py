@@ -1,0 +1,93 @@
+"""Ray Serve and us by turns: calls to one replica, and a choice of a replica followed by a dispatch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from gangline.bench.figures import Measured, measured, ratios
+from gangline.bench.process import Child
+from gangline.bench.site import opened
+
+from .catalogue import RAY_SERVE
+from .cell import ROOT
+from .environments import Environment, environment
+
+CONCURRENCY: Final = 64
+_START_S: Final = 120.0
+_WHAT: Final = {"call": "call", "choose": "reserve"}
+"""What is measured, by the name that it has there and here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayRates:
+    """Rates per second, round by round: `ours call`, `Ray Serve call`, `Ray Serve, tuned choose` and the like."""
+
+    per_s: dict[str, list[float]]
+
+    def figures(self) -> list[Measured]:
+        """Against the better of its runs, in each round."""
+        found = []
+        for what in _WHAT:
+            theirs = [max(pair) for pair in zip(*(self.per_s[f"{name} {what}"] for name in _RUNS), strict=True)]
+            found.append(measured(f"rayserve_{what}_ratio", ratios(self.per_s[f"ours {what}"], theirs)))
+        return found
+
+
+_RUNS: Final = {"Ray Serve": False, "Ray Serve, tuned": True}
+
+
+async def measure_ray_serve(*, rounds: int, seconds: float, report: Callable[[str], None]) -> RayRates:
+    """Both of its runs and ours; each is up for one part of a round, so that nothing idle takes time from another.
+
+    Raises:
+        NotInstalled, ChildFailed: it cannot be had, or does not run here.
+    """
+    made = await environment(RAY_SERVE.name, RAY_SERVE.requirements)
+    per_s: dict[str, list[float]] = defaultdict(list)
+    for number in range(rounds):
+        for name in ("ours", *_RUNS) if number % 2 == 0 else (*reversed(_RUNS), "ours"):
+            report(f"{name} (calls), round {number + 1} of {rounds}")
+            async with AsyncExitStack() as stack:
+                near = await (_ours(stack) if name == "ours" else _theirs(stack, made, tuned=_RUNS[name]))
+                for theirs, ours in _WHAT.items():
+                    what = ours if name == "ours" else theirs
+                    per_s[f"{name} {theirs}"].append(await _rate(near, what, seconds))
+    return RayRates(per_s=dict(per_s))
+
+
+async def _rate(near: Child, what: str, seconds: float) -> float:
+    await near.ask("closed", what=what, concurrency=CONCURRENCY, seconds=seconds / 2)  # the first ones are slower
+    done = await near.ask("closed", what=what, concurrency=CONCURRENCY, seconds=seconds)
+    return float(done["count"] / done["seconds"])
+
+
+async def _ours(stack: AsyncExitStack) -> Child:
+    site = await stack.enter_async_context(opened())
+    await site.worker("one", 512)
+    return await site.client("one")
+
+
+async def _theirs(stack: AsyncExitStack, made: Environment, *, tuned: bool) -> Child:
+    environ = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "GANGLINE_BENCH_TUNED": "1" if tuned else "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        **({"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"} if tuned else {}),
+    }
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gangline-bench-")))
+    said = stack.enter_context((folder / "said").open("wb"))
+    command = (made.python, "-m", "bench.peers.apps.rayserve_app")
+    return await stack.enter_async_context(
+        await Child.run(
+            command, name="Ray Serve", environment=environ, folder=str(ROOT), errors=said, patience_s=_START_S
+        )
+    )

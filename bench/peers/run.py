@@ -1,0 +1,127 @@
+"""One run of everything that needs peers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final
+
+from gangline.bench.figures import Measured
+from gangline.bench.process import ChildFailed
+
+from .catalogue import OURS, PEERS, RAY_SERVE, Run
+from .cell import Cell, Plan
+from .durable import Durable, gather, measure_durable
+from .environments import NotInstalled, environment
+from .ray_serve import RayRates, measure_ray_serve
+
+NAMES: Final = (
+    "durable_vs_best_peer",
+    "durable_start_p50_vs_best_peer",
+    "rayserve_call_ratio",
+    "rayserve_choose_ratio",
+)
+"""Figures that this gives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersPlan:
+    """How long a run takes."""
+
+    rounds: int = 5
+    cell: Plan = field(default_factory=Plan)
+    ray_s: float = 1.0
+    """Of each load on Ray Serve, and on us beside it."""
+
+
+FULL: Final = PeersPlan()
+QUICK: Final = PeersPlan(rounds=3, cell=Plan(burst_s=0.5, trickle_s=1.0), ray_s=0.5)
+
+
+async def run(plan: PeersPlan = FULL, *, only: tuple[str, ...] = (), report: Callable[[str], None]) -> dict[str, Any]:
+    """Measure; what cannot be had is in `missing`, with the reason.
+
+    Args:
+        only: names of peers; all if empty.
+    """
+    peers = tuple(peer for peer in PEERS if not only or peer.name in only)
+    about = _about(plan)
+    found = await gather(peers, report=report)
+    durable = await measure_durable(found, rounds=plan.rounds, plan=plan.cell, report=report)
+    ray: RayRates | None = None
+    if not only or RAY_SERVE.name in only:
+        try:
+            ray = await measure_ray_serve(rounds=plan.rounds, seconds=plan.ray_s, report=report)
+            durable.versions["ray"] = await _version_of_ray()
+        except (NotInstalled, ChildFailed) as error:
+            durable.missing[RAY_SERVE.name] = str(error)
+            report(f"without {RAY_SERVE.name}: {error}")
+    return to_json(durable, ray, about)
+
+
+async def _version_of_ray() -> str:
+    made = await environment(RAY_SERVE.name, RAY_SERVE.requirements)
+    return (await made.versions(RAY_SERVE.packages))["ray"]
+
+
+def to_json(durable: Durable, ray: RayRates | None, about: dict[str, Any]) -> dict[str, Any]:
+    """`figures` by name, null where it was not measured; `durable`: each run, with what it promises."""
+    figures = durable.figures() + ([] if ray is None else ray.figures())
+    by_name = {item.figure.name: item for item in figures}
+    runs = [OURS, *(run for peer in PEERS for run in peer.runs)]
+    return {
+        "figures": {name: _rounded(by_name[name].value) if name in by_name else None for name in NAMES},
+        "spread": {name: _spread(item) for name, item in by_name.items()},
+        "durable": {run.name: _row(run, durable.cells[run.name]) for run in runs if run.name in durable.cells},
+        "best": durable.best,
+        "soonest": durable.soonest,
+        "ray_serve": {} if ray is None else {name: _stats(row) for name, row in ray.per_s.items()},
+        "missing": durable.missing,
+        "versions": durable.versions,
+        "about": about,
+    }
+
+
+def _about(plan: PeersPlan) -> dict[str, Any]:
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "load_1min": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "rounds": plan.rounds,
+        **asdict(plan.cell),
+    }
+
+
+def _row(run: Run, cells: list[Cell]) -> dict[str, Any]:
+    columns = [each.name for each in fields(Cell) if each.name != "cpu_us"]
+    parts = {name for cell in cells for name in cell.cpu_us}
+    return {
+        **{column: _stats([float(getattr(cell, column)) for cell in cells]) for column in columns},
+        "cpu_us": {part: round(statistics.median([cell.cpu_us[part] for cell in cells]), 1) for part in sorted(parts)},
+        "stores": run.stores,
+        "durable": run.durable,
+        "acks": run.acks,
+        "results": run.results,
+        "says": run.says,
+    }
+
+
+def _stats(row: list[float]) -> dict[str, float]:
+    return {"median": _rounded(statistics.median(row)), "low": _rounded(min(row)), "high": _rounded(max(row))}
+
+
+def _spread(item: Measured) -> dict[str, Any]:
+    return {
+        "worst": _rounded(item.worst),
+        "best": _rounded(item.best),
+        "rounds": len(item.rounds),
+        "target": item.figure.shown_target,
+        "met": item.met,
+    }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

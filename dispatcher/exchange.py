@@ -237,6 +237,8 @@ class Exchange:
                 # Else it may be another process of that name that has never seen it. Discovery will soon know.
             elif state == TaskState.FORGOTTEN:
                 self.lose(flight, Fate.FORGOTTEN)
+            elif state == TaskState.RUNNING:
+                flight.runs()
 
     def _check(self, flights: Iterable[Flight]) -> None:
         if not self.bus.connected:

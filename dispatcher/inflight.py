@@ -57,6 +57,9 @@ class Flight:
         """An answer came; True when that was the last."""
         raise NotImplementedError
 
+    def runs(self) -> None:
+        """Its worker was asked, and says that it runs."""
+
     def lose(self, fate: Fate) -> None:
         """There will be no answer."""
         raise NotImplementedError

@@ -6,6 +6,7 @@ from ...bus.port import StreamMessage
 from ...schemas.submission import Submission
 from ...telemetry.tracing import NO_SPAN, Span
 from .feeder import Slots
+from .item_count import ItemCount
 from .job_flight import JobFlight
 
 
@@ -19,6 +20,7 @@ class Entry:
         "feeder_pool",
         "fence",
         "flight",
+        "item_count",
         "items",
         "message",
         "slots",
@@ -49,6 +51,8 @@ class Entry:
         """The result of the last try that succeeded, in the format of the submission."""
         self.items: int | None = None
         """... if it yielded: how many."""
+        self.item_count = ItemCount(known=True)
+        """Of the try under way."""
         self.streams = False
         self.started = False
         self.span: Span = NO_SPAN

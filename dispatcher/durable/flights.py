@@ -21,6 +21,7 @@ from ...schemas.errors import (
     InvalidRequest,
     InvalidResult,
     LeaseBusy,
+    StreamBroken,
     TaskCancelled,
     WorkerLost,
 )
@@ -38,6 +39,7 @@ from .arguments import arguments_of
 from .effects import Attach, Start
 from .entry import Entry
 from .feeder import Feeder
+from .item_count import Came, ItemCount
 from .job_feed import JobFeed
 from .job_flight import JobFlight, error_of_answer, error_of_fate
 from .vigil import Vigil
@@ -105,6 +107,7 @@ class Flights:
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.started, entry.items = str(worker.id), True, None
+        entry.item_count = ItemCount(known=True)
         flight = self._flight(entry, worker, attached=False)
         try:
             self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
@@ -118,6 +121,7 @@ class Flights:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.started, entry.fence = attach.worker, True, 0
+        entry.item_count = ItemCount(known=False)
         self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
     def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
@@ -198,7 +202,7 @@ class Flights:
         flags, meta = TaskFlag.ATTACH, self._meta(entry, submission)
         if entry.streams:
             flags |= TaskFlag.STREAM
-            meta["items"] = entry.items or 0
+            meta["items"] = entry.item_count.credited
         return (Request.TASK, flight.id, submission.method, None, None, None, None, None, int(flags), meta)
 
     def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:
@@ -251,9 +255,23 @@ class Flights:
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight or entry.submission is None:
             return
-        submission = entry.submission
+        submission, count, index = entry.submission, entry.item_count, frame[2]
+        match count.take(index):
+            case Came.GAP:
+                self._attach_anew(entry, flight)
+                return
+            case Came.AGAIN:
+                return
+            case Came.NEXT:
+                pass
         error = self._feed.item(
-            submission.job, flight.attempt, frame[2], frame[3], submission.fmt, lambda: self._credit(entry, flight)
+            submission.job,
+            flight.attempt,
+            index,
+            frame[3],
+            submission.fmt,
+            lambda: self._credit(entry, count, index),
+            sequence=entry.seq,
         )
         if error is not None:
             self._exchange.forget(flight)
@@ -261,9 +279,23 @@ class Flights:
             self._finish(entry, flight)
             self._ended(entry, flight.attempt, error)
 
-    def _credit(self, entry: Entry, flight: JobFlight) -> None:
-        if entry.flight is flight:
-            self._exchange.post(flight.worker, (Request.CREDIT, flight.id, 1))
+    def _credit(self, entry: Entry, count: ItemCount, index: int) -> None:
+        more, flight = count.stored(index), entry.flight
+        if more and flight is not None and entry.item_count is count:
+            self._exchange.post(flight.worker, (Request.CREDIT, flight.id, more))
+
+    def _attach_anew(self, entry: Entry, flight: JobFlight) -> None:
+        """Have the items that are not stored sent again."""
+        self._exchange.forget(flight)
+        self._vigil.unwatch(flight.worker)
+        again = self._flight(entry, flight.worker, attached=True)
+        self._send(entry, again, self._attach_frame(entry, again))
+
+    def still_runs(self, flight: JobFlight) -> None:
+        """The worker says so: it may wait for credit that got lost, or have sent items that did."""
+        entry = self._entries.get(flight.seq)
+        if entry is not None and entry.flight is flight and entry.streams and entry.item_count.stands_still():
+            self._attach_anew(entry, flight)
 
     def landed(self, flight: JobFlight, frame: Frame) -> None:
         """The worker answered."""
@@ -273,6 +305,9 @@ class Flights:
         if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
             self._finish(entry, flight)
             self._ask_again(entry, flight)
+            return
+        if frame[0] == Answer.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
+            self._attach_anew(entry, flight)
             return
         error = error_of_answer(frame, entry.worker) or self._take_result(entry, frame)
         if entry.slots is not None and not refuses_token(frame):
@@ -289,6 +324,8 @@ class Flights:
         """Keep what it returned, as it will be stored."""
         assert entry.submission is not None
         if frame[0] == Answer.END:
+            if entry.item_count.known and entry.item_count.lacks(frame[2]):
+                return StreamBroken(f"some of the {frame[2]} items got lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]
             return None
         try:

@@ -79,9 +79,13 @@ class JobFeed:
         self._add(_Telling(subject, event.model_dump_json().encode()))
 
     def item(
-        self, job: str, attempt: int, index: int, value: Any, fmt: Format, done: Callable[[], None]
+        self, job: str, attempt: int, index: int, value: Any, fmt: Format, done: Callable[[], None], *, sequence: int
     ) -> InvalidResult | None:
-        """Store one item; `done` when it is. Returns an error if it can never be."""
+        """Store one item; `done` when it is. Returns an error if it can never be.
+
+        Args:
+            sequence: of the job's message: a dead letter that is sent anew has its old id, and yields anew.
+        """
         try:
             data = _item(job, attempt, index, value, fmt)
         except InvalidRequest as error:
@@ -93,7 +97,7 @@ class JobFeed:
                 may_have_started=True,
                 details={"size": len(data), "limit": limit},
             )
-        self._add(_Telling(self._names.job(job, Feed.ITEM), data, f"item-{job}-{attempt}-{index}", done))
+        self._add(_Telling(self._names.job(job, Feed.ITEM), data, f"item-{job}-{sequence}-{attempt}-{index}", done))
         return None
 
     def when_stored(self, done: Callable[[], None]) -> None:

@@ -30,6 +30,9 @@ class Pilot(Protocol):
     def item(self, flight: JobFlight, frame: Frame) -> None:
         """One item of a stream came."""
 
+    def still_runs(self, flight: JobFlight) -> None:
+        """The worker says so."""
+
     def crashed(self, flight: JobFlight, fate: Fate) -> None:
         """There will be no answer."""
 
@@ -58,6 +61,9 @@ class JobFlight(Flight):
             return False
         self.pilot.landed(self, frame)
         return True
+
+    def runs(self) -> None:
+        self.pilot.still_runs(self)
 
     def lose(self, fate: Fate) -> None:
         self.pilot.crashed(self, fate)

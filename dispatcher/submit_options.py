@@ -10,7 +10,7 @@ from typing import Final
 from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S
-from ..schemas.submission import MAX_BACKOFF_S, MAX_KEY_CHARS, MAX_PRIORITY, MAX_RESULT_TTL_S
+from ..schemas.submission import LAST_MOMENT, MAX_BACKOFF_S, MAX_KEY_CHARS, MAX_PRIORITY, MAX_RESULT_TTL_S
 
 _BOUNDS: Final = (
     ("deadline_s", 0.001, MAX_DEADLINE_S),
@@ -64,6 +64,8 @@ class SubmitOptions:
         check_header_text("cron", self.cron)
         if self.at is not None and (not isinstance(self.at, datetime) or self.at.tzinfo is None):
             raise InvalidSettings(f"at is {self.at!r}: give a datetime with a time zone, such as datetime.now(UTC)")
+        if self.at is not None and not self.at.timestamp() < LAST_MOMENT:
+            raise InvalidSettings(f"at is {self.at!r}, which is after the year 2261: give an earlier moment")
         given = [name for name in ("delay_s", "at", "cron") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidSettings(f"{' and '.join(given)} exclude each other: give one")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from . import headers
@@ -26,6 +26,8 @@ MAX_BACKOFF_S: Final = 86_400.0
 MAX_RESULT_TTL_S: Final = 365 * 86_400.0
 MAX_PRIORITY: Final = 1_000_000
 MAX_KEY_CHARS: Final = 1024
+LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
+"""The server counts nanoseconds in 64 bits: what is put off for longer than these can say, it starts at once."""
 
 _YES: Final = frozenset(("true", "1", "yes"))
 _NO: Final = frozenset(("false", "0", "no", ""))
@@ -101,7 +103,7 @@ class Submission:
             published_at=published_at,
             deadline_at=fields.read(headers.DEADLINE, _until(published_at)),
             not_before=fields.read(headers.DELAY, _until(published_at)),
-            cron=fields.read(headers.CRON, str),
+            cron=fields.read(headers.CRON, _schedule),
             timeout_s=fields.read(headers.TIMEOUT, _length(0.001, MAX_DEADLINE_S)),
             max_attempts=fields.read(headers.MAX_ATTEMPTS, _whole(1, MAX_ATTEMPTS)),
             attempts=fields.read(headers.ATTEMPTS, _whole(0, MAX_COUNTED)) or 0,
@@ -150,6 +152,12 @@ def _key(text: str) -> str:
     return text
 
 
+def _schedule(text: str) -> str:
+    if not text:
+        raise ValueError("it is empty: give six fields of cron, such as '0 0 3 * * *', or '@every 5m'")
+    return text
+
+
 def _flag(text: str) -> bool:
     word = text.lower()
     if word in _YES:
@@ -195,6 +203,8 @@ def _until(start: float) -> Callable[[str], float]:
                 raise ValueError(f"{error}, or a moment such as 2030-01-31T12:00:00Z") from None
             if moment.tzinfo is None:
                 raise ValueError(f"{text[:40]!r} has no time zone: add Z for UTC") from None
+            if not moment.timestamp() < LAST_MOMENT:
+                raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier moment") from None
             return moment.timestamp()
 
     return parse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from ...bus.port import Stream
 from ...schemas.errors import GanglineError, InvalidName
@@ -14,6 +15,10 @@ from ..route_table import RouteTable
 from ..router import Router
 from .rolls import KnownPools
 from .task_streams import TaskStreams
+
+_MANY: Final = 1000
+_RARELY: Final = 10
+"""With more schedules than that in the stream only each tenth look lists them: each has a subject of its own."""
 
 
 class Endpoints:
@@ -48,6 +53,8 @@ class Endpoints:
         self._log = log
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._looks = 0
+        self._whole_every = 1
         self.depths: Mapping[str, int] = {}
         """Tasks in the stream by endpoint, as of the last look."""
 
@@ -81,7 +88,9 @@ class Endpoints:
 
     async def _look(self) -> None:
         stream = await self._streams.tasks()
-        state = await stream.state(">")
+        whole = self._looks % self._whole_every == 0
+        self._looks += 1
+        state = await stream.state(">" if whole else self._names.tasks)
         depths: dict[str, int] = {}
         strays: list[str] = []
         for subject, count in state.subjects.items():
@@ -94,8 +103,11 @@ class Endpoints:
         await self._look_for_pools()
         await self._routes.ready()
         self._found(frozenset((*depths, *self._known.names, *self._routes.known)))
-        if strays:
-            self._strays(stream, strays)
+        if whole:
+            self._whole_every = _RARELY if len(strays) > _MANY else 1
+            self._looks = 1
+            if strays:
+                self._strays(stream, strays)
 
     async def _look_for_pools(self) -> None:
         ledger = await self._router.ledger()

@@ -23,7 +23,7 @@ from ...telemetry.logs import Log
 from . import records
 from .effects import Bury, Look, Note, Schedule, Store
 from .entry import Entry
-from .retrying import until_answered
+from .retrying import until_answered, until_taken
 from .scribe import Scribe
 from .settings import DispatcherSettings
 from .task_streams import TaskStreams
@@ -33,6 +33,8 @@ _HEADERS_BYTES: Final = 8192
 _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189
+_LOGGED_CHARS: Final = 400
+"""Of a dead letter's error: it may be as long as whoever raised it liked."""
 
 Answer = Callable[[], None]
 
@@ -88,7 +90,7 @@ class Outcomes:
 
         async def errand() -> None:
             async with self._looks:
-                found = await until_answered("looking a result up", read, self._log)
+                found = await until_taken("looking a result up", read, self._log)
             answer(found is not None)
 
         self._start(errand())
@@ -112,7 +114,7 @@ class Outcomes:
             objects = await self._streams.objects()
             await objects.put(name, body, ttl_s=effect.result_ttl_s)
 
-        await until_answered("storing a large result", put, self._log)
+        await until_taken("storing a large result", put, self._log)
         record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._create(effect.job, record, effect.result_ttl_s, written.set_result)
@@ -158,7 +160,7 @@ class Outcomes:
 
     async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
         wall = self._ambient.wall()
-        await until_answered("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
+        await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
         if effect.result_ttl_s > 0:
             written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             record = records.result_of(entry, effect, wall=wall)
@@ -169,7 +171,7 @@ class Outcomes:
             effect.job,
             entry.message.subject,
             effect.reason.value,
-            effect.error.message,
+            " ".join(effect.error.message[:_LOGGED_CHARS].split()),
             extra={"action": "job.dead", "job": effect.job, "reason": effect.reason.value, "code": effect.error.code},
         )
         endpoint, _ = records.target_of(entry)
@@ -182,8 +184,10 @@ class Outcomes:
         dead = await self._streams.dead()
         endpoint, method = records.target_of(entry)
         subject = self._names.dead(endpoint, method)
-        for limit in (records.MAX_FAILURE_BYTES, 1024, 0):
+        for limit in (records.MAX_FAILURE_BYTES, 8192, 1024, 0):
             given = records.dead_headers(entry, effect, wall=wall, limit=limit)
+            if limit and records.size_of_headers(given) > records.MAX_HEADER_BYTES:
+                continue
             try:
                 await dead.publish(subject, entry.message.data, headers=given)
                 return
@@ -203,7 +207,11 @@ class Outcomes:
     async def _schedule(self, entry: Entry, answer: Callable[[GanglineError | None], None]) -> None:
         submission = entry.submission
         assert submission is not None
-        subject, given = records.schedule_of(self._names, entry.message, submission)
+        try:
+            subject, given = records.schedule_of(self._names, entry.message, submission)
+        except (ValueError, OverflowError, OSError) as error:  # a moment that no calendar has
+            answer(InvalidSchedule(f"its time cannot be written: {error}"))
+            return
 
         async def publish() -> None:
             await self._sure()

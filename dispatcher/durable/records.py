@@ -21,13 +21,16 @@ from .entry import Entry
 MAX_FAILURE_BYTES: Final = 64 * 1024
 """A traceback longer than that loses its middle."""
 _MESSAGE_CHARS: Final = 4000
+_LEAST_CHARS: Final = 200
+MAX_HEADER_BYTES: Final = 65_535
+"""JetStream stores no message with more of them."""
 
 
 def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailure:
     """An error as records carry it, cut to a size."""
     wire = error.to_wire()
     details: dict[str, Any] = json.loads(codec.to_json(wire.get("details") or {}))
-    message = error.message[:_MESSAGE_CHARS]
+    message = error.message[: max(_LEAST_CHARS, min(_MESSAGE_CHARS, limit))]
     traceback = details.get("traceback")
     if isinstance(traceback, str) and len(traceback) > limit // 2:
         half = limit // 4
@@ -103,8 +106,7 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
         limit: bytes that the error may take.
     """
     failure = failure_of(effect.error, limit)
-    return {
-        **without_servers_own(entry.message.headers),
+    ours = {
         headers.MESSAGE_ID: f"dead-{entry.seq}-{round(entry.message.at * 1000)}",
         headers.JOB: effect.job,
         headers.SUBJECT: entry.message.subject,
@@ -113,6 +115,17 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
         headers.DEAD_AT: moment(wall),
         headers.ATTEMPTS: str(effect.attempts),
     }
+    given = {**without_servers_own(entry.message.headers), **ours}
+    if limit == 0:
+        # The task's own fill all that there may be: the largest goes, and why it is dead stays.
+        while size_of_headers(given) > MAX_HEADER_BYTES and len(given) > len(ours):
+            del given[max((name for name in given if name not in ours), key=lambda name: len(given[name].encode()))]
+    return given
+
+
+def size_of_headers(given: Mapping[str, str]) -> int:
+    """Bytes that they take in a message."""
+    return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
 
 
 def dead_event(entry: Entry, effect: Bury, *, wall: float) -> bytes:
@@ -172,6 +185,7 @@ __all__ = [
     "moment",
     "result_of",
     "schedule_of",
+    "size_of_headers",
     "target_of",
     "try_of",
     "without_servers_own",

@@ -13,6 +13,7 @@ from ...telemetry.logs import Log
 FIRST_S: Final = 0.05
 MOST_S: Final = 2.0
 _LOUD_AFTER: Final = 5
+_SAID_AGAIN: Final = 30
 
 T = TypeVar("T")
 
@@ -50,3 +51,21 @@ async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -
             say = log.warning if patience.tries == _LOUD_AFTER else log.debug
             say("%s: %s; asking again", what, error, extra={"action": "storage.retry", "what": what})
             await asyncio.sleep(delay_s)
+
+
+async def until_taken(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
+    """What `ask` returns, asked again whatever storage says: the end of a task has nowhere else to go, and an operator
+    can give back a permission, or room. Cancelling ends it.
+
+    Raises:
+        GanglineError: what is no answer of storage.
+    """
+    tries = 0
+    while True:
+        try:
+            return await until_answered(what, ask, log)
+        except FINAL as error:
+            if tries % _SAID_AGAIN == 0:
+                log.error("%s: %s; asking again", what, error, extra={"action": "storage.refused", "what": what})
+            tries += 1
+            await asyncio.sleep(MOST_S)

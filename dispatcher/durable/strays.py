@@ -7,8 +7,6 @@ is created once, and removing a message twice does no harm. No lock is needed.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from typing import Final
 
 from ...bus.port import Stream, StreamMessage
 from ...schemas import headers
@@ -22,9 +20,6 @@ from .inlet import job_of
 from .outcomes import Outcomes
 from .scribe import Scribe
 
-_KNOWN: Final = 10_000
-"""Subjects of schedules that were found in order are not read again."""
-
 
 class Strays:
     """One of each dispatcher."""
@@ -36,7 +31,8 @@ class Strays:
         self._scribe = scribe
         self._result_ttl_s = result_ttl_s
         self._log = log
-        self._in_order: OrderedDict[str, None] = OrderedDict()
+        self._in_order: set[str] = set()
+        """Subjects of schedules that were read: not again while they stand in the stream."""
         self._task: asyncio.Task[None] | None = None
         self._schedules = names.schedules[: -len(">")]
         self.buried = 0
@@ -54,7 +50,9 @@ class Strays:
         await self._scribe.stop()
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
-        """The stream has messages of these subjects. One round at a time."""
+        """The stream has messages of these subjects, and of no others of this kind. One round at a time."""
+        if self._in_order:
+            self._in_order.intersection_update(subjects)
         doubtful = [subject for subject in subjects if subject not in self._in_order]
         if doubtful and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._round(stream, doubtful), name="gangline-strays")
@@ -73,9 +71,7 @@ class Strays:
         while (message := await stream.next(subject, sequence)) is not None:
             sequence = message.sequence + 1
             if subject.startswith(self._schedules) and headers.SCHEDULE in (message.headers or {}):
-                self._in_order[subject] = None
-                if len(self._in_order) > _KNOWN:
-                    self._in_order.popitem(last=False)
+                self._in_order.add(subject)
             else:
                 await self._bury(stream, message)
 

@@ -104,7 +104,7 @@ def test_a_dead_letter_has_the_headers_of_its_message_but_for_the_servers_own() 
 def test_an_error_is_cut_to_the_room_that_there_is(limit: int) -> None:
     error = TaskFailed("m" * 100_000, details={"type": "E", "traceback": "t" * 1_000_000, "more": "é" * 10})
     failure = records.failure_of(error, limit)
-    assert len(failure.message) == 4000 and len(json.dumps(failure.details)) <= limit + 100
+    assert len(failure.message) == max(200, min(4000, limit)) and len(json.dumps(failure.details)) <= limit + 100
     if limit > 1000:
         assert failure.details["traceback"].startswith("ttt") and "(cut)" in failure.details["traceback"]
 
@@ -169,3 +169,37 @@ def test_an_id_is_read_from_a_message_that_is_no_task_if_it_is_one() -> None:
 
 def test_the_size_of_a_message_counts_all_that_is_kept_of_it() -> None:
     assert size_of(message(b"x" * 1000, Gangline_Key="k" * 100)) > 1100
+
+
+def test_a_dead_letter_has_no_more_headers_than_a_message_may() -> None:
+    error = TaskFailed("é" * 5_000_000, details={"traceback": "éa\n" * 1_000_000})
+    sizes = [
+        records.size_of_headers(records.dead_headers(entry_of(message()), dead(error), wall=AT, limit=limit))
+        for limit in (records.MAX_FAILURE_BYTES, 8192, 1024, 0)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > records.MAX_HEADER_BYTES > sizes[1]
+
+
+def test_why_it_is_dead_has_room_beside_headers_of_the_task_that_fill_a_message() -> None:
+    entry = entry_of(message(Mine="x" * 60_000, Other="y" * 5000, Gangline_Key="k"))
+    error = TaskFailed("é" * 5000, details={"traceback": "line\n" * 50_000})
+    given = records.dead_headers(entry, dead(error), wall=AT, limit=0)
+    assert records.size_of_headers(given) <= records.MAX_HEADER_BYTES
+    assert given["Other"] == "y" * 5000 and given["Gangline-Key"] == "k" and "Mine" not in given
+    assert given[headers.DEAD_REASON] == "failed" and "é" * 200 in json.loads(given[headers.DEAD_ERROR])["message"]
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ("Gangline_Delay", "9999-12-31T23:59:59Z"),
+        ("Gangline_Delay", "9999-12-31T23:59:59-14:00"),
+        ("Gangline_Deadline", "2262-06-01T00:00:00Z"),
+        ("Gangline_Cron", ""),
+    ],
+)
+def test_a_time_that_the_server_cannot_count_to_is_an_error_that_says_so(header: str, text: str) -> None:
+    read = read_message(NAMES, message(**{header: text}))
+    assert isinstance(read, GanglineError)
+    assert "after the year 2261" in read.message or "it is empty" in read.message

@@ -23,6 +23,7 @@ from ...bus.port import Consumer, ConsumerLost, ConsumerSettings, ConsumerState,
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import JobInfo, QueueStats, TryRecord
 from ...schemas.routes import QueueRules, RouteRecord
+from ...schemas.submission import Submission
 from . import events as on
 from .context import Context
 from .core import QueueCore
@@ -33,12 +34,13 @@ from .insight import Counts
 from .ownership import DISPATCHER, consumer_name
 from .possession import Possession
 from .recovery import Recovery
+from .retry import result_ttl_s
 from .retrying import until_answered
 from .rolls import Rolls
 
 _ACK_WAIT_S: Final = 30.0
-"""Tasks run for longer, and wait for longer: what comes again and is in hand is known by its sequence, and costs next to
-nothing. It matters when a delivery was lost in a way that nobody noticed."""
+"""Tasks run and wait for longer: what comes again and is in hand is known by its sequence, and costs next to nothing.
+It matters when a delivery was lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
 """For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02
@@ -326,10 +328,16 @@ class Queue:
             seq=seq,
             submission=submission,
             size=size,
-            look=old or may_have_ended(message, submission.job),
+            look=old or may_have_ended(message, submission.job, recorded=self._recorded(submission)),
             attempts=record.attempts if record is not None else submission.attempts,
             not_before=record.not_before if record is not None else 0.0,
         )
+
+    def _recorded(self, submission: Submission) -> bool:
+        """Whether its end leaves a record."""
+        context = self._context
+        rules = (context.routes.get(self.endpoint) or _DEFAULT).queue
+        return result_ttl_s(submission, rules, context.settings) > 0
 
     def _on_doubt(self) -> None:
         # What comes back with a restarted server may be what it had been told is done.
@@ -353,6 +361,11 @@ class Queue:
         await self._possession.wait()
 
     # -- what can be seen -----------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """It was closed, or lost."""
+        return self._closed
 
     @property
     def idle(self) -> bool:

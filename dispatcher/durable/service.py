@@ -338,7 +338,7 @@ class Dispatcher:
         except BaseException:
             await queue.drop()
             raise
-        if consumer is None or self.state is not DispatcherState.RUNNING:
+        if consumer is None or queue.over or self.state is not DispatcherState.RUNNING:
             await queue.close()
             return None
         self._queues[endpoint] = queue
@@ -347,10 +347,11 @@ class Dispatcher:
         try:
             await desk.start()
         except BaseException:
-            del self._queues[endpoint], self._desks[endpoint]
+            self._queues.pop(endpoint, None)
+            self._desks.pop(endpoint, None)
             await queue.close()
             raise
-        return consumer
+        return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
 
     def _found(self, ownership: Ownership, endpoints: frozenset[str]) -> None:
         ownership.found(endpoints)

@@ -8,6 +8,7 @@ import pytest
 
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
+from gangline.dispatcher.durable.desk import Desk
 from gangline.dispatcher.durable.hands import Hands
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.jobs import JobState
@@ -173,6 +174,45 @@ async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left
         assert [each.filter for each in await (await site.streams.tasks()).consumers()] == [site.names.tasks_of("work")]
         again = await site.submit("square", {"x": 3}, endpoint="wrok")
         assert (await site.ended(again)).reason == "unknown_endpoint"
+
+
+async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() -> None:
+    async with Site() as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        long = await site.submit("square", {"x": 3, "seconds": 5.0})
+        await site.eventually(lambda: bool(site.starts))
+        stream = await site.streams.tasks()
+        (consumer,) = await stream.consumers()
+        assert await stream.delete_consumer(consumer.name)
+        removed_at = site.loop.time()
+        assert await _next_start(site) - removed_at < 2.0
+        assert (await site.ended(long)).result == 9 and site.attempts(long) == [1]
+        assert node.dispatcher.statistics().counts["lost"] == 1
+
+
+async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, tries = Desk.start, 0
+
+    async def slowly(self: Desk) -> None:
+        nonlocal tries
+        tries += 1
+        await start(self)
+        if tries == 1:
+            stream = await site.streams.tasks()
+            for consumer in await stream.consumers():
+                await stream.delete_consumer(consumer.name)
+            await asyncio.sleep(1.0)
+
+    monkeypatch.setattr(Desk, "start", slowly)
+    async with Site() as site:
+        site.worker()
+        site.dispatcher()
+        assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
+        assert tries == 2
 
 
 def _shares(nodes: list[DispatcherNode]) -> list[int]:

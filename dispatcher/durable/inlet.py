@@ -33,12 +33,17 @@ def size_of(message: StreamMessage) -> int:
     return len(message.subject) + len(message.data) + sum(len(k) + len(v) for k, v in given.items()) + _KEPT_BYTES
 
 
-def may_have_ended(message: StreamMessage, job: str) -> bool:
-    """Whether another message may have had this job's id, or this one been delivered to another consumer of ours."""
+def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:
+    """Whether another message may have had this job's id, or this one been delivered to another consumer of ours.
+
+    Args:
+        recorded: jobs such as this leave a record when they end; without one there is nothing to be found of an earlier
+            message.
+    """
     given = message.headers
     if message.delivered > 1:
         return True
-    return given is not None and (headers.SCHEDULER in given or given.get(headers.MESSAGE_ID) == job)
+    return given is not None and (headers.SCHEDULER in given or (recorded and given.get(headers.MESSAGE_ID) == job))
 
 
 def job_of(message: StreamMessage) -> str:

@@ -155,15 +155,14 @@ def test_names_of_wrong_targets_are_kept_as_far_as_they_can_be() -> None:
 
 
 def test_what_may_have_ended_before_is_looked_up() -> None:
-    assert not may_have_ended(message(), "7", recorded=True)
-    assert not may_have_ended(message(Nats_Msg_Id="other", Gangline_Job="j"), "j", recorded=True)
-    assert may_have_ended(message(Nats_Msg_Id="j", Gangline_Job="j"), "j", recorded=True), "an idempotency key"
-    assert may_have_ended(message(Nats_Scheduler="ns.sched.j"), "j", recorded=True), "a schedule may fire twice"
+    def looks(recorded: bool = True, job: str = "j", **given: str) -> bool:
+        return may_have_ended(message(**given), job, recorded=recorded)
 
-
-def test_without_a_record_there_is_nothing_to_look_up() -> None:
-    assert not may_have_ended(message(Nats_Msg_Id="j", Gangline_Job="j"), "j", recorded=False)
-    assert may_have_ended(message(Nats_Scheduler="ns.sched.j"), "j", recorded=False), "it may have been cancelled"
+    assert not looks(job="7")
+    assert not looks(Nats_Msg_Id="other", Gangline_Job="j")
+    assert looks(Nats_Msg_Id="j", Gangline_Job="j"), "an idempotency key"
+    assert not looks(recorded=False, Nats_Msg_Id="j", Gangline_Job="j"), "nothing could be found"
+    assert looks(Nats_Scheduler="ns.sched.j"), "a schedule may fire twice"
 
 
 def test_an_id_is_read_from_a_message_that_is_no_task_if_it_is_one() -> None:

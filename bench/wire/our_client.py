@@ -24,7 +24,12 @@ def plain(client: Client, pool: str) -> dict[str, Once]:
         async with client.choose_worker(pool) as selection:
             await client.dispatch(selection, "echo", PAYLOAD)
 
+    async def lease_cycle() -> None:
+        async with client.lease(pool) as lease:
+            await lease.call("echo", PAYLOAD)
+
     return {
+        "lease_cycle": lease_cycle,
         "submit": lambda: client.submit("queued.echo", PAYLOAD),
         "call": lambda: client.call(echo, PAYLOAD),
         "call_4w": lambda: client.call("four.echo", PAYLOAD),

@@ -49,7 +49,7 @@ async def at_rest(url: str, monitoring: int, environment: Mapping[str, str], sec
         before = await _messages(monitoring)
         await asyncio.sleep(seconds)
         after = await _messages(monitoring)
-        return _resident_mb(process.pid), (after - before) / seconds
+        return resident_mb(process.pid), (after - before) / seconds
     finally:
         process.terminate()
         await process.wait()
@@ -76,7 +76,8 @@ async def _messages(monitoring: int) -> int:
     return await asyncio.to_thread(read)
 
 
-def _resident_mb(pid: int) -> float:
+def resident_mb(pid: int) -> float:
+    """Memory of a process."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:  # no /proc: ask the system's own tool

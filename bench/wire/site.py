@@ -20,6 +20,8 @@ class Site:
 
     def __init__(self, server: EmbeddedServer, monitoring: int, stack: AsyncExitStack) -> None:
         self.url = server.url
+        assert server.pid is not None
+        self.server_pid = server.pid
         self.monitoring = monitoring
         self.server_version = server.version
         self.environment = {

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .deadlines import NEVER, DeadlineHeap
 from .limiter import SlotLimiter
+
+if TYPE_CHECKING:
+    from .memory import RequestId, Sender
 
 
 class Refusal(StrEnum):
@@ -67,6 +70,8 @@ class Lease:
     """How many of its slots tasks are on; busy <= slots (L3)."""
     queued_at = NEVER
     claimed = False
+    asked: tuple[Sender, RequestId] | None = None
+    """The request that it was granted for; None for seats, and once it has ended."""
     ended: Refusal | None = None
     """None while it lives; then what a use of its token is told."""
     gang: str | None = None
@@ -124,7 +129,17 @@ class LeaseTable:
     its tasks are on are the tasks' own.
     """
 
-    __slots__ = ("_ended", "_ended_order", "_heap", "_keep", "_keep_s", "_limiter", "changes", "living")
+    __slots__ = (
+        "_ended",
+        "_ended_order",
+        "_ended_until",
+        "_heap",
+        "_keep",
+        "_keep_s",
+        "_limiter",
+        "changes",
+        "living",
+    )
 
     def __init__(self, limiter: SlotLimiter, *, keep: int, keep_s: float) -> None:
         """Ended tokens are kept for `keep_s` seconds, and at most `keep` of them."""
@@ -132,8 +147,10 @@ class LeaseTable:
         self._keep = keep
         self._keep_s = keep_s
         self._heap: DeadlineHeap[Lease] = DeadlineHeap()
-        self._ended: dict[str, Lease] = {}
-        self._ended_order: deque[tuple[float, str]] = deque()
+        self._ended: dict[str, Refusal] = {}
+        """What a use of an ended token is told. No more of the lease is kept: there may be many."""
+        self._ended_order: deque[str] = deque()
+        self._ended_until: deque[float] = deque()
         self.living: dict[str, Lease] = {}
         self.changes: list[LeaseChange] = []
         """Taken and emptied by whoever drives the core."""
@@ -142,8 +159,7 @@ class LeaseTable:
         """The living lease of that token; an overdue one is ended on the spot, whatever the timer does (L5)."""
         lease = self.living.get(token)
         if lease is None:
-            ended = self._ended.get(token)
-            return Refusal.UNKNOWN_TOKEN if ended is None or ended.ended is None else ended.ended
+            return self._ended.get(token, Refusal.UNKNOWN_TOKEN)
         if lease.due_at <= now:
             self.end(lease, Change.EXPIRE, now)
             return Refusal.LEASE_EXPIRED
@@ -190,10 +206,16 @@ class LeaseTable:
             self._limiter.release(lease)
         else:
             self._limiter.move(lease, heir)
-        self._ended[lease.token] = lease
-        self._ended_order.append((now + self._keep_s, lease.token))
+        if lease.asked is not None:
+            # Its request is remembered without it from now on.
+            sender, rid = lease.asked
+            sender.reserves[rid] = Refusal.EXPIRED
+            lease.asked = None
+        self._ended[lease.token] = lease.ended
+        self._ended_order.append(lease.token)
+        self._ended_until.append(now + self._keep_s)
         if len(self._ended_order) > self._keep:
-            del self._ended[self._ended_order.popleft()[1]]
+            self._forget()
         self._heap.compact(len(self.living))
         self.changes.append(LeaseChange(change, lease))
 
@@ -232,9 +254,13 @@ class LeaseTable:
         overdue = self._heap.pop_due(now)
         for lease in overdue:
             self.end(lease, Change.EXPIRE, now)
-        while self._ended_order and self._ended_order[0][0] <= now:
-            del self._ended[self._ended_order.popleft()[1]]
+        while self._ended_until and self._ended_until[0] <= now:
+            self._forget()
         return len(overdue)
+
+    def _forget(self) -> None:
+        self._ended_until.popleft()
+        del self._ended[self._ended_order.popleft()]
 
     def next_at(self) -> float | None:
         """When the next lease may fall due; early rather than late."""
@@ -249,8 +275,7 @@ class LeaseTable:
             assert lease.due_at != NEVER or lease.gang is not None, lease
             assert lease.queued_at <= lease.due_at, lease
             assert not (lease.single_use and lease.busy), lease
-        for token, lease in self._ended.items():
-            assert lease.token == token and lease.ended is not None, lease
-            assert self._limiter.held(lease) == (0, 0), lease
-            assert lease.due_at == NEVER, lease
-        assert len(self._ended) == len(self._ended_order)
+        for borrower in self._limiter.holders():
+            assert not isinstance(borrower, Lease) or borrower.ended is None, borrower
+        assert not self._ended.keys() & self.living.keys()
+        assert len(self._ended) == len(self._ended_order) == len(self._ended_until)

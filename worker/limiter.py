@@ -177,6 +177,10 @@ class SlotLimiter:
         assert all(slots > 0 for slots in self._reserved.values()), self
         assert all(slots > 0 for slots in self._running.values()), self
 
+    def holders(self) -> list[Borrower]:
+        """All who have idle slots."""
+        return list(self._reserved)
+
     def held(self, borrower: Borrower) -> tuple[int, int]:
         """`(reserved, running)` slots of one borrower."""
         return self._reserved.get(borrower, 0), self._running.get(borrower, 0)

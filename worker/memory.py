@@ -102,6 +102,8 @@ class Memory:
         "_keep_bytes",
         "_keep_s",
         "_reserves",
+        "_reserves_by",
+        "_reserves_until",
         "senders",
     )
 
@@ -116,7 +118,9 @@ class Memory:
         self._done: deque[int] = deque()
         self._done_by: deque[Sender] = deque()
         self._done_until: deque[float] = deque()
-        self._reserves: deque[tuple[float, Sender, RequestId]] = deque()
+        self._reserves: deque[RequestId] = deque()
+        self._reserves_by: deque[Sender] = deque()
+        self._reserves_until: deque[float] = deque()
         self._bytes = 0
         self._forgot_senders = False
 
@@ -131,8 +135,12 @@ class Memory:
     def note_reserve(self, sender: Sender, rid: RequestId, answer: Lease | Refusal, now: float) -> None:
         """Remember the answer to a reserve, or EXPIRED for one that was released before it came."""
         sender.reserves[rid] = answer
+        if isinstance(answer, Lease):
+            answer.asked = (sender, rid)
         sender.remembered += 1
-        self._reserves.append((now + self._keep_s, sender, rid))
+        self._reserves.append(rid)
+        self._reserves_by.append(sender)
+        self._reserves_until.append(now + self._keep_s)
         if len(self._reserves) > self._keep:
             self._forget_reserve(now)
 
@@ -154,7 +162,7 @@ class Memory:
         """Forget what is too old."""
         while self._done and self._done_until[0] <= now:
             self._forget_done()
-        while self._reserves and self._reserves[0][0] <= now:
+        while self._reserves and self._reserves_until[0] <= now:
             self._forget_reserve(now)
         lives = SENDER_LIVES if len(self.senders) <= self._keep else 1
         silent_since = now - self._keep_s * lives
@@ -197,11 +205,14 @@ class Memory:
             sender.floor = task_id
 
     def _forget_reserve(self, now: float) -> None:
-        _, sender, rid = self._reserves.popleft()
+        self._reserves_until.popleft()
+        sender, rid = self._reserves_by.popleft(), self._reserves.popleft()
         answer = sender.reserves[rid]
         if isinstance(answer, Lease) and answer.ended is None:
             # It can still be released by its request id. There are no more of these than slots.
-            self._reserves.append((now + self._keep_s, sender, rid))
+            self._reserves.append(rid)
+            self._reserves_by.append(sender)
+            self._reserves_until.append(now + self._keep_s)
             return
         del sender.reserves[rid]
         sender.remembered -= 1

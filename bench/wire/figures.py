@@ -59,8 +59,8 @@ FIGURES: Final = (
     _most("router_bytes_per_worker", 1500, "router memory per known worker", unit="B"),
     _most("worker_rss_mb", 60, "memory of a worker at rest", unit="MB"),
     _most("idle_msgs_per_s", 2, "messages per second of a worker at rest", unit="/s"),
-    _least("trace_off_cost", 0.98, "call rate, tracing configured off / no tracing"),
-    _least("trace_on_cost", 0.6, "call rate, tracing on / no tracing"),
+    _least("trace_off_cost", 0.98, "calls one at a time, tracing configured off / no tracing"),
+    _least("trace_on_cost", 0.6, "calls one at a time, each traced / no tracing"),
 )
 BY_NAME: Final = {figure.name: figure for figure in FIGURES}
 

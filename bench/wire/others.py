@@ -12,21 +12,26 @@ _FORMED = 5
 """Gangs that one round forms."""
 
 
-async def measure_tracing(site: Site, *, rounds: int, seconds: float, report: Report) -> list[Measured]:
-    """The same calls by three pairs of client and worker."""
+async def measure_tracing(
+    site: Site, *, rounds: int, seconds: float, report: Report
+) -> tuple[list[Measured], dict[str, list[float]]]:
+    """The same calls by three pairs of client and worker. The figures are of calls one at a time; also returns the
+    ratios with 64 at once, where the spans themselves (15 to 20 us each, three to a call) are most of what is measured.
+    """
     clients = {}
     for trace in TRACES:
         await site.worker(f"trace-{trace}", 512, trace=trace)
         clients[trace] = await site.client(f"trace-{trace}", trace)
-    rates: dict[str, list[float]] = {trace: [] for trace in TRACES}
-    for trace in TRACES:
-        await clients[trace].ask("closed", what="call", concurrency=64, seconds=seconds / 2)
+    rates: dict[tuple[str, int], list[float]] = {(trace, many): [] for trace in TRACES for many in (1, 64)}
+    for trace, many in rates:
+        await clients[trace].ask("closed", what="call", concurrency=many, seconds=seconds / 2)
     for number in range(rounds):
         report(f"tracing, round {number + 1} of {rounds}")
-        for trace in TRACES if number % 2 == 0 else TRACES[::-1]:
-            done = await clients[trace].ask("closed", what="call", concurrency=64, seconds=seconds)
-            rates[trace].append(done["count"] / done["seconds"])
-    return [measured(f"trace_{trace}_cost", ratios(rates[trace], rates["none"])) for trace in ("off", "on")]
+        for trace, many in rates if number % 2 == 0 else reversed(rates):
+            done = await clients[trace].ask("closed", what="call", concurrency=many, seconds=seconds)
+            rates[trace, many].append(done["count"] / done["seconds"])
+    figures = [measured(f"trace_{trace}_cost", ratios(rates[trace, 1], rates["none", 1])) for trace in ("off", "on")]
+    return figures, {f"trace_{trace}_c64": list(ratios(rates[trace, 64], rates["none", 64])) for trace in ("off", "on")}
 
 
 async def measure_gangs(site: Site, *, rounds: int, report: Report) -> tuple[list[Measured], dict[str, list[float]]]:

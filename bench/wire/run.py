@@ -41,6 +41,8 @@ class Results:
     figures: Sequence[Measured]
     rates: Rates
     gangs_ms: Mapping[str, list[float]] = field(default_factory=dict[str, list[float]])
+    traced: Mapping[str, list[float]] = field(default_factory=dict[str, list[float]])
+    """Ratios with 64 calls at once."""
     about: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
@@ -56,6 +58,7 @@ class Results:
             "worker_cpu_us": {name: round(statistics.median(row), 2) for name, row in self.rates.far_us.items()},
             "latency_ms": {name: round(statistics.median(row), 3) for name, row in self.rates.latency_ms.items()},
             "gangs_ms": {name: round(statistics.median(row), 3) for name, row in self.gangs_ms.items()},
+            "tracing": {name: _rounded(statistics.median(row)) for name, row in self.traced.items()},
             "about": dict(self.about),
         }
 
@@ -73,14 +76,17 @@ async def run(plan: Plan = FULL, *, report: Report = lambda _: None) -> Results:
             rates = await measure_rates(part, rounds=rounds, seconds=seconds, report=report)
         figures = rates.figures()
         async with part_of(site) as part:
-            figures += await measure_tracing(part, rounds=rounds, seconds=seconds, report=report)
+            tracing, traced = await measure_tracing(part, rounds=rounds, seconds=seconds, report=report)
+        figures += tracing
         async with part_of(site) as part:
             gangs, gangs_ms = await measure_gangs(part, rounds=rounds, report=report)
         figures += gangs
         async with part_of(site) as part:
             figures += await measure_scale(part, rounds=rounds, report=report)
         figures += await measure_rest(site, seconds=plan.rest_s, report=report)
-        return Results(figures=figures, rates=rates, gangs_ms=gangs_ms, about=about(site.server_version, plan))
+        return Results(
+            figures=figures, rates=rates, gangs_ms=gangs_ms, traced=traced, about=about(site.server_version, plan)
+        )
 
 
 def about(server_version: str, plan: Plan) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ...bus.ambient import Ambient
 from ...bus.port import Bus, KvEntry, Refused
 from ...schemas import headers
 from ...schemas.errors import GanglineError, PayloadTooLarge
-from ...schemas.jobs import ResultRecord
+from ...schemas.jobs import JobState, ResultRecord
 from ...schemas.names import Names
 from ...schemas.task_errors import InvalidSchedule
 from ...telemetry.logs import Log
@@ -160,6 +160,10 @@ class Outcomes:
 
     async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
         wall = self._ambient.wall()
+        parsed = entry.submission is not None
+        if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
+            answer()  # its publisher cancelled it in the stream, for example, while nobody had the queue
+            return
         await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
         if effect.result_ttl_s > 0:
             written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -178,6 +182,11 @@ class Outcomes:
         with contextlib.suppress(GanglineError):
             self._bus.publish(self._names.task_event(endpoint), records.dead_event(entry, effect, wall=wall))
         answer()
+
+    async def _ended_otherwise(self, job: str) -> bool:
+        """Somebody's record was first, and it is no dead letter's."""
+        entry = await (await self._streams.results()).get(self._names.result_key(job))
+        return entry is not None and ResultRecord.model_validate_json(entry.value).state is not JobState.DEAD
 
     async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> None:
         await self._sure()

@@ -33,6 +33,9 @@ class Accidents:
         self.excuses_late_messages = False
         """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
 
+        self.lossy = False
+        """Messages may have got lost on connections that held: a storm that drops them has begun."""
+
     def schedule(self, plan: Plan) -> None:
         """Set a timer for each storm and accident, from now on."""
         loop = asyncio.get_running_loop()
@@ -51,6 +54,7 @@ class Accidents:
         if self._over:
             return
         self._storms.append(storm)
+        self.lossy |= storm.rates.drop > 0
         self._blow()
 
         def abate() -> None:

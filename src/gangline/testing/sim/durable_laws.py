@@ -30,11 +30,16 @@ DEADLINE_SLACK_S = 2.6
 """As that of calls: what a message may be late, and a freeze below the guard."""
 
 
+CANCEL_SLACK_S = 5.0
+"""How long a dispatcher may have looked before it starts."""
+
+
 class JobWatch:
     """All durable tasks of a run.
 
     Args:
         excused: whether messages may have been held for longer than any slack.
+        lossy: whether messages have got lost on connections that held.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class JobWatch:
         traffic: DurableTraffic | None,
         troubles: Troubles,
         excused: Callable[[], bool],
+        lossy: Callable[[], bool],
     ) -> None:
         self._checker = checker
         self._trace = trace
@@ -61,7 +67,7 @@ class JobWatch:
         self.ends: dict[str, ResultRecord] = {}
         """By job."""
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
-        self._limits = Limits(checker, clock, hub, names, traffic, self) if traffic is not None else None
+        self._limits = Limits(checker, clock, hub, names, traffic, self, lossy) if traffic is not None else None
 
     # -- what clients do ------------------------------------------------------------------------------------------
 
@@ -165,10 +171,19 @@ class JobWatch:
         end = self.ends.get(model.job or "")
         if end is not None and end.state is not JobState.CANCELLED:
             self._fail("L10", f"{model} starts on {body.node}, though it has ended: {end.state} by {end.worker}")
-        if model.cancelled_at is not None and not self._bereaved(model.cancelled_at):
+        if model.cancelled_at is not None and not self._cancelled_late(model, end):
             self._fail("L10", f"{model} starts on {body.node}, though its cancellation was confirmed")
         self._check_attempts(model, body)
         self._check_times(model, body, now)
+
+    def _cancelled_late(self, model: JobModel, end: ResultRecord | None) -> bool:
+        """Whether a cancelled task may start all the same: its dispatcher forgot that it is, or had taken it from the
+        stream just when its publisher, who heard of no dispatcher, cancelled it there. (Its result counts for nothing
+        then.)"""
+        assert model.cancelled_at is not None
+        if end is not None and end.state is JobState.CANCELLED and not end.worker:
+            return self._clock() < model.cancelled_at + CANCEL_SLACK_S
+        return self._bereaved(model.cancelled_at) > 0
 
     def _bereaved(self, since: float) -> int:
         """How often a dispatcher, or the server, may have forgotten what it had not written down."""
@@ -252,9 +267,12 @@ class JobWatch:
             case DeadReason.TIMED_OUT:
                 return last and step.timeout_s is not None
             case DeadReason.CRASHED:
-                return last and any(body.how == "died" or self.explained(body) for body in model.bodies)
+                worker = record.worker.partition(".")[2]
+                return last and (self._troubles.befell(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
             case DeadReason.EXPIRED:
-                due = None if step.deadline_s is None else model.asked_at + (step.delay_s or 0.0) + step.deadline_s
+                # Headers count both from the publication; the SDK has the deadline begin when the time has come.
+                delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
+                due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
                 return due is not None and self._clock() > due - 0.1
             case DeadReason.IMPOSSIBLE:
                 return step.method == "job_heavy"
@@ -313,6 +331,8 @@ class JobWatch:
         kept = step.keeps_result or step.bad is not None
         if model.stored_at is None and not model.bodies:
             return  # it never reached the stream, as far as anybody knows
+        if model.cancelled_at is not None and step.delay_s and not model.bodies:
+            return  # taken back while the server kept it for later: of that nothing is written
         if kept:
             self._fail("L10", f"{model} was acknowledged, and has no end")
         elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):

@@ -98,7 +98,8 @@ class World:
             self.names,
             plan.durable,
             self.troubles,
-            lambda: self.accidents.excuses_late_messages,
+            excused=lambda: self.accidents.excuses_late_messages,
+            lossy=lambda: self.accidents.lossy,
         )
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}

@@ -1,0 +1,106 @@
+"""What is written at a task's end, where somebody else was faster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gangline.bus.ambient import Ambient
+from gangline.bus.memory import MemoryHub
+from gangline.bus.port import StreamMessage
+from gangline.dispatcher.durable import records
+from gangline.dispatcher.durable.effects import Bury, Store
+from gangline.dispatcher.durable.entry import Entry
+from gangline.dispatcher.durable.inlet import read_message
+from gangline.dispatcher.durable.outcomes import Outcomes
+from gangline.dispatcher.durable.scribe import Scribe
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.task_streams import TaskStreams
+from gangline.schemas.errors import TaskFailed
+from gangline.schemas.jobs import DeadReason, JobState, ResultRecord
+from gangline.schemas.names import Names
+from gangline.schemas.submission import Submission
+from gangline.telemetry.logs import logger_for
+
+NAMES = Names("ns")
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.bus = MemoryHub().connect("outcomes")
+        self.streams = TaskStreams(self.bus, NAMES)
+        log = logger_for("test")
+        self.scribe = Scribe(self.streams.results, sure=self._sure, log=log)
+        self.outcomes = Outcomes(
+            self.bus,
+            NAMES,
+            self.streams,
+            scribe=self.scribe,
+            settings=DispatcherSettings(node=""),
+            ambient=Ambient(),
+            sure=self._sure,
+            log=log,
+        )
+
+    async def _sure(self) -> None:
+        pass
+
+    async def ends(self, state: JobState) -> None:
+        """Somebody writes that the job has ended."""
+        effect = Store(seq=7, job="7", state=state, attempts=0, started_at=None, result_ttl_s=60)
+        record = records.result_of(self.entry(), effect, wall=1.0)
+        await (await self.streams.results()).put(NAMES.result_key("7"), record, revision=0)
+
+    def entry(self, body: bytes = b"{}", **given: str) -> Entry:
+        named = {name.replace("_", "-"): value for name, value in given.items()}
+        message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=7, at=1.0)
+        read = read_message(NAMES, message)
+        return Entry(message, read if isinstance(read, Submission) else None)
+
+    async def buries(self, entry: Entry) -> tuple[int, JobState]:
+        """How many dead letters there are then, and what the record says."""
+        done = asyncio.Event()
+        effect = Bury(
+            seq=7,
+            job="7",
+            reason=DeadReason.FAILED,
+            error=TaskFailed("it raised"),
+            attempts=1,
+            started_at=None,
+            result_ttl_s=60,
+        )
+        self.outcomes.bury(entry, effect, done.set)
+        await done.wait()
+        letters = (await (await self.streams.dead()).state()).messages
+        found = await (await self.streams.results()).get(NAMES.result_key("7"))
+        assert found is not None
+        return letters, ResultRecord.model_validate_json(found.value).state
+
+
+@pytest.fixture
+async def desk() -> AsyncGenerator[Desk, None]:
+    made = Desk()
+    made.scribe.start()
+    yield made
+    await made.outcomes.stop()
+    await made.scribe.stop()
+    await made.bus.close()
+
+
+async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(desk: Desk) -> None:
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
+
+
+async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(desk: Desk) -> None:
+    await desk.ends(JobState.CANCELLED)
+    assert await desk.buries(desk.entry()) == (0, JobState.CANCELLED)
+
+
+async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:
+    await desk.ends(JobState.DONE)
+    entry = desk.entry(Gangline_Priority="high")
+    assert entry.submission is None
+    assert await desk.buries(entry) == (1, JobState.DONE)

@@ -35,6 +35,8 @@ _FROM_ENVIRONMENT: Final = {
     "NATS_CA": "tls_ca",
     "NATS_CERT": "tls_certificate",
     "NATS_KEY": "tls_key",
+    # The `nats` CLI has no variable for it.
+    "GANGLINE_INBOX_PREFIX": "inbox_prefix",
 }
 _NOT_SUPPORTED: Final = {
     "nsc": "write a credentials file with `nsc generate creds` and name it in `creds`",

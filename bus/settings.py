@@ -48,7 +48,7 @@ class ConnectionSettings:
     name: str = ""
     """Shown in the server's connection list; `connect(name=...)` goes before it."""
     inbox_prefix: str = "_INBOX"
-    """Where answers come to. A user who may only subscribe `_INBOX_me.>` needs `_INBOX_me` here."""
+    """Where answers come to. A user who may only subscribe `_INBOX.me.>` needs `_INBOX.me` here."""
     connect_timeout_s: float = 5.0
     """How long the first connection may take, over all addresses; 0.1 to 300. Reconnecting never gives up."""
     storage_timeout_s: float = 5.0
@@ -156,7 +156,7 @@ class ConnectionSettings:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None, /, **others: Any) -> ConnectionSettings:
         """What the `nats` CLI would use: NATS_URL, NATS_CONTEXT, NATS_USER and so on, else its selected context, else
-        the default address. `others` go before all of them.
+        the default address; and GANGLINE_INBOX_PREFIX. `others` go before all of them.
 
         The selected context is left aside when NATS_URL names a server, so that its secrets go nowhere else.
         """

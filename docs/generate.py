@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from importlib import metadata
@@ -31,6 +32,9 @@ from gangline.dispatcher.settings import RouterSettings
 from gangline.dispatcher.submit_options import SubmitOptions
 from gangline.schemas import asyncapi, errors, gang_errors, task_errors
 from gangline.schemas.errors import GanglineError
+from gangline.schemas.names import Names
+from gangline.schemas.roles import Role, permissions
+from gangline.schemas.roles_conf import DEFAULT_USERS, configuration
 from gangline.worker.settings import WorkerSettings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -287,13 +291,47 @@ def asyncapi_document() -> str:
     return asyncapi.text(metadata.version("gangline"))
 
 
+# -- permissions ------------------------------------------------------------------------------------------------------
+
+
+def permissions_page() -> str:
+    lines = [
+        NOTE,
+        "# Permissions",
+        "",
+        "What each role may publish to and subscribe in the namespace `gangline`; everything else is refused. Each",
+        "user subscribes its own inbox besides, `_INBOX.<user>.>`. `gangline roles` writes this as a server's",
+        "configuration, cut to pools and workers; [permissions](../how-to/permissions.md) says how to use that.",
+    ]
+    texts = _field_texts(Role)
+    for role in Role:
+        # Where a user may be cut to one; a producer who is may do less besides.
+        allowed = permissions(role, Names(), pool="*" if role is Role.PRODUCER else "<pool>", worker="<worker>")
+        lines += ["", f"## {role.value.capitalize()}", ""]
+        if text := texts.get(role.name):
+            lines += [text, ""]
+        lines += ["| publish | subscribe |", "|---|---|"]
+        rows = itertools.zip_longest(allowed.publish, allowed.subscribe)
+        lines += [f"| {_code(published)} | {_code(heard)} |" for published, heard in rows]
+        if allowed.answers_s:
+            lines += ["", f"And one answer to each request, within {allowed.answers_s} s (`allow_responses`)."]
+    return "\n".join([*lines, ""])
+
+
+def _code(subject: str | None) -> str:
+    subject, _, queue = (subject or "").partition(" ")
+    return f"`{subject}`" * bool(subject) + f", queue group `{queue}`" * bool(queue)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "settings.md": settings_page,
     "cli.md": cli_page,
     "gang-states.md": gang_states_page,
+    "permissions.md": permissions_page,
     "asyncapi.json": asyncapi_document,
 }
+ROLES = REFERENCE.parent.parent / "deploy" / "roles.conf"
 
 
 EXPLAINED = REFERENCE.parent / "explanation" / "gangs.md"
@@ -320,6 +358,7 @@ def _between_marks(page: str, what: str, diagram: str) -> str:
 def main() -> None:
     for name, page in PAGES.items():
         (REFERENCE / name).write_text(page())
+    ROLES.write_text(configuration(Names(), DEFAULT_USERS))
     EXPLAINED.write_text(with_diagram(EXPLAINED.read_text()))
     EXPLAINED_TASKS.write_text(with_task_diagram(EXPLAINED_TASKS.read_text()))
 

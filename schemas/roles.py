@@ -81,7 +81,8 @@ class User:
     name: str
     roles: tuple[Role, ...]
     pool: str = "*"
-    """Cuts what workers, routers and producers may to one pool (for producers: one endpoint). `*`: all."""
+    """Cuts what workers and routers may to one pool, and what producers may to one endpoint (they read the results of
+    all, and cannot delay tasks then). `*`: all."""
     worker: str = "*"
     """Cuts what a worker may to one name within the pool."""
 
@@ -139,7 +140,8 @@ def _producer(names: Names, endpoint: str) -> Permissions:
         publish=(
             f"{ns}.call.{endpoint}.*",
             f"{ns}.task.{endpoint}.*",
-            f"{ns}.sched.*",
+            # A schedule may name any endpoint as its target: not for those who are cut to one.
+            *((f"{ns}.sched.*",) if endpoint == "*" else ()),
             *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation),
             *_api("INFO"),
             # Results and where jobs stand. No purging, no deleting, no consumers of tasks.
@@ -156,11 +158,17 @@ def _producer(names: Names, endpoint: str) -> Permissions:
 
 
 def _router(names: Names, pool: str) -> Permissions:
-    ns, ledger = names.namespace, names.ledger_bucket
+    asked = (operation for operation in GangOperation if operation is not GangOperation.REPORT)
+    return _routing(names, pool) | Permissions(publish=tuple(names.gang(operation) for operation in asked))
+
+
+def _routing(names: Names, pool: str) -> Permissions:
+    ledger = names.ledger_bucket
     return Permissions(
         publish=(
             *_workers(names, _FRAMES, pool),
-            *(f"{ns}.gang.{operation}" for operation in GangOperation if operation is not GangOperation.REPORT),
+            # Whoever reads a route that cannot be followed says so.
+            f"{names.namespace}.event.route.*",
             *_api("INFO"),
             *_bucket_reading(ledger),
             *_bucket_reading(names.routes_bucket),
@@ -177,11 +185,11 @@ def _router(names: Names, pool: str) -> Permissions:
 
 def _gateway(names: Names) -> Permissions:
     return (
-        _router(names, "*")
+        _routing(names, "*")
         | _service("gangline-gateway")
         | _making(f"KV_{names.ledger_bucket}", f"KV_{names.routes_bucket}")
         | Permissions(
-            publish=(f"{INBOXES}.>", f"{names.namespace}.event.route.*"),
+            publish=(f"{INBOXES}.>",),
             subscribe=(f"{names.calls} {names.gateway_queue}",),
         )
     )
@@ -231,7 +239,7 @@ def _dispatcher(names: Names) -> Permissions:
             f"$JS.ACK.*.*.{tasks}.>",
             *_stream_api(names.jobs_stream, "STREAM.INFO"),
             *_stream_api(names.dead_stream, "STREAM.INFO"),
-            *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
+            *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.PURGE"),
         ),
         subscribe=(
             *(f"$KV.{names.ledger_bucket}.{kind}.*.*" for kind in ("reg", "alive")),
@@ -315,9 +323,12 @@ def _bucket_reading(bucket: str) -> tuple[str, ...]:
 
 
 def _making(*streams: str) -> Permissions:
-    """Make streams that are not there, and have one that a cluster lost go on where it was."""
+    """Make streams that are not there; and have a bucket that a cluster lost go on where it was."""
+    buckets = [stream for stream in streams if stream.startswith("KV_")]
     return Permissions(
-        publish=tuple(subject for stream in streams for subject in _stream_api(stream, "STREAM.CREATE", "STREAM.PURGE"))
+        publish=_api(
+            *(f"STREAM.CREATE.{stream}" for stream in streams), *(f"STREAM.PURGE.{bucket}" for bucket in buckets)
+        )
     )
 
 

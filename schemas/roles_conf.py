@@ -15,10 +15,11 @@ DEFAULT_USERS: Final = (
     User(name="worker", roles=(Role.WORKER,)),
 )
 _HEAD: Final = """\
-# Roles of Gangline on a nats-server. Made by `gangline roles`: {command}
+# Users of a nats-server and what each may, by their roles in Gangline. Made by:
+#   {command}
 #
-# Take it into the server's configuration with `include roles.conf`. Each user's password is an environment variable
-# of the server ({example}; a bcrypt hash of `nats server passwd` will do). For nkeys, write
+# Take it into the server's configuration with `include roles.conf`. Each user's password is an environment variable of
+# the server, for example {example}; what `nats server passwd` prints will do. For nkeys, write
 # `nkey: U...` in place of user and password.
 #
 # Users connect with the inbox prefix that stands above each: GANGLINE_INBOX_PREFIX, or `inbox_prefix` in a context of

@@ -161,6 +161,8 @@ def test_a_named_context_is_the_base_and_variables_replace_its_parts(home):
     assert (settings.user, settings.token, settings.inbox_prefix) == ("u", "", "_MINE")
     settings = ConnectionSettings.from_environment({**environ, "NATS_URL": "nats://other:1"})
     assert (settings.urls, settings.token) == (("nats://other:1",), "t")
+    settings = ConnectionSettings.from_environment({**environ, "GANGLINE_INBOX_PREFIX": "_INBOX.me"})
+    assert (settings.token, settings.inbox_prefix) == ("t", "_INBOX.me")
 
 
 def test_the_secrets_of_the_selected_context_do_not_go_to_another_server(home):

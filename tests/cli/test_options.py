@@ -41,11 +41,15 @@ def test_a_context_fills_in_what_no_option_says(tmp_path):
 
 
 def test_a_child_gets_everything_by_its_environment_and_nothing_by_arguments():
-    environment = Connection(server="nats://a:1", password="p", user="u", tlsfirst=True, namespace="n").environment({})
+    connection = Connection(
+        server="nats://a:1", password="p", user="u", inbox_prefix="_INBOX.u", tlsfirst=True, namespace="n"
+    )
+    environment = connection.environment({})
     assert environment == {
         "NATS_URL": "nats://a:1",
         "NATS_USER": "u",
         "NATS_PASSWORD": "p",
+        "GANGLINE_INBOX_PREFIX": "_INBOX.u",
         "GANGLINE_NAMESPACE": "n",
         "GANGLINE_TLSFIRST": "1",
     }

@@ -60,6 +60,10 @@ def test_a_generated_page_is_up_to_date(name):
     assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run: make docs"
 
 
+def test_the_servers_configuration_is_up_to_date():
+    assert generate.ROLES.read_text() == generate.configuration(generate.Names(), generate.DEFAULT_USERS), "make docs"
+
+
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
     public = (

@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "gang": "Gangs: who holds what, acquire and release by hand, events.",
     "gangset": "Standing gangs: declare, scale and remove sets that are kept up.",
     "why": "What a gang or a submitted task waits for, and what stands in its way.",
+    "roles": "Users and permissions for a nats-server: configuration to include.",
     "health": "Whether a worker, gateway or dispatcher of this machine answers; for probes.",
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
     "bench": "How fast it is on this machine, against raw NATS. Under a minute.",

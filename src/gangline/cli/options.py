@@ -29,8 +29,9 @@ _VARIABLES: Final = {
     "tlscert": "NATS_CERT",
     "tlskey": "NATS_KEY",
     "tlsca": "NATS_CA",
+    "inbox_prefix": "GANGLINE_INBOX_PREFIX",
 }
-"""Options and the variables of the `nats` CLI that mean the same."""
+"""Options and the variables that mean the same; nearly all are those of the `nats` CLI."""
 
 _IDENTITY: Final = ("creds", "nkey", "user", "password", "token")
 
@@ -49,6 +50,7 @@ class Connection:
     tlscert: str | None = None
     tlskey: str | None = None
     tlsca: str | None = None
+    inbox_prefix: str | None = None
     tlsfirst: bool = False
     namespace: str = "gangline"
     debug: bool = False
@@ -112,6 +114,7 @@ _CONNECTION: Final[tuple[Callable[[Command], Command], ...]] = (
     _option("--tlscert", metavar="FILE", text="TLS certificate of this client (NATS_CERT)."),
     _option("--tlskey", metavar="FILE", text="Its private key (NATS_KEY)."),
     _option("--tlsca", metavar="FILE", text="Certificate authorities to trust (NATS_CA)."),
+    _option("--inbox-prefix", metavar="TEXT", text="Where answers come to (GANGLINE_INBOX_PREFIX)."),
     click.option("--tlsfirst", is_flag=True, envvar="GANGLINE_TLSFIRST", help="TLS before anything else is said."),
     click.option(
         "--namespace",

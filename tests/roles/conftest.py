@@ -1,0 +1,140 @@
+"""A server with the configuration that the project ships, and every part of a system connected by its role."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream import connect as connect_jetstream
+from gangline.bus.settings import ConnectionSettings
+from gangline.coordinator.service import Coordinator
+from gangline.dispatcher.client import Client
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.gateway import Gateway
+from gangline.dispatcher.settings import RouterSettings
+from gangline.schemas.names import Names
+from gangline.schemas.roles import INBOXES
+from gangline.schemas.roles_conf import configuration, parse_user, variable
+from gangline.worker.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from .pool import pool as images
+
+SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "roles.conf"
+PASSWORD = "s3cret"
+NOWHERE = RouterSettings(node="", zone="")
+
+
+def cut(*users: str) -> str:
+    """Configuration with other users than the shipped ones, as `gangline roles` writes it."""
+    return configuration(Names(), tuple(map(parse_user, users)))
+
+
+def violations(server: EmbeddedServer) -> list[str]:
+    """What the server refused since it was started."""
+    return [line for line in server.log_tail(100_000).splitlines() if "Violation" in line]
+
+
+class Site:
+    """One server, and what is connected to it."""
+
+    def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
+        self.server = server
+        self._stack = stack
+
+    async def bus(self, user: str, **others: Any) -> JetStreamBus:
+        settings = ConnectionSettings(
+            urls=(self.server.url,),
+            user=user,
+            password=PASSWORD,
+            **{"inbox_prefix": f"{INBOXES}.{user}", "reconnect_wait_s": 0.02, **others},
+        )
+        bus = await connect_jetstream(settings, name=user)
+        self._stack.push_async_callback(bus.close)
+        return bus
+
+    async def client(self, user: str) -> Client:
+        return await self._stack.enter_async_context(Client(await self.bus(user), settings=NOWHERE, name=user))
+
+    async def worker(self, id: str = "w1", *, user: str = "worker", pool: Pool = images) -> Worker:
+        settings = WorkerSettings(id=id, node=id, start_timeout_s=20)
+        return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
+
+    async def dispatcher(self) -> Dispatcher:
+        return await self._stack.enter_async_context(Dispatcher(await self.bus("dispatcher")))
+
+    async def gateway(self) -> Gateway:
+        return await self._stack.enter_async_context(Gateway(await self.bus("gateway")))
+
+    async def coordinator(self, **others: Any) -> Coordinator:
+        coordinator = Coordinator(bus=await self.bus("coordinator"), **others)
+        await self._stack.enter_async_context(coordinator)
+        await coordinator.wait_leading()
+        return coordinator
+
+    async def everything(self) -> None:
+        """A coordinator, two workers, a dispatcher and a gateway."""
+        await self.coordinator()
+        for id in ("w1", "w2"):
+            await self.worker(id)
+        await self.dispatcher()
+        await self.gateway()
+
+    def refused(self) -> list[str]:
+        return violations(self.server)
+
+
+@pytest.fixture
+def serve(monkeypatch) -> Iterator[Callable[[str], EmbeddedServer]]:
+    """Start a server with users; the environment has their passwords."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config: str) -> EmbeddedServer:
+            for user in re.findall(r"user: ([\w-]+)", config):
+                monkeypatch.setenv(variable(user), PASSWORD)
+            return stack.enter_context(EmbeddedServer(config=config))
+
+        yield start
+
+
+_OPENED = pytest.StashKey[AsyncExitStack]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
+    """Close what a test opened inside the test: what it leaves behind is then the test's fault."""
+    test = pyfuncitem.obj
+    if _OPENED not in pyfuncitem.stash or not inspect.iscoroutinefunction(test):
+        return
+    stack = pyfuncitem.stash[_OPENED]
+
+    @functools.wraps(test)
+    async def closing(*args: Any, **kwargs: Any) -> None:
+        async with stack:
+            await test(*args, **kwargs)
+
+    pyfuncitem.obj = closing
+
+
+@pytest.fixture
+def site_of(serve, request: pytest.FixtureRequest) -> Callable[[str], Site]:
+    """A site on a server of that configuration."""
+    stack = request.node.stash.setdefault(_OPENED, AsyncExitStack())
+    return lambda config: Site(serve(config), stack)
+
+
+@pytest.fixture
+def site(site_of) -> Site:
+    """With the configuration that is shipped."""
+    return site_of(SHIPPED.read_text())

@@ -1,0 +1,247 @@
+"""Everything works for the roles that need it, from end to end, and nothing of it meets a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gangline.bus.port import BucketSettings, ConnectionEvent, Message, Storage
+from gangline.schemas.names import Names
+from gangline.schemas.roles import INBOXES
+from gangline.schemas.task_errors import JobDead
+
+from ..bus.conftest import collect, eventually, happens
+from .conftest import PASSWORD, Site
+
+pytestmark = pytest.mark.server
+
+
+async def test_a_producer_calls_through_a_gateway(site: Site):
+    await site.everything()
+    producer = await site.bus("producer")
+    answer = await producer.request("gangline.call.images.double", b"[21]", timeout_s=10)
+    assert answer.data == b"42"
+    assert site.refused() == []
+
+
+async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site):
+    await site.everything()
+    router = await site.client("router")
+    assert await router.call("images.double", 1) == 2
+    assert [item async for item in router.stream("images.count", 200)] == list(range(200))
+    async with router.choose_worker("images") as selection:
+        assert await router.dispatch(selection, "double", 2) == 4
+    async with router.lease("images", slots=2, ledger="sync") as lease:
+        assert await lease.call("double", 3) == 6
+    async with router.gang(pool="images", size=2) as gang:
+        assert await gang.run("together") == [0, 1]
+    listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=10)
+    assert json.loads(listed.data)["missing"] == []
+    assert site.refused() == []
+
+
+async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
+    await site.everything()
+    producer = await site.client("producer")
+    job = await producer.submit("images.double", 21)
+    assert await job.result(20) == 42
+    told = await producer.options(events=True).submit("images.report")
+    kinds = [type(event).__name__ async for event in told.events()]
+    assert {"JobEvent", "JobProgress"} == set(kinds)
+    items = await producer.submit("images.count", 20)
+    assert [item async for item in items.items()] == list(range(20))
+    # So much that the server asks for acknowledgements on the way (flow control).
+    pages = await producer.submit("images.pages", 60, 100_000)
+    assert sum([len(item) async for item in pages.items()]) == 6_000_000
+    large = await producer.submit("images.text", 900_000)
+    assert len(await large.result(20)) == 900_000
+    again = producer.options(idempotency_key="once")
+    assert await (await again.submit("images.double", 4)).result(20) == 8
+    assert await (await again.submit("images.double", 4)).result(20) == 8
+    late = await producer.options(delay_s=1.0).submit("images.double", 3)
+    assert (await late.status()).state == "scheduled"
+    assert await late.result(20) == 6
+    assert site.refused() == []
+
+
+async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_letters(site: Site):
+    await site.everything()
+    producer, operator = await site.client("producer"), await site.client("operator")
+    first = await producer.submit("images.double", 1)
+    await first.result(20)
+    delayed = {"Gangline-Job": "late", "Gangline-Delay": "1s"}
+    await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=5, headers=delayed)
+    assert await producer.job("late").result(20) == 4
+    await operator._bus.request("gangline.task.astray", b"", timeout_s=5)
+
+    async def dead() -> bool:
+        return [letter.reason for letter in await operator.dead_letters()] == ["malformed"]
+
+    await eventually(dead)
+    assert [queue.endpoint for queue in await producer.queues()] == ["images"]
+    assert site.refused() == []
+
+
+async def test_a_producer_cancels_and_asks_why(site: Site):
+    await site.everything()
+    producer = await site.client("producer")
+    failing = await producer.options(backoff_s=60, max_attempts=3).submit("images.fail")
+
+    async def waits() -> bool:
+        return (await failing.status()).state == "waiting"
+
+    await eventually(waits)
+    assert [obstacle.kind for obstacle in (await failing.why()).obstacles] == ["backoff"]
+    assert await failing.cancel()
+    running = await producer.submit("images.wait")
+
+    async def runs() -> bool:
+        return (await running.status()).state == "running"
+
+    await eventually(runs)
+    assert await producer.job(running.id).cancel()
+    assert site.refused() == []
+
+
+async def test_an_operator_does_all_that_operators_do(site: Site):
+    await site.everything()
+    producer, operator = await site.client("producer"), await site.client("operator")
+    dead = await producer.options(max_attempts=1).submit("images.fail")
+    with pytest.raises(JobDead):
+        await dead.result(20)
+    assert [queue.dead for queue in await operator.queues()] == [1]
+    assert [letter.job for letter in await operator.dead_letters()] == [dead.id]
+    with pytest.raises(JobDead):
+        await (await operator.replay(dead.id)).result(20)
+    await operator.drop(dead.id)
+    later = await producer.options(cron="@every 1h").submit("images.double", 1)
+    assert await operator.job(later.id).cancel()
+    assert [info.name for info in await operator.workers()] == ["images.w1", "images.w2"]
+    router = await site.client("router")
+    async with router.lease("images", ledger="sync"):
+        assert "router" in [lease.owner for lease in await operator.leases()]
+    assert (await operator.stats("images.w1")).load.total == 4
+    assert (await operator.resize("images.w1", 2)).slots == 2
+    assert (await operator.drain("images.w1")).draining
+    assert site.refused() == []
+
+
+async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(site: Site):
+    await site.everything()
+    operator, router = await site.client("operator"), await site.client("router")
+    producer = await site.client("producer")
+    await operator.set_route("pics", {"to": {"images": 1}})
+
+    async def routed() -> bool:
+        return "pics" in router.router.routes.known
+
+    router.router.routes.start()
+    await eventually(routed)
+    assert await router.call("pics.double", 2) == 4
+    assert await (await producer.submit("pics.double", 3)).result(20) == 6
+    told = collect()
+    await operator._bus.subscribe("gangline.event.route.pics", told)
+    routes = await operator._bus.bucket(Names().routes_bucket, BucketSettings())
+    await routes.put("pics", b"this is no route")
+    await told.count(3)  # whoever follows the routes says so
+    await operator.delete_route("pics")
+    ledger = await operator.router.ledger()
+    await ledger.put("gangset.pair", b'{"gangs": 1, "gang": {"pool": "images", "size": 2}}')
+
+    async def standing() -> bool:
+        return "pair" in router.router.sets.names()
+
+    await eventually(standing)
+    assert await router.options(timeout_s=20).call("pair.double", 4) == 8
+    await ledger.delete("gangset.pair")
+    assert site.refused() == []
+
+
+async def test_a_second_dispatcher_takes_over_from_one_that_leaves(site: Site):
+    await site.worker()
+    first = await site.dispatcher()
+    producer = await site.client("producer")
+    assert await (await producer.submit("images.double", 1)).result(20) == 2
+    second = await site.dispatcher()
+    await first.stop()
+    assert await (await producer.submit("images.double", 2)).result(20) == 4
+    assert second.statistics().queues
+    assert site.refused() == []
+
+
+async def test_coordinators_of_shards_speak_to_each_other(site: Site):
+    await site.coordinator(shard="east", pools=["images"])
+    await site.coordinator(shard="west", pools=["video"])
+    await site.worker()
+    router, operator = await site.client("router"), await site.bus("operator")
+    async with router.gang(pool="images", size=1):
+        answer = await operator.request("gangline.gang.list", b"{}", timeout_s=10)
+        listed = json.loads(answer.data)
+        assert len(listed["gangs"]) == 1
+        assert listed["missing"] == []
+    assert site.refused() == []
+
+
+async def test_discovery_finds_everybody(site: Site):
+    await site.everything()
+    operator = await site.bus("operator")
+    found = collect()
+    await operator.subscribe(f"{operator.inbox}.found", found)
+
+    def names(messages: list[Message]) -> list[str]:
+        return sorted(json.loads(message.data)["name"] for message in messages)
+
+    operator.publish("$SRV.PING", reply=f"{operator.inbox}.found")
+    every = ["coordinator", "dispatcher", "gateway", "worker", "worker"]
+    await found.until(lambda messages: names(messages) == [f"gangline-{name}" for name in every])
+    for name in set(every):
+        for verb in ("INFO", "STATS"):
+            told = await operator.request(f"$SRV.{verb}.gangline-{name}", timeout_s=5)
+            assert json.loads(told.data)["name"] == f"gangline-{name}"
+    assert site.refused() == []
+
+
+async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site: Site):
+    await site.worker()
+    router = await site.client("router")
+    assert await router.call("images.double", 1) == 2
+    bus = router._bus
+    await happens(bus, ConnectionEvent.RECONNECTED, site.server.restart)
+    assert await router.options(timeout_s=20).call("images.double", 2) == 4
+    assert [line for line in site.refused() if "user:worker" in line] == []
+
+
+async def test_a_router_lists_thousands_of_keys(site: Site):
+    operator, router = await site.bus("operator"), await site.bus("router")
+    settings, name = BucketSettings(storage=Storage.MEMORY), Names().ledger_bucket
+    written = await operator.bucket(name, settings)
+    await asyncio.gather(*(written.put(f"lease.p.w.t{number}", b"{}") for number in range(1100)))
+    assert len(await (await router.bucket(name, settings)).entries("lease.*.*.*")) == 1100
+    assert site.refused() == []
+
+
+async def test_operators_and_probes_use_the_command_line(site: Site):
+    await site.everything()
+
+    async def run(user: str, *command: str) -> str:
+        environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("NATS_")},
+            "NATS_URL": site.server.url,
+            "NATS_USER": user,
+            "NATS_PASSWORD": PASSWORD,
+            "GANGLINE_INBOX_PREFIX": f"{INBOXES}.{user}",
+        }
+        arguments = [sys.executable, "-m", "gangline.cli", *command]
+        done = await asyncio.to_thread(subprocess.run, arguments, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "w1" in await run("operator", "workers", "--json")
+    assert await run("router", "call", "images.double", "[4]") == "8\n"
+    assert "gangline-worker" in await run("worker", "health", "--node", "w1")
+    assert site.refused() == []

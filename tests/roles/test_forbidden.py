@@ -1,0 +1,288 @@
+"""What a role does not need is refused by the server, and is told at once where somebody asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.port import BucketSettings, NotPermitted, Storage
+from gangline.coordinator.service import Coordinator
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.gateway import Gateway
+from gangline.schemas.errors import NoWorkers, WorkerIdTaken
+from gangline.schemas.names import Names
+from gangline.schemas.roles import Role
+from gangline.worker.pool import Pool
+
+from .conftest import Site, cut
+from .pool import pool as images
+
+pytestmark = pytest.mark.server
+
+P, R, G, W, D, C = Role.PRODUCER, Role.ROUTER, Role.GATEWAY, Role.WORKER, Role.DISPATCHER, Role.COORDINATOR
+LEDGER, RESULTS = "$KV.GANGLINE_LEDGER", "$KV.GANGLINE_RESULTS"
+API = "$JS.API"
+
+# Who may publish there, besides the operator. The worker is images.w1.
+PUBLISH: dict[str, set[Role]] = {
+    "gangline.call.images.double": {P},
+    "gangline.task.images.double": {P},
+    "gangline.sched.later": {P, D},
+    "gangline.queue.images.cancel": {P},
+    "gangline.worker.images.w1.frames": {R, G, D},
+    "gangline.worker.images.w1.jobs": {D},
+    **{f"gangline.worker.images.w1.{name}": {C} for name in ("hold", "unhold", "keep", "form", "teardown", "ping")},
+    **{
+        f"gangline.worker.images.w1.{name}": set()
+        for name in ("reserve", "dispatch", "renew", "release", "stats", "drain", "resize")
+    },
+    **{f"gangline.gang.{name}": {R} for name in ("acquire", "renew", "release", "get", "list", "why")},
+    "gangline.gang.report": {W},
+    "gangline.gang-shard.east.list": {C},
+    "gangline.gang-talk.g.1.1.0": {W},
+    "gangline.dead.images.double": {D},
+    "gangline.job.j.state": {D},
+    "gangline.job.j.item": {D},
+    "gangline.job.j.progress": {W, D},
+    "gangline.dispatcher.d.ping": {D},
+    "gangline.event.worker.images.w1": {W},
+    "gangline.event.worker.images.w2": set(),
+    "gangline.event.gang.g": {C},
+    "gangline.event.task.images": {D},
+    "gangline.event.route.images": {R, G, D},
+    "gangline.event.dispatcher.d": {D},
+    # Keys.
+    f"{LEDGER}.reg.images.w1": {W},
+    f"{LEDGER}.alive.images.w1": {W},
+    f"{LEDGER}.lease.images.w1.token": {W},
+    f"{LEDGER}.reg.images.w2": set(),
+    f"{LEDGER}.alive.images.w2": set(),
+    f"{LEDGER}.lease.images.w2.token": set(),
+    f"{LEDGER}.member.images.w1.g": {C},
+    f"{LEDGER}.gang.g": {C},
+    f"{LEDGER}.leader": {C},
+    f"{LEDGER}.leader_alive.east": {C},
+    f"{LEDGER}.gangset.s": set(),
+    f"{RESULTS}.result.j": {D},
+    f"{RESULTS}.try.images.j": {D},
+    f"{RESULTS}.turn.images": {D},
+    "$KV.GANGLINE_ROUTES.images": set(),
+    "$O.GANGLINE_OBJECTS.C.n": {D},
+    # Others' inboxes: only who answers.
+    "_INBOX.somebody.r.1": {G, W, C},
+    # JetStream.
+    f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D},
+    f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D},
+    f"{API}.STREAM.MSG.DELETE.GANGLINE_TASKS": {D},
+    **{f"{API}.STREAM.PURGE.GANGLINE_{name}": set() for name in ("TASKS", "JOBS", "DEAD")},
+    f"{API}.STREAM.CREATE.GANGLINE_TASKS": {D},
+    **{f"{API}.STREAM.{verb}.GANGLINE_TASKS": set() for verb in ("DELETE", "UPDATE")},
+    f"{API}.STREAM.CREATE.KV_GANGLINE_LEDGER": {G, W, D, C},
+    f"{API}.STREAM.PURGE.KV_GANGLINE_LEDGER": {G, D, C},
+    f"{API}.STREAM.DELETE.KV_GANGLINE_LEDGER": set(),
+    f"{API}.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
+    f"{API}.STREAM.MSG.GET.KV_GANGLINE_RESULTS": {P, D},
+    f"{API}.STREAM.CREATE.ANYTHING": set(),
+    # Taking tasks.
+    f"{API}.CONSUMER.CREATE.GANGLINE_TASKS.q": {D},
+    f"{API}.CONSUMER.CREATE.GANGLINE_TASKS.q.gangline.task.images.double": set(),
+    f"{API}.CONSUMER.DURABLE.CREATE.GANGLINE_TASKS.q": set(),
+    f"{API}.CONSUMER.MSG.NEXT.GANGLINE_TASKS.q": {D},
+    f"{API}.CONSUMER.DELETE.GANGLINE_TASKS.q": {D},
+    "$JS.ACK.GANGLINE_TASKS.q.1.1.1.1.0": {D},
+    f"{API}.CONSUMER.CREATE.GANGLINE_DEAD.q": set(),
+    f"{API}.CONSUMER.CREATE.GANGLINE_JOBS.q": {P},
+}
+
+# Likewise who may subscribe. `<queue>` after a blank.
+SUBSCRIBE: dict[str, set[Role]] = {
+    ">": set(),
+    "gangline.>": set(),
+    "_INBOX.>": set(),
+    "_INBOX.somebody.>": set(),
+    "gangline.call.>": set(),
+    "gangline.call.> gangline-gateway": {G},
+    "gangline.call.> others": set(),
+    "gangline.task.>": set(),
+    "gangline.task.images.double": set(),
+    "gangline.worker.images.w1.*": {W},
+    "gangline.worker.images.w2.*": set(),
+    "gangline.worker.images.*.*": set(),
+    "gangline.gang.*": {C},
+    "gangline.gang-shard.east.*": {C},
+    "gangline.gang-talk.g.1.1.all": {W},
+    "gangline.queue.images.*": {D},
+    "gangline.dispatcher.d.*": {D},
+    "gangline.job.>": set(),
+    "gangline.dead.>": set(),
+    "gangline.event.gang.*": {R, G},
+    "gangline.event.worker.images.w1": set(),
+    f"{LEDGER}.alive.images.*": {R, G, D, C},
+    f"{LEDGER}.reg.images.*": {R, G, D},
+    f"{LEDGER}.lease.images.w1.*": set(),
+    f"{LEDGER}.gang.*": set(),
+    f"{LEDGER}.>": set(),
+    f"{RESULTS}.result.j": {P},
+    f"{RESULTS}.>": set(),
+    "$KV.GANGLINE_ROUTES.>": {R, G, D},
+    "$JS.ACK.>": set(),
+    "$JS.API.>": set(),
+    "$SRV.PING": {G, W, D, C},
+    "$SRV.PING.gangline-worker": {W},
+    "$SRV.INFO.something-else": set(),
+}
+
+SHARED = ("producer", "router", "gateway", "dispatcher", "coordinator", "operator", "worker=worker:images.w1")
+
+
+async def may_publish(bus: JetStreamBus, subject: str) -> bool:
+    bus.publish(subject, b"")
+    await bus.flush()
+    try:
+        bus.publish(subject, b"")  # who was refused is told now
+    except NotPermitted:
+        return False
+    return True
+
+
+async def may_subscribe(bus: JetStreamBus, subject: str) -> bool:
+    subject, _, queue = subject.partition(" ")
+    subscription = await bus.subscribe(subject, lambda message: None, queue=queue)
+    try:
+        await bus.flush()
+    except NotPermitted:
+        return False
+    finally:
+        await subscription.unsubscribe()
+    return True
+
+
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.OPERATOR])
+async def test_a_role_may_what_it_needs_and_no_more(site_of, role):
+    site: Site = site_of(cut(*SHARED))
+    bus = await site.bus(role.value)
+    published = {subject for subject in PUBLISH if await may_publish(bus, subject)}
+    assert published == {subject for subject, roles in PUBLISH.items() if role in roles}
+    heard = set()
+    for subject in SUBSCRIBE:
+        # A new connection each: what was refused once is not asked for again.
+        one = await site.bus(role.value)
+        if await may_subscribe(one, subject):
+            heard.add(subject)
+        await one.close()
+    assert heard == {subject for subject, roles in SUBSCRIBE.items() if role in roles}
+
+
+async def test_operators_may_all_but_hear_what_others_are_answered(site: Site):
+    bus = await site.bus("operator")
+    assert {subject for subject in PUBLISH if not await may_publish(bus, subject)} == {"_INBOX.somebody.r.1"}
+    assert await may_subscribe(bus, "gangline.>")
+    assert not await may_subscribe(bus, "_INBOX.>")
+    assert not await may_subscribe(await site.bus("operator"), "_INBOX.router.>")
+    assert not await may_subscribe(await site.bus("operator"), ">")
+
+
+# -- told clearly, and soon -------------------------------------------------------------------------------------------
+
+
+async def test_who_connects_without_its_inbox_prefix_is_told_so(site: Site):
+    with pytest.raises(NotPermitted, match=r"set `inbox_prefix`"):
+        await site.bus("producer", inbox_prefix="_INBOX")
+
+
+async def test_a_producer_who_calls_like_a_router_is_told_so_at_once(site: Site):
+    await site.worker()
+    producer = await site.client("producer")
+    async with asyncio.timeout(5):
+        with pytest.raises(NotPermitted, match="KV_GANGLINE_LEDGER"):
+            await producer.options(timeout_s=60).call("images.double", 1)
+        with pytest.raises(NotPermitted):
+            async with producer.options(timeout_s=60).lease("images"):
+                pass
+        with pytest.raises(NotPermitted, match=r"gangline\.gang\.acquire"):
+            async with producer.gang(pool="images", size=1):
+                pass
+        with pytest.raises(NotPermitted):
+            await producer.workers()
+        with pytest.raises(NotPermitted, match=r"images\.w1\.drain"):
+            await producer.drain("images.w1")
+
+
+async def test_a_router_who_submits_is_told_so_at_once(site: Site):
+    await site.dispatcher()
+    router = await site.client("router")
+    async with asyncio.timeout(5):
+        with pytest.raises(NotPermitted, match="GANGLINE_TASKS"):
+            await router.submit("images.double", 1)
+        with pytest.raises(NotPermitted):
+            await router.set_route("images", {"to": {"other": 1}})
+
+
+async def test_a_producer_cannot_cancel_what_the_server_still_holds_back(site: Site):
+    await site.dispatcher()
+    producer = await site.client("producer")
+    later = await producer.options(delay_s=3600).submit("images.double", 1)
+    async with asyncio.timeout(5):
+        with pytest.raises(NotPermitted, match=r"STREAM\.PURGE"):
+            await later.cancel()
+    assert await (await site.client("operator")).job(later.id).cancel()
+
+
+async def test_a_producer_cannot_forge_a_result(site: Site):
+    await site.dispatcher()
+    bus = await site.bus("producer")
+    results = await bus.bucket(Names().results_bucket, BucketSettings(storage=Storage.FILE))
+    async with asyncio.timeout(5):
+        with pytest.raises(NotPermitted):
+            await results.put("result.mine", b"{}")
+    assert await results.get("result.mine") is None
+
+
+async def test_a_router_that_is_cut_to_a_pool_cannot_use_another(site_of):
+    site: Site = site_of(cut("worker", "shop=router:images", "router"))
+    video = Pool("video", slots=1)
+    video.task(name="play")(images.tasks["double"].function)
+    await site.worker()
+    await site.worker("v1", pool=video)
+    shop = await site.client("shop")
+    assert await shop.call("images.double", 2) == 4
+    async with asyncio.timeout(10):
+        with pytest.raises((NotPermitted, NoWorkers)) as caught:
+            await shop.options(timeout_s=60).call("video.play", 1)
+    assert caught.type is NotPermitted
+    assert await shop.call("images.double", 3) == 6
+
+
+# -- parts that run as somebody else ----------------------------------------------------------------------------------
+
+
+async def test_a_worker_cannot_take_the_place_of_another(site_of):
+    site: Site = site_of(cut("coordinator", "one=worker:images.w1", "two=worker:images.w2"))
+    async with asyncio.timeout(10):
+        with pytest.raises(NotPermitted, match=r"alive\.images\.w1"):
+            await site.worker("w1", user="two")
+    await site.worker("w1", user="one")
+    await site.worker("w2", user="two")
+    with pytest.raises(WorkerIdTaken):
+        await site.worker("w1", user="two")
+
+
+@pytest.mark.parametrize("user", ["producer", "router", "gateway"])
+async def test_a_part_that_is_started_as_another_role_says_so_and_ends(site: Site, user):
+    await site.everything()
+    bus = await site.bus(user)
+    for part in (Dispatcher(bus), Coordinator(bus=bus)):
+        async with asyncio.timeout(10):
+            with pytest.raises(NotPermitted):
+                await part.start()
+        await part.stop()
+    if user != "gateway":
+        gateway = Gateway(await site.bus(user))
+        async with asyncio.timeout(10):
+            with pytest.raises(NotPermitted, match=r"gangline\.call\.>"):
+                await gateway.start()
+        await gateway.stop()
+    with pytest.raises(NotPermitted):
+        await site.worker("w3", user=user)

@@ -24,6 +24,8 @@ INBOXES: Final = "_INBOX"
 _ANSWERS_S: Final = 60
 """How long a dispatcher may take for an answer; cancelling waits for a task to stop."""
 _FRAMES: Final = (Operation.FRAMES,)
+_LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
+"""What other languages ask, who have no frames."""
 _GANG: Final = (
     Operation.HOLD,
     Operation.UNHOLD,
@@ -41,7 +43,7 @@ class Role(StrEnum):
     PRODUCER = "producer"
     """Calls through gateways, submits tasks, reads results."""
     ROUTER = "router"
-    """A Python client, which picks workers by itself: calls, leases and gangs."""
+    """Picks workers by itself, as Python clients do: calls, leases and gangs."""
     GATEWAY = "gateway"
     WORKER = "worker"
     DISPATCHER = "dispatcher"
@@ -135,7 +137,7 @@ def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*")
 
 def _producer(names: Names, endpoint: str) -> Permissions:
     ns, tasks, jobs = names.namespace, names.tasks_stream, names.jobs_stream
-    objects = f"OBJ_{names.objects_store}"
+    results, objects = names.results_bucket, f"OBJ_{names.objects_store}"
     return Permissions(
         publish=(
             f"{ns}.call.{endpoint}.*",
@@ -146,20 +148,24 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             *_api("INFO"),
             # Results and where jobs stand. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
-            *_stream_api(f"KV_{names.results_bucket}", "STREAM.INFO", "STREAM.MSG.GET"),
+            *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
+            # `nats kv get`.
+            f"$JS.API.DIRECT.GET.KV_{results}.$KV.{results}.result.*",
             *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
             # Events and items of jobs.
             *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
             *_reader_api(jobs),
             f"$JS.FC.{jobs}.>",
         ),
-        subscribe=(f"$KV.{names.results_bucket}.result.*",),
+        subscribe=(f"$KV.{results}.result.*",),
     )
 
 
 def _router(names: Names, pool: str) -> Permissions:
     asked = (operation for operation in GangOperation if operation is not GangOperation.REPORT)
-    return _routing(names, pool) | Permissions(publish=tuple(names.gang(operation) for operation in asked))
+    return _routing(names, pool) | Permissions(
+        publish=(*_workers(names, _LEASING, pool), *(names.gang(operation) for operation in asked))
+    )
 
 
 def _routing(names: Names, pool: str) -> Permissions:

@@ -40,6 +40,11 @@ async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site)
         assert await lease.call("double", 3) == 6
     async with router.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]
+    body = b'{"slots": 1, "ttl_s": 5}'  # as other languages do it
+    granted = await router._bus.request("gangline.worker.images.w1.reserve", body, timeout_s=5)
+    request = {"token": json.loads(granted.data)["token"], "method": "double", "arguments": [4]}
+    subject = "gangline.worker.images.w1.dispatch"
+    assert (await router._bus.request(subject, json.dumps(request).encode(), timeout_s=5)).data == b"8"
     listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=10)
     assert json.loads(listed.data)["missing"] == []
     assert site.refused() == []
@@ -77,6 +82,9 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
     delayed = {"Gangline-Job": "late", "Gangline-Delay": "1s"}
     await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=5, headers=delayed)
     assert await producer.job("late").result(20) == 4
+    key = "$KV.GANGLINE_RESULTS.result.late"
+    stored = await producer._bus.request(f"$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.{key}", timeout_s=5)
+    assert json.loads(stored.data)["result"] == 4
     await operator._bus.request("gangline.task.astray", b"", timeout_s=5)
 
     async def dead() -> bool:

@@ -34,10 +34,8 @@ PUBLISH: dict[str, set[Role]] = {
     "gangline.worker.images.w1.frames": {R, G, D},
     "gangline.worker.images.w1.jobs": {D},
     **{f"gangline.worker.images.w1.{name}": {C} for name in ("hold", "unhold", "keep", "form", "teardown", "ping")},
-    **{
-        f"gangline.worker.images.w1.{name}": set()
-        for name in ("reserve", "dispatch", "renew", "release", "stats", "drain", "resize")
-    },
+    **{f"gangline.worker.images.w1.{name}": {R} for name in ("reserve", "dispatch", "renew", "release")},
+    **{f"gangline.worker.images.w1.{name}": set() for name in ("stats", "drain", "resize")},
     **{f"gangline.gang.{name}": {R} for name in ("acquire", "renew", "release", "get", "list", "why")},
     "gangline.gang.report": {W},
     "gangline.gang-shard.east.list": {C},
@@ -84,6 +82,9 @@ PUBLISH: dict[str, set[Role]] = {
     f"{API}.STREAM.DELETE.KV_GANGLINE_LEDGER": set(),
     f"{API}.STREAM.MSG.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
     f"{API}.STREAM.MSG.GET.KV_GANGLINE_RESULTS": {P, D},
+    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS": {D},
+    f"{API}.DIRECT.GET.KV_GANGLINE_RESULTS.{RESULTS}.result.j": {P},
+    f"{API}.DIRECT.GET.KV_GANGLINE_LEDGER": {R, G, W, D, C},
     f"{API}.STREAM.CREATE.ANYTHING": set(),
     # Taking tasks.
     f"{API}.CONSUMER.CREATE.GANGLINE_TASKS.q": {D},

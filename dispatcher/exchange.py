@@ -81,7 +81,8 @@ class Exchange:
         self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
         self._flights: dict[int, Flight] = {}
         self._channels: dict[int, Channel] = {}
-        self._ids = itertools.count(1)
+        self.new_id: Callable[[], int] = itertools.count(1).__next__
+        """Ids of frames, each greater than those before."""
         self._numbers = itertools.count(1)
         self.loop: asyncio.AbstractEventLoop
         """The one it was started on."""
@@ -135,9 +136,6 @@ class Exchange:
         return f"Exchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
 
     # -- out ------------------------------------------------------------------------------------------------------
-
-    def new_id(self) -> int:
-        return next(self._ids)
 
     def launch(self, flight: Flight, frame: Frame, now: float | None = None) -> None:
         """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..schemas.deadline import current_deadline
+from ..schemas.deadline import DEADLINE
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Request
 from ..telemetry.instruments import metrics_enabled
@@ -26,6 +26,7 @@ from .pool import RoutedPool
 from .settings import RouterSettings
 
 _TASK: Final = int(Request.TASK)
+_deadline: Final = DEADLINE.get
 
 
 class PlainFlight(TaskFlight):
@@ -102,7 +103,7 @@ class Express:
         """Whether a request made now, with these options, asks for nothing special."""
         if options is not self._plain and not self._is_plain(options):
             return False
-        return not tracer.enabled and current_deadline() is None
+        return not tracer.probe() and _deadline() is None
 
     def answered(self, flight: PlainFlight) -> None:
         """The task has its result."""

@@ -120,7 +120,9 @@ class TaskFlight(Awaited):
             if self.on_held is not None:
                 self.on_held()
             return False
-        self._end(frame)
+        self.books.settle(self.ticket)
+        if not self.future.done():
+            self.future.set_result(frame)
         return True
 
 

@@ -10,28 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_deadline: ContextVar[float | None] = ContextVar("gangline_deadline", default=None)
+DEADLINE: ContextVar[float | None] = ContextVar("gangline_deadline", default=None)
+"""For hot paths, which ask at every request: `current_deadline` is one call more. Set by what follows only."""
 
 
 def current_deadline() -> float | None:
     """When the surrounding task must be done, in seconds of the loop's monotonic clock; None is never."""
-    return _deadline.get()
+    return DEADLINE.get()
 
 
 @contextmanager
 def deadline(at: float | None) -> Iterator[None]:
     """Run the block under a deadline. An outer deadline that is earlier stays in force."""
-    outer = _deadline.get()
+    outer = DEADLINE.get()
     if at is None or (outer is not None and outer < at):
         at = outer
-    reset = _deadline.set(at)
+    reset = DEADLINE.set(at)
     try:
         yield
     finally:
-        _deadline.reset(reset)
+        DEADLINE.reset(reset)
 
 
 def begin_under(at: float | None) -> None:
     """Run the rest of this context under exactly that deadline: for code that was given a context of its own, as the
     start of a task is. Cheaper than `deadline`, and never undone."""
-    _deadline.set(at)
+    DEADLINE.set(at)

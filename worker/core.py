@@ -320,7 +320,11 @@ class WorkerCore:
         del sender.running[record.id]
         record.answered = True
         self._memory.note_done(sender, record.id, answer, now)
-        self.finish(record)
+        if record.lease is None and record.queued_at == NEVER:
+            del self.tasks[record]
+            self._limiter.finish(record)
+        else:
+            self.finish(record)
 
     def withdraw(self, sender: Sender, task_id: int, now: float) -> TaskRecord | None:
         """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will

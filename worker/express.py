@@ -32,6 +32,7 @@ from .runs import Run, Runs
 from .tasks import BoundCall, CancelReason, DeclaredTask, Outcome
 
 _OK: Final = int(Answer.OK)
+_NONE: Final[frozenset[DeclaredTask]] = frozenset()
 
 
 class PlainRun(Run):
@@ -86,28 +87,30 @@ class Express:
         self._runs = runs
         self._executors = executors
         self._outbox = outbox
-        self._open = False
         self._room = 0
+        self._launched = 0
         self._succeeded: dict[str, int] = {}
         """By method, since `enter`."""
+        self.plain: frozenset[DeclaredTask] = _NONE
+        """Tasks that may go this way now, if they are without a job, a stream and a gang."""
 
     def enter(self) -> None:
         """A message begins."""
         # Spans and times of execution are taken by the general way only.
-        self._open = not tracer.enabled and not metrics_enabled() and self._executors.running
+        if self._executors.running and not tracer.enabled and not metrics_enabled():
+            self.plain = self._executors.plain
         self._room = self._outbox.largest_frame
 
     def leave(self) -> None:
         """The message is worked off, and this turn's answers are on their way."""
-        self._open = False
-        self._executors.stepper.leave()
+        self.plain = _NONE
+        if self._launched:
+            self._executors.stepper.leave()
+            self._executors.count(self._launched)
+            self._launched = 0
         if self._succeeded:
             counted, self._succeeded = self._succeeded, {}
             self._runs.count(counted)
-
-    def takes(self, task: DeclaredTask) -> bool:
-        """Whether a task without a job, a stream and a gang is plain enough."""
-        return self._open and self._executors.plain(task)
 
     def run(
         self,
@@ -132,11 +135,15 @@ class Express:
         """
         given, named = task.signature.bind(args, kwargs, json)
         books, executors = self._books, self._executors
-        context = RunContext(record, task.name, books.worker, books, fence, token, deadline_at, trace, meta)
-        executors.attach(context)
+        context = RunContext(
+            record, task.name, books.worker, books, fence, token, deadline_at, trace, meta, executors.scope
+        )
+        self._launched += 1
         if self._journal.enabled:
             self._runs.began(record, task.name, token)
-        executors.stepper.enter()
+        stepper = executors.stepper
+        if stepper.inside is None or stepper.inside.cancelling():
+            stepper.enter()
         variables = contextvars.copy_context()
         waits: tuple[Coroutine[Any, Any, Any], Any] | None = None
         error: BaseException | None = None
@@ -158,8 +165,8 @@ class Express:
         if waits is None:
             run.over(value, error)
         else:
-            run.carrier = executors.stepper.enter()
-            executors.stepper.keep(Blocked(run, task.full_name, waits[0], variables, waits[1]))
+            run.carrier = stepper.enter()
+            stepper.keep(Blocked(run, task.full_name, waits[0], variables, waits[1]))
 
     def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""

@@ -33,7 +33,6 @@ class Keeps:
         """Slots move from a keep to a hold: nobody may take them in between."""
         self.by_gang: dict[str, Keep] = {}
         """Oldest first."""
-        limiter.on_free = self._top_up
 
     def __bool__(self) -> bool:
         return bool(self.by_gang)
@@ -58,6 +57,7 @@ class Keeps:
             self._give_back(gang)
             return 0
         keep = self.by_gang.setdefault(gang, Keep())
+        self._limiter.on_free = self._top_up
         keep.wanted, keep.until = slots, now + keep_s
         surplus = keep.has - slots
         if surplus > 0:
@@ -99,6 +99,8 @@ class Keeps:
 
     def _give_back(self, gang: str) -> None:
         keep = self.by_gang.pop(gang, None)
+        if not self.by_gang:
+            self._limiter.on_free = None  # every task would ask in vain
         if keep is not None:
             self._limiter.release(keep)
 

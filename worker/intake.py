@@ -164,7 +164,7 @@ class Intake:
                 job is None
                 and flags & ~_JSON == 0
                 and (record.lease is None or record.lease.gang is None)
-                and self._express.takes(task)
+                and task in self._express.plain
             ):
                 self._express.run(
                     record,

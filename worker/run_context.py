@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..schemas.names import WorkerId
 from .books import Books
 from .context import TaskContext
 from .memory import TaskRecord
+
+if TYPE_CHECKING:
+    from .scope import Scope
 
 
 class RunContext(TaskContext):
@@ -26,18 +29,17 @@ class RunContext(TaskContext):
         deadline_at: float | None,
         trace: str | None,
         meta: dict[str, Any] | None,
+        scope: Scope | None = None,
     ) -> None:
         self.deadline = deadline_at
-        self._gang = None
-        self._progress = None
-        self._reason = None
-        self._scope = None
+        self._scope = scope
         self._ended = False
-        self._waiting = None
         self._facts = (record, method, worker, books.core.epoch, books.loop, fence, token, trace, meta)
 
     def __getattr__(self, name: str) -> Any:
         """Of a place that is still empty."""
+        if name in _MOSTLY_NONE:
+            return None
         if name not in _FACTS:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
         record, method, worker, epoch, loop, fence, token, trace, meta = self._facts
@@ -59,6 +61,7 @@ class RunContext(TaskContext):
         return object.__getattribute__(self, name)
 
 
+_MOSTLY_NONE: Final = frozenset(("_gang", "_progress", "_reason", "_waiting"))
 _FACTS: Final = frozenset(
     (
         "id",

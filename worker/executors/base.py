@@ -191,14 +191,19 @@ class Executors:
         """Good while this runs."""
         return self._stepper
 
-    def plain(self, task: DeclaredTask) -> bool:
-        """Whether an execution of it is nothing but its coroutine."""
-        return task in self._plain
+    @property
+    def plain(self) -> frozenset[DeclaredTask]:
+        """Tasks of which an execution is nothing but its coroutine."""
+        return self._plain
 
-    def attach(self, context: TaskContext) -> None:
-        """Give it what executions have: `launch`, for a coroutine that is stepped by hand."""
-        self._launched += 1
-        attach(context, self._scope)
+    @property
+    def scope(self) -> Scope:
+        """What executions may ask for; see `launch`."""
+        return self._scope
+
+    def count(self, launched: int) -> None:
+        """So many were stepped by hand."""
+        self._launched += launched
 
     def let_go(self, context: TaskContext) -> None:
         """It has ended."""

@@ -136,7 +136,7 @@ def _drive(blocked: Blocked, error: BaseException | None) -> Generator[Any, Any,
 class Stepper:
     """Steps the executions of one worker. Everything on the event loop."""
 
-    __slots__ = ("_carrier", "_inside", "_loop", "_outer", "_ready", "_scheduled", "_stepping")
+    __slots__ = ("_carrier", "_loop", "_outer", "_ready", "_scheduled", "_stepping", "inside")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -144,7 +144,7 @@ class Stepper:
         self._carrier: Carrier | None = None
         self._scheduled = False
         self._stepping = False
-        self._inside: asyncio.Task[None] | None = None
+        self.inside: asyncio.Task[None] | None = None
         """The carrier's task, between `enter` and `leave`."""
         self._outer: asyncio.Task[Any] | None = None
 
@@ -158,7 +158,7 @@ class Stepper:
     def step(self) -> None:
         """Step all that were added, up to their first wait."""
         ready = self._ready
-        if not ready or self._stepping or self._inside is not None:
+        if not ready or self._stepping or self.inside is not None:
             return
         loop = self._loop
         outer = asyncio.current_task(loop)
@@ -178,7 +178,7 @@ class Stepper:
     def enter(self) -> asyncio.Task[None]:
         """What runs from here on runs as the task returned, until `leave`, or until `keep` gives that away. Again
         inside: another task if somebody has cancelled this one."""
-        inside = self._inside
+        inside = self.inside
         if inside is not None:
             if not inside.cancelling():
                 return inside
@@ -187,24 +187,24 @@ class Stepper:
             self._outer = asyncio.current_task(self._loop)
             if self._outer is not None:
                 _leave_task(self._loop, self._outer)
-        inside = self._inside = self._free_carrier().task
+        inside = self.inside = self._free_carrier().task
         _enter_task(self._loop, inside)
         return inside
 
     def keep(self, blocked: Blocked) -> None:
         """What was stepped waits: the task is its own from now on."""
-        assert self._inside is not None and self._carrier is not None, "entered first"
+        assert self.inside is not None and self._carrier is not None, "entered first"
         carrier, self._carrier = self._carrier, None
-        _leave_task(self._loop, self._inside)
+        _leave_task(self._loop, self.inside)
         carrier.carry(blocked)
-        inside = self._inside = self._free_carrier().task
+        inside = self.inside = self._free_carrier().task
         _enter_task(self._loop, inside)
 
     def leave(self) -> None:
         """End of `enter`. Idempotent."""
-        if self._inside is not None:
-            _leave_task(self._loop, self._inside)
-            self._inside = None
+        if self.inside is not None:
+            _leave_task(self._loop, self.inside)
+            self.inside = None
             if self._outer is not None:
                 _enter_task(self._loop, self._outer)
                 self._outer = None

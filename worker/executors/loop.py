@@ -99,7 +99,7 @@ class LoopRun(Run):
             generator = _as_async(generator)
         write = self.call.task.result.write
         collected = Collected(self.where, self.settings.max_collected_bytes)
-        sequence = 0
+        sequence, closed = 0, False
         try:
             async for item in generator:
                 value = write(item)
@@ -113,8 +113,12 @@ class LoopRun(Run):
                 sequence += 1
                 if sequence % _TURN_ITEMS == 0:
                     await asyncio.sleep(0)
+        except GeneratorExit:
+            closed = True  # the loop was closed under us: nothing can be awaited, and the generator has heard of it
+            raise
         finally:
-            await generator.aclose()
+            if not closed:
+                await generator.aclose()
         return Outcome(value=collected.items) if self._on_item is None else Outcome(items=sequence)
 
     async def _wait_for_room(self) -> None:

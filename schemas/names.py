@@ -185,6 +185,10 @@ class WorkerId:
         check_name(self.pool, "pool")
         check_name(self.worker, "worker")
 
+    def __hash__(self) -> int:
+        # That of the text, which knows it already; workers of two pools seldom have one name.
+        return hash(self.worker)
+
     @classmethod
     def parse(cls, text: str) -> WorkerId:
         """`"images.w1"` -> `WorkerId("images", "w1")`.

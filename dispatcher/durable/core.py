@@ -81,13 +81,15 @@ class QueueCore:
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
-    def handle(self, event: on.AnyEvent) -> list[Effect]:
-        """Decide. Effects are to be carried out in order."""
+    def handle(self, *events: on.AnyEvent) -> list[Effect]:
+        """Decide. Effects are to be carried out in order. Several events are as if they had come one by one, but what
+        may start then is looked for once, after the last."""
         books = self._books
-        assert event.now >= books.now, "time went backwards"
-        books.now, books.wall, books.draw = event.now, event.wall, event.draw
-        self._tick()
-        self._dispatch(event)
+        for event in events:
+            assert event.now >= books.now, "time went backwards"
+            books.now, books.wall, books.draw = event.now, event.wall, event.draw
+            self._tick()
+            self._dispatch(event)
         self._starting.pump()
         self._starting.want()
         self._pull()

@@ -47,9 +47,13 @@ class Slots:
     @property
     def free(self) -> int:
         """Slots that a task may be put on now."""
-        if self.retired or self.hold.ended or self.hold.trouble() is not None:
-            return 0
-        return self.hold.slots - self.used
+        left = self.hold.slots - self.used
+        return left if left > 0 and self.usable else 0
+
+    @property
+    def usable(self) -> bool:
+        """Whether a task may be put on it, if there is room."""
+        return not self.retired and not self.hold.ended and self.hold.trouble() is None
 
     def __repr__(self) -> str:
         return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
@@ -111,16 +115,17 @@ class Feeder:
         best_rank: tuple[bool, int] | None = None
         room = False
         for lease in self._leases:
-            free = lease.free
+            free = lease.hold.slots - lease.used
             if free < cost:
                 continue
-            room = True
             worker = lease.worker
+            rank = (model is not None and model not in worker.models, free)
+            if (best_rank is not None and rank >= best_rank) or not lease.usable:
+                continue
+            room = True
             if worker.methods and method not in worker.methods and self._serves(method):
                 continue
-            rank = (model is not None and model not in worker.models, free)
-            if best_rank is None or rank < best_rank:
-                best, best_rank = lease, rank
+            best, best_rank = lease, rank
         if best is None:
             self._missing = method if room else None
             return None

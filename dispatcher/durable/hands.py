@@ -40,6 +40,7 @@ class Hands:
         *,
         entries: dict[int, Entry],
         tell: Teller,
+        tell_soon: Teller,
         rolls: Rolls,
         sure: Callable[[], Coroutine[Any, Any, None]],
         lost: Callable[[], None],
@@ -47,6 +48,7 @@ class Hands:
         """
         Args:
             entries: what the queue keeps, by sequence; acknowledged ones are removed here.
+            tell_soon: tells at the end of this turn, together with all else of it.
             sure: waits until it is certain that the queue is ours.
             lost: it is not.
         """
@@ -54,6 +56,7 @@ class Hands:
         self._endpoint = endpoint
         self._entries = entries
         self._tell = tell
+        self._tell_soon = tell_soon
         self._rolls = rolls
         self._lost = lost
         self._loop = asyncio.get_running_loop()
@@ -248,7 +251,7 @@ class Hands:
 
     def _on_ended(self, entry: Entry, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
-        self._tell(on.Ended, seq=entry.seq, attempt=attempt, error=error)
+        self._tell_soon(on.Ended, seq=entry.seq, attempt=attempt, error=error)
         if pool:
             self._credit_changed(pool)
 
@@ -260,7 +263,7 @@ class Hands:
     def _at_turn_end(self) -> None:
         if not self._turn_ends:
             self._turn_ends = True
-            self._loop.call_soon(self._turn_end)
+            self._context.bus.at_turn_end(self._turn_end)
 
     def _turn_end(self) -> None:
         """What is free first: what is wanted beyond it is known then."""
@@ -303,7 +306,7 @@ class Hands:
                     self._lost()
                     return
                 for ack in batch:
-                    self._tell(on.Acked, seq=ack.seq)
+                    self._tell_soon(on.Acked, seq=ack.seq)
                     if ack.tried:
                         self.outcomes.forget_try(self._endpoint, ack.job)
             else:

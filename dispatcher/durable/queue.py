@@ -2,7 +2,8 @@
 
 Laws:
 
-1. The core is told one event at a time; what an effect brings about at once is told after it.
+1. The core is told of events in the order in which they happened; what an effect brings about at once is told after
+   it.
 2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
    queue by then. What workers run goes on; whoever takes over attaches to it.
 3. Between a doubt (see guard) and the server's word that the consumer is ours the core holds everything back: it hears
@@ -64,6 +65,8 @@ class Queue:
         self._log = context.log.bind(endpoint=endpoint)
         self._events: deque[on.AnyEvent] = deque()
         self._telling = False
+        self._due = False
+        """The end of this turn is waited for, to tell the core of what happens in it."""
         self._closed = False
         self._rolls = Rolls(context.router, context.known, tell=self._on_pool, log=self._log)
         self._possession: Possession | None = None
@@ -81,6 +84,7 @@ class Queue:
             endpoint,
             entries=self.entries,
             tell=self.tell,
+            tell_soon=self.tell_soon,
             rolls=self._rolls,
             sure=self._sure,
             lost=self._lost,
@@ -279,19 +283,37 @@ class Queue:
 
     def tell(self, event: type[Any], /, **fields: Any) -> None:
         """Law 1."""
+        if self._note(event, fields):
+            self._work()
+
+    def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
+        """Likewise, together with all else that is told until this turn's messages are worked off, and what it brings
+        about leaves in one go."""
+        if self._note(event, fields) and not self._due:
+            self._due = True
+            self._context.bus.at_turn_end(self._work)
+
+    def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
+        """False: nothing is told any more."""
         context = self._context
         context.guard.look()  # a doubt comes first
         if self._closed:
-            return
+            return False
         self._events.append(
             event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
         )
+        return True
+
+    def _work(self) -> None:
+        self._due = False
         if self._telling:
             return
         self._telling = True
         try:
             while self._events and not self._closed:
-                for effect in self.core.handle(self._events.popleft()):
+                events = tuple(self._events)
+                self._events.clear()
+                for effect in self.core.handle(*events):
                     if self._closed:
                         break
                     self._hands.carry_out(effect)
@@ -323,7 +345,7 @@ class Queue:
         record = self._tries.pop(submission.job, None)
         if record is not None and record.sequence != seq:
             record = None
-        self.tell(
+        self.tell_soon(
             on.Arrived,
             seq=seq,
             submission=submission,
@@ -388,6 +410,7 @@ class Queue:
 
     def info(self, job: str) -> JobInfo | None:
         """What is known of a job; None if it is not in hand."""
+        self._work()
         info = self.core.info(job)
         entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
         if info is None or entry is None or not entry.worker:

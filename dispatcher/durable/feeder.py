@@ -24,6 +24,8 @@ _AGAIN_S: Final = 0.1
 _ASIDE_S: Final = 0.01
 """After a turn others have so long to answer the worker's invitation."""
 _IN_ONE_PIECE_S: Final = 0.25
+_PRESSED_S: Final = 0.005
+"""Slots of a worker that has no other free ones are given back after so long: somebody may be waiting for them."""
 
 
 class Slots:
@@ -98,6 +100,8 @@ class Feeder:
             if not slots or (asked > self._largest and task in self._patient):
                 task.cancel()
         self._pump()
+        if not slots and any(self._pressed(lease) for lease in self._leases):
+            self._arm(_PRESSED_S)
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -138,6 +142,8 @@ class Feeder:
         lease.idle_since = self._loop.time()
         if lease.retired:
             self._release(lease, aside_s=_ASIDE_S)
+        elif not self._wanted and self._pressed(lease):
+            self._arm(_PRESSED_S)
 
     async def stop(self) -> None:
         """Give everything back; tasks that run go on. Idempotent."""
@@ -229,9 +235,26 @@ class Feeder:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        if self._timer is None and not self._closed:
-            self._timer = self._loop.call_later(min(self._settings.idle_s, self._settings.turn_s) / 2, self._look)
+    def _arm(self, wait_s: float | None = None) -> None:
+        if self._closed:
+            return
+        at = self._loop.time() + (min(self._settings.idle_s, self._settings.turn_s) / 2 if wait_s is None else wait_s)
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._look)
+
+    def _pressed(self, lease: Slots) -> bool:
+        """Whether somebody may be waiting for its slots."""
+        if not lease.worker.free:
+            return True
+        pool = self._router.pools.get(self.pool)
+        return pool is not None and pool.core.waiting > 0
+
+    def _idle_s(self, lease: Slots) -> float:
+        """How long its slots may be idle."""
+        return min(self._settings.idle_s, _PRESSED_S) if self._pressed(lease) else self._settings.idle_s
 
     def _look(self) -> None:
         """Drop what is lost, give back what is idle, retire what has had its turn."""
@@ -250,11 +273,12 @@ class Feeder:
                 lease.retired = changed = True
                 if lease.used < lease.hold.slots:
                     self._release(lease, aside_s=_ASIDE_S)
-            elif not self._wanted and lease.used < lease.hold.slots and now - lease.idle_since >= settings.idle_s:
+            elif not self._wanted and lease.used < lease.hold.slots and now - lease.idle_since >= self._idle_s(lease):
                 self._release(lease)
                 changed = True
         if self._leases:
-            self._arm()
+            soon = not self._wanted and any(lease.free and self._pressed(lease) for lease in self._leases)
+            self._arm(_PRESSED_S if soon else None)
         if changed:
             self._changed(self.pool)
             # Whoever is told says what is wanted beyond it, unless that is what it was: a lease may be lost before its

@@ -106,7 +106,7 @@ async def test_never_more_is_leased_than_workers_have() -> None:
 
 async def test_a_task_goes_to_the_smallest_lease_that_has_room_and_its_slots_come_back() -> None:
     async with Bench(lease_slots=3) as bench:
-        await bench.worker(slots=4)
+        await bench.worker(slots=5)
         bench.feeder.want(4, 3)
         await bench.has(3)
         bench.feeder.want(1, 1)
@@ -173,3 +173,20 @@ async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and
         await asyncio.sleep(0.5)
         assert bench.feeder.free == (3,)
         bench.feeder.give(lease, 1)
+
+
+async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_else_are_kept_for_a_while() -> None:
+    async with Bench(idle_s=10.0) as bench:
+        worker = await bench.worker(slots=2)
+        bench.feeder.want(1, 1)
+        await bench.has(1)
+        lease = bench.feeder.take(1, "echo", None)
+        assert lease is not None
+        bench.feeder.give(lease, 1)
+        await asyncio.sleep(3)
+        assert bench.feeder.free == (1,), "nobody else needs it"
+        bench.feeder.want(2, 1)
+        await bench.has(1, 1)
+        bench.feeder.want(0, 1)
+        await asyncio.sleep(0.1)
+        assert len(worker.heard_of(Request.RELEASE)) >= 1, "somebody may be waiting for it"

@@ -157,7 +157,8 @@ def _producer(names: Names, endpoint: str) -> Permissions:
             *_reader_api(jobs),
             f"$JS.FC.{jobs}.>",
         ),
-        subscribe=(f"$KV.{results}.result.*",),
+        # As they are told, to whoever listens just then.
+        subscribe=(f"$KV.{results}.result.*", f"{ns}.job.*.>"),
     )
 
 
@@ -195,7 +196,8 @@ def _gateway(names: Names) -> Permissions:
         | _service("gangline-gateway")
         | _making(f"KV_{names.ledger_bucket}", f"KV_{names.routes_bucket}")
         | Permissions(
-            publish=(f"{INBOXES}.>",),
+            # Inboxes, and what the server makes of those of callers in other accounts.
+            publish=(f"{INBOXES}.>", "_R_.>"),
             subscribe=(f"{names.calls} {names.gateway_queue}",),
         )
     )

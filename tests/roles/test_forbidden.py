@@ -70,6 +70,7 @@ PUBLISH: dict[str, set[Role]] = {
     "$O.GANGLINE_OBJECTS.C.n": {D},
     # Others' inboxes: only who answers.
     "_INBOX.somebody.r.1": {G, W, C},
+    "_R_.another.account": {G},
     # JetStream.
     f"{API}.STREAM.INFO.GANGLINE_TASKS": {P, D},
     f"{API}.STREAM.MSG.GET.GANGLINE_TASKS": {P, D},
@@ -117,6 +118,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "gangline.queue.images.*": {D},
     "gangline.dispatcher.d.*": {D},
     "gangline.job.>": set(),
+    "gangline.job.j.>": {P},
     "gangline.dead.>": set(),
     "gangline.event.gang.*": {R, G},
     "gangline.event.worker.images.w1": set(),
@@ -178,7 +180,10 @@ async def test_a_role_may_what_it_needs_and_no_more(site_of, role):
 
 async def test_operators_may_all_but_hear_what_others_are_answered(site: Site):
     bus = await site.bus("operator")
-    assert {subject for subject in PUBLISH if not await may_publish(bus, subject)} == {"_INBOX.somebody.r.1"}
+    assert {subject for subject in PUBLISH if not await may_publish(bus, subject)} == {
+        "_INBOX.somebody.r.1",
+        "_R_.another.account",
+    }
     assert await may_subscribe(bus, "gangline.>")
     assert not await may_subscribe(bus, "_INBOX.>")
     assert not await may_subscribe(await site.bus("operator"), "_INBOX.router.>")

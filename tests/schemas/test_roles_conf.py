@@ -53,7 +53,7 @@ def test_nobody_is_allowed_anything_outside_its_namespace(role):
     allowed = permissions(role, Names("mine"))
     for subject in (*allowed.publish, *allowed.subscribe):
         ours = subject.startswith("mine.") or "MINE_" in subject
-        shared = subject.startswith(("$SRV.", "_INBOX.")) or subject in ("$JS.API.INFO", "$SYS.ACCOUNT.*.DISCONNECT")
+        shared = subject.startswith(("$SRV.", "_INBOX.", "_R_.")) or subject in ("$JS.API.INFO", "$SYS.ACCOUNT.*.DISCONNECT")
         assert ours or shared, subject
 
 

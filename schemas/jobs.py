@@ -92,7 +92,8 @@ class ResultRecord(Record):
 
 
 class TryRecord(Record):
-    """`try.<endpoint>.<job>`: a job that was started and did not succeed, so far. Written before the next try waits."""
+    """`try.<endpoint>.<job>`: a job that was started and did not succeed, so far. Written before the next try waits,
+    and when one is cancelled that cannot be ended at once."""
 
     job: str
     sequence: int
@@ -100,6 +101,8 @@ class TryRecord(Record):
     not_before: float
     """Unix time of the next."""
     error: JobFailure | None = None
+    cancelled: bool = False
+    """Somebody was told that it is cancelled: there shall be no next, and what runs is being stopped."""
 
 
 class TurnRecord(Record):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic import BaseModel
@@ -24,27 +25,52 @@ class Answering:
         self.requests = 0
         self.errors = 0
         self.last_error = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Requests that are answered later."""
 
     def serve(self, message: Message, handle: Callable[[Any], BaseModel]) -> None:
         """Answer with what `handle` makes of the body, or with the error that it raises."""
-        self.requests += 1
-        try:
-            fmt = Format.of(message.headers)
-        except MalformedMessage as error:
-            self._fail(message, error, Format.JSON)
+        fmt = self._begin(message)
+        if fmt is None:
             return
         try:
-            reply = handle(codec.decode(message.data, fmt))
-            body = codec.encode(reply.model_dump(mode="json"), fmt)
-        except GanglineError as error:
-            self._fail(message, error, fmt)
+            self._answer(message, handle(codec.decode(message.data, fmt)), fmt)
         except Exception as error:
-            self._log.exception("request %s failed", message.subject, extra={"action": "desk.bug"})
-            self._fail(message, GanglineError(f"internal error: {error!r}"), fmt)
-        else:
-            self._send(message, body, {CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else {})
+            self._fail(message, error, fmt)
 
-    def _fail(self, message: Message, error: GanglineError, fmt: Format) -> None:
+    def serve_later(self, message: Message, handle: Callable[[Any], Awaitable[BaseModel]]) -> None:
+        """As `serve`, when `handle` is done."""
+
+        async def serve() -> None:
+            fmt = self._begin(message)
+            if fmt is None:
+                return
+            try:
+                self._answer(message, await handle(codec.decode(message.data, fmt)), fmt)
+            except Exception as error:
+                self._fail(message, error, fmt)
+
+        task = asyncio.get_running_loop().create_task(serve(), name="gangline-answer")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _begin(self, message: Message) -> Format | None:
+        """The format of a request; None: it has none that we know, and that was answered."""
+        self.requests += 1
+        try:
+            return Format.of(message.headers)
+        except MalformedMessage as error:
+            self._fail(message, error, Format.JSON)
+            return None
+
+    def _answer(self, message: Message, reply: BaseModel, fmt: Format) -> None:
+        body = codec.encode(reply.model_dump(mode="json"), fmt)
+        self._send(message, body, {CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else {})
+
+    def _fail(self, message: Message, error: Exception, fmt: Format) -> None:
+        if not isinstance(error, GanglineError):
+            self._log.error("request %s failed", message.subject, exc_info=error, extra={"action": "desk.bug"})
+            error = GanglineError(f"internal error: {error!r}")
         self.errors += 1
         self.last_error = error.message
         self._send(message, *write_error(error, fmt, self._bus.max_payload))

@@ -47,7 +47,7 @@ class Arriving:
             self._schedule(task)
             return
         if not self._delayed(task.submission):
-            self._enter(task)
+            self._enter(task, cancelled=event.cancelled)
         if task.step is not Step.NEW:
             return  # it runs
         if event.look:
@@ -109,7 +109,7 @@ class Arriving:
         books.put(task)
         return task
 
-    def _enter(self, task: Task) -> None:
+    def _enter(self, task: Task, *, cancelled: bool = False) -> None:
         """It takes part in the queue from now on, whatever it still waits for."""
         books = self._books
         books.jobs[task.job] = task.seq
@@ -118,6 +118,9 @@ class Arriving:
             books.agenda.set((Due.DEADLINE, task.seq), task.deadline)
         if not books.pools.knows(task.submission):
             self.unknown(task)
+        if cancelled:
+            task.marked = task.tried = True
+            self._ending.doom(task)
         adoption = books.adoptions.pop(task.job, None)
         if adoption is not None:
             self._attach(task, *adoption)

@@ -9,7 +9,7 @@ from ...schemas.jobs import JobState
 from ...schemas.routes import QueueRules
 from . import states
 from .agenda import Agenda
-from .effects import Ack, Bury, Effect, Note, Schedule, Store, Tell
+from .effects import Ack, Bury, Effect, Mark, Note, Schedule, Store, Tell
 from .keys import Caps, Lanes
 from .pools import Pools
 from .rate import RateGate
@@ -18,7 +18,7 @@ from .states import Step
 from .task import Task
 from .window import Window
 
-Settling = Store | Note | Bury | Schedule | Ack
+Settling = Store | Note | Mark | Bury | Schedule | Ack
 
 
 class Books:

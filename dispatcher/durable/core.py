@@ -16,7 +16,9 @@ Laws, which `check`, the model of the tests and the simulations assert:
 6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
    published more than (difference of priorities) x `age_step_s` after it.
 7. *Ours.* While it is in doubt whether the queue is ours, nothing is started, stored, noted, buried or acknowledged.
-8. *In time.* Nothing is started after its deadline; what runs then is told to stop.
+8. *Cancelled.* A task of which somebody was told that it is cancelled (see `promised`) is not started any more, not
+   after a takeover either.
+9. *In time.* Nothing is started after its deadline; what runs then is told to stop.
 
 An event costs O(log n) of the tasks in the window, but for changes of routes and registrations, which cost O(n log n).
 """
@@ -34,7 +36,7 @@ from .books import Books
 from .checks import check
 from .effects import Effect, Pull, Why
 from .ending import Ending
-from .insight import Counts, counts, info, why
+from .insight import Counts, counts, info, promised, why
 from .rate import RateGate
 from .settings import DispatcherSettings
 from .starting import Starting
@@ -66,6 +68,10 @@ class QueueCore:
     def info(self, job: str) -> JobInfo | None:
         """What is known of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
         return info(self._books, job)
+
+    def promised(self, job: str) -> bool:
+        """Whether a cancellation that was asked for survives us: it is written down, or has ended the job."""
+        return promised(self._books, job)
 
     def why(self, job: str) -> WhyReply | None:
         """What a job waits for. Looks at all tasks: for people, not for loops."""
@@ -101,7 +107,15 @@ class QueueCore:
         match event:
             case on.Arrived() | on.Malformed() | on.Looked() | on.Acked():
                 self._of_message(event)
-            case on.Ended() | on.Noted() | on.Stored() | on.Buried() | on.Scheduled() | on.ScheduleRefused():
+            case (
+                on.Ended()
+                | on.Noted()
+                | on.Marked()
+                | on.Stored()
+                | on.Buried()
+                | on.Scheduled()
+                | on.ScheduleRefused()
+            ):
                 self._of_end(event)
             case on.Taken() | on.Adopted() | on.Recovered() | on.Doubted() | on.Sure():
                 self._of_possession(event)
@@ -133,12 +147,16 @@ class QueueCore:
             case _:
                 assert_never(event)
 
-    def _of_end(self, event: on.Ended | on.Noted | on.Stored | on.Buried | on.Scheduled | on.ScheduleRefused) -> None:
+    def _of_end(
+        self, event: on.Ended | on.Noted | on.Marked | on.Stored | on.Buried | on.Scheduled | on.ScheduleRefused
+    ) -> None:
         match event:
             case on.Ended():
                 self._ending.ended(event)
             case on.Noted():
                 self._ending.noted(event.seq)
+            case on.Marked():
+                self._ending.marked(event.seq)
             case on.Stored():
                 self._ending.stored(event.seq, Step.STORING)
             case on.Buried():

@@ -15,7 +15,6 @@ from ...schemas.jobs import CancelReply, JobInfo, JobRequest, JobState, QueueSta
 from ...schemas.messages import parse_request
 from ...schemas.names import Names, QueueOperation
 from ...schemas.task_errors import UnknownJob
-from . import events as on
 from .answering import Answering
 from .queue import Queue
 
@@ -47,13 +46,15 @@ class Desk:
 
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]
-        handlers: dict[str, Callable[[Any], JobInfo | CancelReply | QueueStats | WhyReply]] = {
+        if operation == QueueOperation.CANCEL:
+            self._answering.serve_later(message, self._cancel)
+            return
+        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | WhyReply]] = {
             QueueOperation.GET: self._get,
-            QueueOperation.CANCEL: self._cancel,
             QueueOperation.STATS: self._stats,
             QueueOperation.WHY: self._why,
         }
-        self._answering.serve(message, handlers.get(operation, _unknown(operation, list(handlers))))
+        self._answering.serve(message, handlers.get(operation, _unknown(operation, [*QueueOperation])))
 
     def _get(self, body: Any) -> JobInfo:
         request = parse_request(JobRequest, body)
@@ -62,11 +63,9 @@ class Desk:
             raise self._not_here(request.job)
         return info
 
-    def _cancel(self, body: Any) -> CancelReply:
+    async def _cancel(self, body: Any) -> CancelReply:
         request = parse_request(JobRequest, body)
-        queue = self._queue
-        queue.tell(on.Cancel, job=request.job)
-        info = queue.info(request.job)
+        info = await self._queue.cancel(request.job)
         if info is None:
             raise self._not_here(request.job)
         return CancelReply(cancelled=info.state not in (JobState.DONE, JobState.DEAD), state=info.state)

@@ -3,9 +3,9 @@ need be finished.
 
 What must precede what is built into the order of events: an Ack is in the world only after the end of the task was
 stored (Stored, Buried, Scheduled, or a Look that found it; or the message only repeats a job that is in the queue); a
-second Start only after the Ended of the first and the Noted of its failure. Store, Bury, Note and Schedule are repeated
-by the shell, through lost connections and storage that is away, until the server has stored them or the queue is lost;
-each is answered exactly once.
+second Start only after the Ended of the first and the Noted of its failure. Store, Bury, Note, Mark and Schedule are
+repeated by the shell, through lost connections and storage that is away, until the server has stored them or the queue
+is lost; each is answered exactly once. TryRecords of one job are written in the order asked for.
 """
 
 from __future__ import annotations
@@ -106,6 +106,16 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """Write the TryRecord, as one that is cancelled; answer with Marked. For a task that cannot be ended at once."""
+
+    seq: int
+    job: str
+    attempts: int
+    """That failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
     """Create the ResultRecord (first writer wins; the loser's is dropped); answer with Stored."""
 
@@ -175,4 +185,4 @@ class Wake:
     at: float | None
 
 
-Effect = Pull | Look | Want | Start | Attach | Stop | Note | Store | Bury | Schedule | Ack | Tell | Wake
+Effect = Pull | Look | Want | Start | Attach | Stop | Note | Mark | Store | Bury | Schedule | Ack | Tell | Wake

@@ -15,6 +15,8 @@ ran past the deadline      BURYING expired (done, if it was faster)
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...schemas.bounds import plain
 from ...schemas.errors import DeadlineExceeded, GanglineError, NoWorkers, Saturated
 from ...schemas.jobs import DeadReason, JobState
@@ -22,11 +24,14 @@ from . import events as on
 from .admission import Admission
 from .agenda import Due
 from .books import Books
-from .effects import Ack, Bury, Note, Stop, Store, Why
+from .effects import Ack, Bury, Mark, Note, Stop, Store, Why
 from .retry import backoff_s, max_attempts, refused_s, result_ttl_s
 from .states import ADMITTED, STARTED, Step
 from .task import Task
 from .verdicts import NotStarted, Permanent, Retry, classify
+
+_EARLY_S: Final = 0.5
+"""A worker may be so much before us at a deadline: it takes off what a frame has waited."""
 
 
 class Ending:
@@ -72,8 +77,11 @@ class Ending:
                     self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once)
 
     def _deadline_was_first(self, task: Task) -> bool:
-        """The worker, who keeps both times, ended it: was it the deadline of the job or the time-out of the try?"""
-        return task.deadline is not None and (task.timeout_at is None or task.deadline <= task.timeout_at)
+        """The worker, who keeps both times, ended it: was it the deadline of the job or the time-out of the try? Of one
+        that was attached to, only the former is known for sure."""
+        if task.deadline is None or self._books.now < task.deadline - _EARLY_S:
+            return False
+        return task.timeout_at is None or task.deadline <= task.timeout_at
 
     def _refused(self, task: Task) -> None:
         books = self._books
@@ -127,12 +135,25 @@ class Ending:
             return
         if task.step is Step.RUNNING:
             self.stop(task, why)
+        elif why is Why.TIMED_OUT:
             return
-        if why is Why.TIMED_OUT:
-            return
-        task.doom = why
-        if self._books.open and (task.step in ADMITTED or task.step is Step.WAITING):
-            self.overdue(task)
+        else:
+            task.doom = why
+            if self._books.open and (task.step in ADMITTED or task.step is Step.WAITING):
+                self.overdue(task)
+                return
+        if why is Why.CANCELLED and not task.marked:
+            self._mark(task)
+
+    def _mark(self, task: Task) -> None:
+        task.tried = True
+        failed = task.attempts - 1 if task.step in STARTED else task.attempts
+        self._books.settle(Mark(seq=task.seq, job=task.job, attempts=failed))
+
+    def marked(self, seq: int) -> None:
+        task = self._books.tasks.get(seq)
+        if task is not None:
+            task.marked = True
 
     def stop(self, task: Task, why: Why) -> None:
         """Have its worker end it."""

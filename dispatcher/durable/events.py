@@ -89,6 +89,8 @@ class Arrived(Event):
     """As its TryRecord says; without one, as its submission says."""
     not_before: float = 0.0
     """Unix time of its next try, as its TryRecord says."""
+    cancelled: bool = False
+    """Its TryRecord says that somebody was told that it is cancelled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,13 @@ class Noted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marked(Event):
+    """Answers Mark: the TryRecord is stored."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Event):
     """Answers Store: a ResultRecord of the job stands in the bucket (ours, or that of somebody who was first), or none
     is wanted (`result_ttl_s` 0)."""
@@ -200,7 +209,8 @@ class ScheduleRefused(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(Event):
     """Somebody asks that a job be cancelled. What came of it: `QueueCore.info(job)` afterwards: None, unknown here;
-    final, too late; else it will be cancelled unless it ends first."""
+    final, too late; else it will be cancelled unless it ends first. Whoever asked may be told so when
+    `QueueCore.promised(job)`: then no takeover forgets it."""
 
     job: str
 
@@ -250,6 +260,7 @@ AnyEvent = (
     | Credit
     | Ended
     | Noted
+    | Marked
     | Stored
     | Buried
     | Scheduled

@@ -160,13 +160,15 @@ class Hands:
             case _:
                 self._write(effect)
 
-    def _write(self, effect: do.Look | do.Note | do.Store | do.Bury | do.Schedule) -> None:
+    def _write(self, effect: do.Look | do.Note | do.Mark | do.Store | do.Bury | do.Schedule) -> None:
         seq, tell, outcomes = effect.seq, self._tell, self.outcomes
         match effect:
             case do.Look():
                 outcomes.look(effect, lambda found: tell(on.Looked, seq=seq, finished=found))
             case do.Note():
                 outcomes.note(self._endpoint, effect, lambda: tell(on.Noted, seq=seq))
+            case do.Mark():
+                outcomes.mark(self._endpoint, effect, lambda: tell(on.Marked, seq=seq))
             case do.Store():
                 outcomes.store(self._entries[seq], effect, lambda: tell(on.Stored, seq=seq))
             case do.Bury():

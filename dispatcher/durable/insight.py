@@ -69,6 +69,11 @@ def info(books: Books, job: str) -> JobInfo | None:
     return None if task is None else _info(books, task)
 
 
+def promised(books: Books, job: str) -> bool:
+    task = books.tasks.get(books.jobs.get(job, -1))
+    return task is None or task.marked or task.step is Step.ACKING
+
+
 def _info(books: Books, task: Task) -> JobInfo:
     submission, error = task.submission, task.error
     return JobInfo(

@@ -21,7 +21,7 @@ from ...schemas.names import Names
 from ...schemas.task_errors import InvalidSchedule
 from ...telemetry.logs import Log
 from . import records
-from .effects import Bury, Look, Note, Schedule, Store
+from .effects import Bury, Look, Mark, Note, Schedule, Store
 from .entry import Entry
 from .retrying import until_answered, until_taken
 from .scribe import Scribe
@@ -147,6 +147,11 @@ class Outcomes:
         """A try that failed."""
         key = self._names.try_key(endpoint, effect.job)
         self._scribe.put(key, records.try_of(effect), done=lambda _: answer())
+
+    def mark(self, endpoint: str, effect: Mark, answer: Answer) -> None:
+        """A job that was cancelled, and cannot be ended at once."""
+        key = self._names.try_key(endpoint, effect.job)
+        self._scribe.put(key, records.cancelled_of(effect, wall=self._ambient.wall()), done=lambda _: answer())
 
     def forget_try(self, endpoint: str, job: str) -> None:
         """The job is over, and acknowledged."""

@@ -25,6 +25,7 @@ from ...schemas.errors import GanglineError
 from ...schemas.jobs import JobInfo, QueueStats, TryRecord
 from ...schemas.routes import QueueRules, RouteRecord
 from ...schemas.submission import Submission
+from ...schemas.task_errors import NoDispatcher
 from . import events as on
 from .context import Context
 from .core import QueueCore
@@ -89,6 +90,8 @@ class Queue:
             sure=self._sure,
             lost=self._lost,
         )
+        self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
+        """By job: whoever asked to cancel it waits until no takeover would forget it."""
         self._grace_ends_at = float("inf")
         self.recovery_s: float | None = None
         """How long it took from the takeover to the first possible start."""
@@ -239,6 +242,9 @@ class Queue:
         """
         self._closed = True
         self._events.clear()
+        cancels, self._cancels = self._cancels, {}
+        for waiting in cancels.values():
+            waiting.set_exception(NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again"))
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -317,6 +323,8 @@ class Queue:
                     if self._closed:
                         break
                     self._hands.carry_out(effect)
+                if self._cancels:
+                    self._answer_cancels()
         except Exception:
             # The core and the world may differ now: the next holder begins with what the server knows.
             self._log.exception("the queue failed; it is given up", extra={"action": "queue.bug"})
@@ -353,6 +361,7 @@ class Queue:
             look=old or may_have_ended(message, submission.job, recorded=self._recorded(submission)),
             attempts=record.attempts if record is not None else submission.attempts,
             not_before=record.not_before if record is not None else 0.0,
+            cancelled=record is not None and record.cancelled,
         )
 
     def _recorded(self, submission: Submission) -> bool:
@@ -416,6 +425,27 @@ class Queue:
         if info is None or entry is None or not entry.worker:
             return info
         return info.model_copy(update={"worker": entry.worker})
+
+    async def cancel(self, job: str) -> JobInfo | None:
+        """Have a job not start, or stop. Returns what is known of it when its end is stored, or else as soon as it is
+        written down that it is cancelled; None: it is not in hand.
+
+        Raises:
+            NoDispatcher: we lost the queue meanwhile; whoever has it now may know nothing of it.
+        """
+        self.tell(on.Cancel, job=job)
+        info = self.info(job)
+        if info is None or self.core.promised(job):
+            return info
+        return await asyncio.shield(self._cancels.setdefault(job, self._loop.create_future()))
+
+    def _answer_cancels(self) -> None:
+        for job, waiting in list(self._cancels.items()):
+            if self.core.promised(job):
+                del self._cancels[job]
+                info = self.info(job)
+                if info is not None and not waiting.done():
+                    waiting.set_result(info)
 
     async def state(self) -> ConsumerState | None:
         """The consumer, as the server has it."""

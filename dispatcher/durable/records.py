@@ -15,7 +15,7 @@ from ...schemas.errors import GanglineError
 from ...schemas.jobs import DeadReason, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
 from ...schemas.names import Names
 from ...schemas.submission import Submission
-from .effects import Bury, Note, Store
+from .effects import Bury, Mark, Note, Store
 from .entry import Entry
 
 MAX_FAILURE_BYTES: Final = 64 * 1024
@@ -85,6 +85,12 @@ def try_of(effect: Note) -> bytes:
         not_before=effect.not_before,
         error=failure_of(effect.error),
     )
+    return record.model_dump_json().encode()
+
+
+def cancelled_of(effect: Mark, *, wall: float) -> bytes:
+    """The record of a job that was cancelled and cannot be ended at once."""
+    record = TryRecord(job=effect.job, sequence=effect.seq, attempts=effect.attempts, not_before=wall, cancelled=True)
     return record.model_dump_json().encode()
 
 

@@ -26,6 +26,7 @@ class Task:
         "job",
         "key",
         "lost",
+        "marked",
         "ordered",
         "place",
         "pool",
@@ -78,6 +79,8 @@ class Task:
         """`<pool>.<worker>` that it was found on at the takeover."""
         self.doom: Why | None = None
         """It will be cancelled or is dead, as soon as it is known what became of what is on its way."""
+        self.marked = False
+        """That it is cancelled is written down."""
         self.error: GanglineError | None = None
         """The last."""
         self.end: JobState | None = None

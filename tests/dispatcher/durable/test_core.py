@@ -267,9 +267,19 @@ def test_a_try_that_takes_too_long_is_stopped_and_counted():
 def test_a_worker_that_ends_a_task_in_time_is_asked_which_time_it_was(deadline_s, timeout_s, reason):
     world = world_of(1)
     world.arrive("a", deadline_at=world.now + deadline_s, timeout_s=timeout_s, max_attempts=1)
+    world.now += min(deadline_s, timeout_s or 9.0) - 0.125
     world.end("a", DeadlineExceeded("a moment before us", may_have_started=True))
     world.flush()
     assert world.dead == [("a", reason)]
+
+
+def test_of_one_that_was_attached_to_the_clock_says_whether_it_was_the_deadline():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 60.0, timeout_s=1.0, max_attempts=1)
+    world.die()
+    world.end("a", DeadlineExceeded("its time-out", may_have_started=True))
+    world.open()
+    assert world.dead == [("a", "timed_out")]
 
 
 def test_the_deadline_of_one_that_waits_for_its_next_try_ends_it():
@@ -722,12 +732,12 @@ def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
     world = world_of(1)
     world.arrive("i1")
     world.tell(on.Cancel, job="i1")
-    assert [name for name, _ in world.network] == ["look i1"]
+    assert [name for name, _ in world.network] == ["look i1", "mark i1"]
     world.flush()
     world.arrive("a", backoff_s=60.0)
     world.end("a", TaskFailed("no"))
     world.tell(on.Cancel, job="a")
-    assert [name for name, _ in world.network] == ["note a"]
+    assert [name for name, _ in world.network] == ["note a", "mark a"]
     world.flush()
     world.arrive("b", backoff_s=60.0)
     world.end("b", TaskFailed("no"))
@@ -748,6 +758,37 @@ def test_a_job_that_has_ended_or_is_unknown_cannot_be_cancelled():
     world.end("b")
     world.flush()
     assert world.results == {"a": JobState.DONE, "b": JobState.DONE}
+
+
+def test_a_cancellation_is_promised_only_when_a_takeover_would_not_forget_it():
+    world = world_of(1)
+    world.arrive("a")
+    world.tell(on.Cancel, job="a")
+    assert not world.core.promised("a")
+    world.die()  # nobody was told, and nobody knows
+    world.open()
+    assert world.run_of("a").stop is do.Why.CANCELLED  # by the dispatcher that died
+    world.tell(on.Cancel, job="a")
+    world.deliver()
+    assert world.core.promised("a")
+    world.die()
+    world.take()
+    world.flush()
+    world.runs.clear()
+    world.recover()
+    world.flush()
+    assert world.results == {"a": JobState.CANCELLED}
+    assert world.started == [("a", 1)]
+
+
+def test_one_that_has_not_started_is_promised_to_be_cancelled_when_its_end_is_stored():
+    world = world_of()
+    world.arrive("a")
+    world.tell(on.Cancel, job="a")
+    assert not world.core.promised("a")
+    world.deliver()
+    assert world.core.promised("a")
+    assert world.core.info("a").state is JobState.CANCELLED
 
 
 # -- the window -------------------------------------------------------------------------------------------------------
@@ -824,6 +865,23 @@ def test_an_ended_that_nobody_waits_for_changes_nothing():
     for kind in (on.Noted, on.Stored, on.Buried, on.Scheduled, on.Acked):
         assert world.core.handle(kind(now=world.now, wall=world.now, seq=seq)) == []
     world.core.check()
+
+
+def test_of_events_told_together_the_order_counts_and_starts_come_after_the_last():
+    core = QueueCore("e")
+    now = {"now": 0.0, "wall": 0.0}
+    route = on.Routed(**now, route=RouteRecord(), explicit=True)
+    core.handle(route, on.Taken(**now), on.Recovered(**now), on.Credit(**now, pool="e", free=(1,)))
+    low, high = (Submission(endpoint="e", method="m", job=job, priority=number) for number, job in enumerate("ab"))
+    effects = core.handle(
+        on.Arrived(**now, seq=1, submission=low, size=1), on.Arrived(**now, seq=2, submission=high, size=1)
+    )
+    assert [effect.job for effect in effects if isinstance(effect, do.Start)] == ["b"]
+    effects = core.handle(on.Doubted(**now), on.Ended(**now, seq=2, attempt=1), on.Credit(**now, pool="e", free=(1,)))
+    assert not any(isinstance(effect, do.Start | do.Store) for effect in effects)
+    effects = core.handle(on.Sure(**now))
+    assert [type(effect) for effect in effects][:2] == [do.Store, do.Start]
+    core.check()
 
 
 def test_time_must_not_go_backwards():

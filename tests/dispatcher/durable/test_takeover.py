@@ -136,6 +136,32 @@ def test_a_job_can_be_cancelled_while_its_queue_changes_hands(delay_s: float) ->
     simulate(story())
 
 
+@pytest.mark.parametrize("recovering", [False, True])
+def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(recovering: bool) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            await _two(site)
+            job = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: len(site.starts) == 1)
+            silent = site.worker()
+            await asyncio.sleep(1.0)
+            silent.freeze()  # so that it takes a while to know who runs what
+            if recovering:
+                site.holder().kill()
+                site.dispatcher()
+                await asyncio.sleep(1.5)
+            for node in site.workers:
+                node.kill()  # nothing will come of a stop
+            await site.eventually(lambda: site.cancel(job))
+            site.holder().kill()
+            for _ in range(2):
+                site.worker()
+            assert (await site.ended(job)).state is JobState.CANCELLED
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
 async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:
     async with Site() as site:
         site.worker(slots=1)

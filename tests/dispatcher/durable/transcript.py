@@ -64,6 +64,8 @@ def _effect(effect: do.Effect) -> str:
             return f"stop #{effect.seq}: {effect.why.value}"
         case do.Note():
             return f"note #{effect.seq}: {effect.attempts} failed, next at {effect.not_before - 1000.0:.3f}"
+        case do.Mark():
+            return f"mark #{effect.seq} as cancelled"
         case do.Store():
             return f"store #{effect.seq}: {effect.state.value}"
         case do.Bury():

@@ -64,6 +64,10 @@ class World:
         self.last_seq = 0
         self.results: dict[str, JobState] = {}
         self.tries: dict[str, tuple[int, float]] = {}
+        self.marked: dict[str, int] = {}
+        """Sequence by job: its TryRecord says that it is cancelled."""
+        self.promised: set[int] = set()
+        """Sequences of which it was said that they are cancelled, before they had ended."""
         self.dead: list[tuple[str, str]] = []
         self.ends: Counter[str] = Counter()
         """Stored ends by job: exactly one each, at last."""
@@ -97,6 +101,8 @@ class World:
         self.wants: dict[str, do.Want] = {}
         self.attached: dict[int, Run] = {}
         self.acking: set[int] = set()
+        self.asked: set[str] = set()
+        """Jobs that somebody has asked to be cancelled, and waits for the answer."""
 
     def take(self) -> None:
         """Take the queue over, up to the survey."""
@@ -158,8 +164,19 @@ class World:
             self.oracle.effect(effect)
             self._carry_out(effect)
         assert self.oracle.next() is None, f"{self.oracle.next()} could start"
+        self._answer_cancels(event)
         self.core.check()
         return effects
+
+    def _answer_cancels(self, event: on.AnyEvent) -> None:
+        if isinstance(event, on.Cancel):
+            self.asked.add(event.job)
+        for job in sorted(self.asked):
+            if self.core.promised(job):
+                self.asked.discard(job)
+                info = self.core.info(job)
+                if info is not None and info.sequence is not None:
+                    self.promised.add(info.sequence)
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -231,6 +248,7 @@ class World:
             look=seq <= self.boundary or message.submission.job.startswith("i"),
             attempts=attempts,
             not_before=not_before,
+            cancelled=self.marked.get(message.submission.job) == seq,
         )
 
     def reroute(self, route: RouteRecord) -> None:
@@ -335,13 +353,15 @@ class World:
             case _:
                 self._settle(effect)
 
-    def _settle(self, effect: do.Note | do.Store | do.Bury | do.Schedule | do.Ack) -> None:
+    def _settle(self, effect: do.Note | do.Mark | do.Store | do.Bury | do.Schedule | do.Ack) -> None:
         assert self.oracle.sure, f"law 7: {effect} while in doubt"
         assert effect.seq in self.stream or isinstance(effect, do.Ack), f"{effect} of what is gone"
         match effect:
             case do.Note():
                 assert effect.seq not in self.attached
                 self._later(f"note {effect.job}", lambda: self._note(effect))
+            case do.Mark():
+                self._later(f"mark {effect.job}", lambda: self._mark(effect))
             case do.Store():
                 self._later(f"store {effect.job}", lambda: self._store(effect))
             case do.Bury():
@@ -356,6 +376,12 @@ class World:
     def _note(self, effect: do.Note) -> None:
         self.tries[effect.job] = (effect.attempts, effect.not_before)
         self.tell(on.Noted, seq=effect.seq)
+
+    def _mark(self, effect: do.Mark) -> None:
+        if effect.seq in self.stream:
+            self.tries[effect.job] = (effect.attempts, self.tries.get(effect.job, (0, 0.0))[1])
+            self.marked[effect.job] = effect.seq
+        self.tell(on.Marked, seq=effect.seq)
 
     def _store(self, effect: do.Store) -> None:
         if effect.job not in self.results:
@@ -393,6 +419,7 @@ class World:
         self.stream.pop(effect.seq, None)
         if effect.tried:
             self.tries.pop(effect.job, None)
+            self.marked.pop(effect.job, None)
         self.runs = [run for run in self.runs if run.seq != effect.seq or not run.ended]
         self.tell(on.Acked, seq=effect.seq)
 
@@ -400,12 +427,13 @@ class World:
         submission = self.stream[effect.seq].submission
         living = [run for run in self.runs if not run.ended]
         assert not any(run.job == effect.job for run in living), f"law 2: {effect} while it runs"
+        assert effect.seq not in self.promised, f"law 8: {effect} after it was said to be cancelled"
         assert effect.attempt == self.tries.get(effect.job, (submission.attempts, 0.0))[0] + 1, f"law 3: {effect}"
         rules = self.route.queue
         assert rules.max_running is None or len(living) < rules.max_running, f"law 4: {effect}"
         of_key = sum(run.key == submission.key for run in living)
         assert submission.key is None or rules.per_key is None or of_key < rules.per_key, f"law 4: {effect}"
-        assert submission.deadline_at is None or self.now < submission.deadline_at, f"law 8: {effect}"
+        assert submission.deadline_at is None or self.now < submission.deadline_at, f"law 9: {effect}"
         free = self.leases.get(effect.pool, [])
         fits = [lease for lease, slots in enumerate(free) if slots >= effect.cost]
         assert fits, f"law 4: no credit for {effect}"

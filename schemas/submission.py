@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final, TypeVar
+from typing import Any, Final
 
 from . import headers
 from .bounds import plain
@@ -31,7 +31,6 @@ LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
 
 _YES: Final = frozenset(("true", "1", "yes"))
 _NO: Final = frozenset(("false", "0", "no", ""))
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,76 +88,48 @@ class Submission:
         endpoint, method = names.parse_task(subject)
         if not given:
             return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at)
-        fields = _Fields(given)
-        return cls(
-            endpoint=endpoint,
-            method=method,
-            job=fields.read(headers.JOB, _job) or str(sequence),
-            fmt=Format.of(given),
-            key=fields.read(headers.KEY, _key),
-            model=fields.read(headers.MODEL, str),
-            pool=fields.read(headers.POOL, _pool),
-            priority=fields.read(headers.PRIORITY, _whole(-MAX_PRIORITY, MAX_PRIORITY)) or 0,
-            ordered=fields.read(headers.ORDERED, _flag) or False,
-            published_at=published_at,
-            deadline_at=fields.read(headers.DEADLINE, _until(published_at)),
-            not_before=fields.read(headers.DELAY, _until(published_at)),
-            cron=fields.read(headers.CRON, _schedule),
-            timeout_s=fields.read(headers.TIMEOUT, _length(0.001, MAX_DEADLINE_S)),
-            max_attempts=fields.read(headers.MAX_ATTEMPTS, _whole(1, MAX_ATTEMPTS)),
-            attempts=fields.read(headers.ATTEMPTS, _whole(0, MAX_COUNTED)) or 0,
-            backoff_s=fields.read(headers.BACKOFF, _length(0.0, MAX_BACKOFF_S)),
-            result_ttl_s=fields.read(headers.RESULT_TTL, _length(0.0, MAX_RESULT_TTL_S)),
-            events=fields.read(headers.EVENTS, _flag) or False,
-            trace=fields.read(headers.TRACEPARENT, str),
-        )
+        fields: dict[str, Any] = {"job": str(sequence)}
+        for name, text in given.items():
+            known = _HEADERS.get(name.lower())
+            if known is not None:
+                field, right, read = known
+                try:
+                    fields[field] = read(text.strip(), published_at)
+                except ValueError as error:
+                    raise InvalidRequest(f"{right}: {error}") from None
+                except GanglineError as error:
+                    raise type(error)(f"{right}: {error.message}") from None
+        return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
 
     def __post_init__(self) -> None:
         if self.ordered and self.key is None:
             raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
 
 
-class _Fields:
-    """Headers by name, in whatever case."""
-
-    __slots__ = ("_given",)
-
-    def __init__(self, given: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in given.items()}
-
-    def read(self, name: str, parse: Callable[[str], T]) -> T | None:
-        text = self._given.get(name.lower())
-        if text is None:
-            return None
-        try:
-            return parse(text.strip())
-        except ValueError as error:
-            raise InvalidRequest(f"{name}: {error}") from None
-        except GanglineError as error:
-            raise type(error)(f"{name}: {error.message}") from None
+# Each reads one header's text; the moment of publication is for those that count from it.
 
 
-def _job(text: str) -> str:
-    return check_name(text, "job")
+def _text(text: str, _: float) -> str:
+    return text
 
 
-def _pool(text: str) -> str:
-    return check_name(text, "pool")
+def _name(kind: str) -> Callable[[str, float], str]:
+    return lambda text, _: check_name(text, kind)
 
 
-def _key(text: str) -> str:
+def _key(text: str, _: float) -> str:
     if not text or len(text) > MAX_KEY_CHARS:
         raise ValueError(f"the key has {len(text)} characters: give 1 to {MAX_KEY_CHARS}")
     return text
 
 
-def _schedule(text: str) -> str:
+def _schedule(text: str, _: float) -> str:
     if not text:
         raise ValueError("it is empty: give six fields of cron, such as '0 0 3 * * *', or '@every 5m'")
     return text
 
 
-def _flag(text: str) -> bool:
+def _flag(text: str, _: float) -> bool:
     word = text.lower()
     if word in _YES:
         return True
@@ -167,8 +138,8 @@ def _flag(text: str) -> bool:
     raise ValueError(f"{text[:40]!r} is neither 'true' nor 'false'")
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
+def _whole(low: int, high: int) -> Callable[[str, float], int]:
+    def parse(text: str, _: float) -> int:
         try:
             number = int(text)
         except ValueError:
@@ -180,8 +151,8 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def _length(low: float, high: float) -> Callable[[str], float]:
-    def parse(text: str) -> float:
+def _length(low: float, high: float) -> Callable[[str, float], float]:
+    def parse(text: str, _: float) -> float:
         seconds = parse_duration(text)
         if not low <= seconds <= high:
             raise ValueError(f"{text[:40]!r} is out of bounds: give {plain(low)} to {plain(high)} seconds")
@@ -190,21 +161,44 @@ def _length(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-def _until(start: float) -> Callable[[str], float]:
+_ANY_LENGTH: Final = _length(0.0, MAX_DEADLINE_S)
+
+
+def _until(text: str, start: float) -> float:
     """A length of time from `start`, or a moment."""
-
-    def parse(text: str) -> float:
+    try:
+        return start + _ANY_LENGTH(text, start)
+    except ValueError as error:
         try:
-            return start + _length(0.0, MAX_DEADLINE_S)(text)
-        except ValueError as error:
-            try:
-                moment = datetime.fromisoformat(text)
-            except ValueError:
-                raise ValueError(f"{error}, or a moment such as 2030-01-31T12:00:00Z") from None
-            if moment.tzinfo is None:
-                raise ValueError(f"{text[:40]!r} has no time zone: add Z for UTC") from None
-            if not moment.timestamp() < LAST_MOMENT:
-                raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier moment") from None
-            return moment.timestamp()
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{error}, or a moment such as 2030-01-31T12:00:00Z") from None
+        if moment.tzinfo is None:
+            raise ValueError(f"{text[:40]!r} has no time zone: add Z for UTC") from None
+        if not moment.timestamp() < LAST_MOMENT:
+            raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier moment") from None
+        return moment.timestamp()
 
-    return parse
+
+_HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
+    name.lower(): (field, name, read)
+    for name, field, read in (
+        (headers.JOB, "job", _name("job")),
+        (headers.KEY, "key", _key),
+        (headers.MODEL, "model", _text),
+        (headers.POOL, "pool", _name("pool")),
+        (headers.PRIORITY, "priority", _whole(-MAX_PRIORITY, MAX_PRIORITY)),
+        (headers.ORDERED, "ordered", _flag),
+        (headers.DEADLINE, "deadline_at", _until),
+        (headers.DELAY, "not_before", _until),
+        (headers.CRON, "cron", _schedule),
+        (headers.TIMEOUT, "timeout_s", _length(0.001, MAX_DEADLINE_S)),
+        (headers.MAX_ATTEMPTS, "max_attempts", _whole(1, MAX_ATTEMPTS)),
+        (headers.ATTEMPTS, "attempts", _whole(0, MAX_COUNTED)),
+        (headers.BACKOFF, "backoff_s", _length(0.0, MAX_BACKOFF_S)),
+        (headers.RESULT_TTL, "result_ttl_s", _length(0.0, MAX_RESULT_TTL_S)),
+        (headers.EVENTS, "events", _flag),
+        (headers.TRACEPARENT, "trace", _text),
+    )
+}
+"""By name in small letters: which field it is, how it is rightly written, and how it is read."""

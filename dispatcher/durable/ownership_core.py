@@ -26,6 +26,8 @@ CONNECTED_FOR_S: Final = 1.0
 UNHEARD_PINGS: Final = 2
 HERE_FOR_S: Final = 2.5
 """For so long a dispatcher that said how many queues it has is believed to be there."""
+MOST_SPREAD_S: Final = 0.4
+"""Longest wait for others to be faster."""
 SETTLE_S: Final = 2.0
 """Between two times of giving queues up: others must have taken them, and said so."""
 MOST_AT_ONCE: Final = 16
@@ -181,7 +183,7 @@ class OwnershipCore:
             dispatcher: our id.
             ping_s: between two pings of one dispatcher.
             frozen_after_s: silence after which a holder counts as dead.
-            spread_s: how much longer we wait for each queue that we have already: who has fewer is faster.
+            spread_s: how much longer we wait for each queue that we have more than others: who has fewer is faster.
             connected_at: since when we are connected.
         """
         self.dispatcher = dispatcher
@@ -308,22 +310,28 @@ class OwnershipCore:
         for endpoint in list(self._wanted_at):
             if endpoint not in wanted:
                 del self._wanted_at[endpoint]
-        busy = len(self.mine) + len(self._taking)
+        # However many queues we have, those of a dead holder must not wait for long.
+        ahead = len(self.mine) + len(self._taking) - min(self._counts(now), default=0)
         for endpoint in sorted(wanted):
-            due_at = self._wanted_at.setdefault(endpoint, now + self._spread_s * (busy + tick.draw))
+            wait_s = min(MOST_SPREAD_S, self._spread_s * (max(0, ahead) + tick.draw))
+            due_at = self._wanted_at.setdefault(endpoint, now + wait_s)
             if due_at <= now:
                 del self._wanted_at[endpoint]
                 self._taking.add(endpoint)
                 holding = self._holdings.get(endpoint)
                 effects.append(Take(endpoint=endpoint, over=(holding.consumer,) if holding else ()))
-            busy += 1
+            ahead += 1
         if not wanted:
             effects += self._share(now)
         return effects
 
+    def _counts(self, now: float) -> list[int]:
+        """How many queues each of the others has."""
+        return [has for has, at in self._others.values() if now - at < HERE_FOR_S]
+
     def _share(self, now: float) -> list[Effect]:
         """Law 6."""
-        counts = [has for has, at in self._others.values() if now - at < HERE_FOR_S]
+        counts = self._counts(now)
         mine = len(self.mine)
         if self._taking or not counts or now - self._gave_at < SETTLE_S:
             return []

@@ -141,6 +141,17 @@ def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) ->
     assert life.takes(0.11) == [("images", ())]
 
 
+def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(life: Life) -> None:
+    names = [f"e{number}" for number in range(300)]
+    life.tell(oc.Found, endpoints=frozenset(names))
+    life.listed(*(held_by("other", name) for name in names[150:]))
+    for name in names[:150]:
+        life.tell(oc.Took, endpoint=name, consumer=f"c-{name}")
+    life.tick(2.6)
+    taken = {each.endpoint for _ in range(5) for each in life.tick(0.1) if isinstance(each, Take)}
+    assert taken == set(names[150:])
+
+
 def test_whoever_has_most_gives_some_up_while_another_has_fewer_by_two(life: Life) -> None:
     life.listed()
     life.tell(oc.Found, endpoints=frozenset("abcde"))

@@ -24,9 +24,9 @@ class Plan:
     """How long a run takes."""
 
     rounds: int = ROUNDS
-    seconds: float = 0.2
+    seconds: float = 0.15
     """Of each load in each round."""
-    rest_s: float = 4.0
+    rest_s: float = 3.0
     """How long the worker at rest is watched."""
 
 

@@ -7,6 +7,7 @@ import gc
 import random
 import time
 import tracemalloc
+from functools import cache
 from typing import Any, Final
 
 from ..bus.memory import MemoryHub
@@ -47,11 +48,18 @@ def registration(number: int) -> Registration:
     )
 
 
-def routing_s(workers: int) -> float:
-    """Seconds for one request to be given to one of so many workers, and to be settled."""
+@cache
+def router_core(workers: int) -> PoolCore:
+    """A router's view of so many workers; made once for all rounds."""
     core = PoolCore("p", RouterSettings(), Sticky(), random.Random(7).random)
     for number in range(workers):
         core.registered(registration(number), number + 1, 0.0)
+    return core
+
+
+def routing_s(workers: int) -> float:
+    """Seconds for one request to be given to one of so many workers, and to be settled."""
+    core = router_core(workers)
     began_at = time.perf_counter()
     for _ in range(_CHOICES):
         ticket = Ticket(method="echo")
@@ -61,13 +69,20 @@ def routing_s(workers: int) -> float:
     return (time.perf_counter() - began_at) / _CHOICES
 
 
-def placing_s(workers: int) -> float:
-    """Seconds to place a gang of eight on so many workers."""
+@cache
+def slot_map(workers: int) -> SlotMap:
+    """A coordinator's view of so many workers."""
     slots = SlotMap()
     for number in range(workers):
         record = registration(number)
         worker = WorkerId(record.pool, record.worker)
         slots.put(Place(worker=worker, node=record.node, labels=record.labels), record.slots)
+    return slots
+
+
+def placing_s(workers: int) -> float:
+    """Seconds to place a gang of eight on so many workers."""
+    slots = slot_map(workers)
     spec = GangSpec(bundles=(Bundle(pool="p", count=_GANG),), strategy=Strategy.SPREAD)
     began_at = time.perf_counter()
     for _ in range(_PLACEMENTS):

@@ -100,7 +100,9 @@ class GangLedger:
         if self._revision and entry.revision != self._revision + 1:
             self._vanished()
         if entry.revision <= self._revision:
-            self._fail("fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before")
+            self._fail(
+                "fence", f"{entry.key} is written at {entry.revision}: the ledger was at {self._revision} before"
+            )
         self._revision = entry.revision
         value = None if entry.operation is KvOperation.DELETE else entry.value
         match entry.key.partition(".")[0]:

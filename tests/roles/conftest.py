@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -52,6 +54,9 @@ class Site:
     def __init__(self, server: EmbeddedServer, stack: AsyncExitStack) -> None:
         self.server = server
         self._stack = stack
+        self._user = ""
+        """Who was connected last."""
+        self._probes = itertools.count(1)
 
     async def bus(self, user: str, **others: Any) -> JetStreamBus:
         settings = ConnectionSettings(
@@ -61,6 +66,7 @@ class Site:
             **{"inbox_prefix": f"{INBOXES}.{user}", "reconnect_wait_s": 0.02, **others},
         )
         bus = await connect_jetstream(settings, name=user)
+        self._user = user
         self._stack.push_async_callback(bus.close)
         return bus
 
@@ -91,8 +97,15 @@ class Site:
         await self.dispatcher()
         await self.gateway()
 
-    def refused(self) -> list[str]:
-        return violations(self.server)
+    async def refused(self) -> list[str]:
+        """What the server has refused so far; its log is read until it tells of a refusal that is made here."""
+        probe = f"probe.{next(self._probes)}"
+        bus = await self.bus(self._user)
+        bus.publish(probe, b"")
+        await bus.flush()
+        await asyncio.to_thread(self.server.await_log, re.escape(probe))
+        await bus.close()
+        return [line for line in violations(self.server) if "probe." not in line]
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ async def test_callers_of_another_account_reach_nothing_but_what_it_imports(site
     assert answer.data == b"6"
     await operator.flush()
     assert heard.items == []
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 class Jwts:

@@ -26,7 +26,7 @@ async def test_a_producer_calls_through_a_gateway(site: Site):
     producer = await site.bus("producer")
     answer = await producer.request("gangline.call.images.double", b"[21]", timeout_s=10)
     assert answer.data == b"42"
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site):
@@ -47,7 +47,7 @@ async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site)
     assert (await router._bus.request(subject, json.dumps(request).encode(), timeout_s=5)).data == b"8"
     listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=10)
     assert json.loads(listed.data)["missing"] == []
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
@@ -71,7 +71,7 @@ async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
     late = await producer.options(delay_s=1.0).submit("images.double", 3)
     assert (await late.status()).state == "scheduled"
     assert await late.result(20) == 6
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_letters(site: Site):
@@ -92,7 +92,7 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
 
     await eventually(dead)
     assert [queue.endpoint for queue in await producer.queues()] == ["images"]
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_a_producer_cancels_and_asks_why(site: Site):
@@ -113,7 +113,7 @@ async def test_a_producer_cancels_and_asks_why(site: Site):
 
     await eventually(runs)
     assert await producer.job(running.id).cancel()
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_an_operator_does_all_that_operators_do(site: Site):
@@ -136,7 +136,7 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     assert (await operator.stats("images.w1")).load.total == 4
     assert (await operator.resize("images.w1", 2)).slots == 2
     assert (await operator.drain("images.w1")).draining
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(site: Site):
@@ -167,7 +167,7 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     await eventually(standing)
     assert await router.options(timeout_s=20).call("pair.double", 4) == 8
     await ledger.delete("gangset.pair")
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_a_second_dispatcher_takes_over_from_one_that_leaves(site: Site):
@@ -179,7 +179,7 @@ async def test_a_second_dispatcher_takes_over_from_one_that_leaves(site: Site):
     await first.stop()
     assert await (await producer.submit("images.double", 2)).result(20) == 4
     assert second.statistics().queues
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_coordinators_of_shards_speak_to_each_other(site: Site):
@@ -192,7 +192,7 @@ async def test_coordinators_of_shards_speak_to_each_other(site: Site):
         listed = json.loads(answer.data)
         assert len(listed["gangs"]) == 1
         assert listed["missing"] == []
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_discovery_finds_everybody(site: Site):
@@ -211,7 +211,7 @@ async def test_discovery_finds_everybody(site: Site):
         for verb in ("INFO", "STATS"):
             told = await operator.request(f"$SRV.{verb}.gangline-{name}", timeout_s=5)
             assert json.loads(told.data)["name"] == f"gangline-{name}"
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site: Site):
@@ -221,7 +221,7 @@ async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site:
     bus = router._bus
     await happens(bus, ConnectionEvent.RECONNECTED, site.server.restart)
     assert await router.options(timeout_s=20).call("images.double", 2) == 4
-    assert [line for line in site.refused() if "user:worker" in line] == []
+    assert [line for line in await site.refused() if "user:worker" in line] == []
 
 
 async def test_a_router_lists_thousands_of_keys(site: Site):
@@ -230,7 +230,7 @@ async def test_a_router_lists_thousands_of_keys(site: Site):
     written = await operator.bucket(name, settings)
     await asyncio.gather(*(written.put(f"lease.p.w.t{number}", b"{}") for number in range(1100)))
     assert len(await (await router.bucket(name, settings)).entries("lease.*.*.*")) == 1100
-    assert site.refused() == []
+    assert await site.refused() == []
 
 
 async def test_operators_and_probes_use_the_command_line(site: Site):
@@ -252,4 +252,4 @@ async def test_operators_and_probes_use_the_command_line(site: Site):
     assert "w1" in await run("operator", "workers", "--json")
     assert await run("router", "call", "images.double", "[4]") == "8\n"
     assert "gangline-worker" in await run("worker", "health", "--node", "w1")
-    assert site.refused() == []
+    assert await site.refused() == []

@@ -215,7 +215,8 @@ async def test_a_producer_who_calls_like_a_router_is_told_so_at_once(site: Site)
         with pytest.raises(NotPermitted, match=r"images\.w1\.drain"):
             await producer.drain("images.w1")
     # What the tests of what is allowed look for.
-    assert any("images.w1.drain" in line for line in site.refused())
+    refused = await site.refused()
+    assert any("images.w1.drain" in line for line in refused)
 
 
 async def test_a_router_who_submits_is_told_so_at_once(site: Site):

@@ -29,7 +29,7 @@ async def test_an_answer_goes_wherever_the_question_says(site_of):
     one.publish("$JS.API.DIRECT.GET.KV_GANGLINE_LEDGER", question, reply=others)
     (message,) = await heard.count(1)
     assert message.data == b"anything"
-    assert site.refused() == []
+    assert await site.refused() == []
     assert await ledger.get("alive.images.w1") is not None
 
 
@@ -43,5 +43,5 @@ async def test_gateways_answer_to_inboxes_alone(site: Site):
     assert (await producer.request("gangline.call.images.double", b"[2]", timeout_s=10)).data == b"4"
     await operator.flush()
     assert heard.items == []
-    (line,) = site.refused()
+    (line,) = await site.refused()
     assert "user:gateway" in line

@@ -1,32 +1,55 @@
-"""`python -m bench`: measure everything, and write it to bench/results/latest.json."""
+"""`python -m bench`: measure everything, peers included; results go to bench/results/.
+
+One JSON object has all named figures: `bench/results/all.json`; with `--json` it is printed, too.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
+from bench import report
+from bench.peers import run as peers
+from bench.peers.store import RESULTS, save
 from gangline.bench.run import FULL, QUICK, run
 from gangline.bench.table import rows
 from gangline.cli.session import run as run_loop
-
-RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter loads")
     parser.add_argument("--json", action="store_true", help="print JSON, not a table")
+    parser.add_argument("--no-peers", action="store_true", help="only what needs none")
+    parser.add_argument("--docs", action="store_true", help="write the page and the chart for the docs as well")
     given = parser.parse_args()
-    results = run_loop(run(QUICK if given.quick else FULL, report=print if not given.json else lambda _: None))
-    found = results.to_json()
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "latest.json").write_text(json.dumps(found, indent=2) + "\n")
+    say: Callable[[str], None] = (lambda _: None) if given.json else (lambda line: print(line, flush=True))
+    ours = run_loop(run(QUICK if given.quick else FULL, report=say))
+    save("latest", ours.to_json())
+    if not given.no_peers:
+        save("peers", run_loop(peers.run(peers.QUICK if given.quick else peers.FULL, report=say)))
+    found = report.together()
+    save("all", found)
+    if given.docs:
+        report.write()
     if given.json:
         print(json.dumps(found))
         return
-    for row in rows(results):
+    for row in rows(ours):
         print(" | ".join(f"{cell:<28}" for cell in row))
+    if not given.no_peers:
+        _peers(found)
+    print(f"all of it: {RESULTS / 'all.json'}")
+
+
+def _peers(found: dict[str, Any]) -> None:
+    for name in peers.NAMES:
+        value = found["figures"].get(name)
+        print(f"{name:<32} {'not measured' if value is None else f'{value:g}'}")
+    for name, why in found["peers"]["missing"].items():
+        print(f"without {name}: {why}")
 
 
 if __name__ == "__main__":

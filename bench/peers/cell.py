@@ -125,12 +125,12 @@ async def _measured(board: Board, near: Child, plan: Plan, pids: Mapping[str, in
     count = round(min(_MOST, max(_LEAST, plan.burst_s * _WARM / (board.last_at - began["began_at"]))))
     await asyncio.sleep(_SETTLE_S)
     board.reset()
-    before = {name: _cpu_s(pid) for name, pid in pids.items()}
+    before = {name: cpu_s(pid) for name, pid in pids.items()}
     burst = await near.ask("burst", count=count, window=WINDOW)
     await _ran(board, count)
     last_at = board.last_at
     await asyncio.sleep(_SETTLE_S)
-    cpu_us = {name: (_cpu_s(pid) - before[name]) / count * 1e6 for name, pid in pids.items()}
+    cpu_us = {name: (cpu_s(pid) - before[name]) / count * 1e6 for name, pid in pids.items()}
     if board.count != count:
         raise CellFailed(f"{board.count} tasks ran where {count} were submitted")
     board.reset()
@@ -188,7 +188,7 @@ async def _process(command: tuple[str, ...], environ: Mapping[str, str], log: Pa
             os.killpg(process.pid, signal.SIGKILL)  # what it left behind
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     """CPU time of a process and of all that it started; 0 where there is no /proc."""
     ticks = os.sysconf("SC_CLK_TCK")
     total = 0.0

@@ -1,0 +1,206 @@
+"""`python -m bench.report`: the page and the chart for the docs, from what bench/results/ has.
+
+What was not measured is said, not left out. The numbers themselves go beside the page, in one JSON file, so that it can
+be written again from them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from bench.chart import chart
+from bench.peers.store import load
+from gangline.bench.figures import FIGURES, Figure
+
+REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
+_PARTS: Final = ("latest", "peers", "memory", "scaling")
+
+
+def together() -> dict[str, Any]:
+    """All results: `figures` by name (null: not measured), and the parts that they come from."""
+    parts = {name: load(name) or {} for name in _PARTS}
+    figures = {each.name: None for each in FIGURES}
+    spread: dict[str, Any] = {}
+    for part in ("latest", "peers"):
+        figures |= {name: value for name, value in parts[part].get("figures", {}).items() if value is not None}
+        spread |= parts[part].get("spread", {})
+    return {
+        "figures": figures,
+        "spread": spread,
+        "about": parts["latest"].get("about", {}),
+        "rates_per_s": parts["latest"].get("rates_per_s", {}),
+        "latency_ms": parts["latest"].get("latency_ms", {}),
+        "peers": parts["peers"] or {"missing": {}},
+        "memory": parts["memory"],
+        "scaling": parts["scaling"],
+    }
+
+
+def write() -> None:
+    """Write docs/reference/benchmarks.{md,svg,json}."""
+    found = together()
+    (REFERENCE / "benchmarks.json").write_text(json.dumps(found, indent=1) + "\n")
+    (REFERENCE / "benchmarks.md").write_text(page(found))
+    (REFERENCE / "benchmarks.svg").write_text(drawing(found))
+
+
+def page(found: dict[str, Any]) -> str:
+    """The page, from the JSON."""
+    return (
+        "\n\n".join([_HEAD, _machine(found), _figures(found), *_durable(found), *_ray(found), *_memory(found)]) + "\n"
+    )
+
+
+def drawing(found: dict[str, Any]) -> str:
+    """The chart, from the JSON."""
+    bars = []
+    for figure in FIGURES:
+        value = found["figures"].get(figure.name)
+        if value is not None:
+            times = value / figure.target if figure.at_least else figure.target / max(value, 1e-9)
+            bars.append((figure.name, times, f"{value:g} ({figure.shown_target})"))
+    rows = found["peers"].get("durable", {})
+    systems = [(name, row["done_per_s"]["median"]) for name, row in rows.items() if row["durable"]]
+    ours, others = systems[:1], sorted(systems[1:], key=lambda one: -one[1])
+    return chart(bars, ours + others, _caption(found))
+
+
+def _caption(found: dict[str, Any]) -> str:
+    about = found["about"]
+    return f"{about.get('machine', '')}; Python {about.get('python', '')}; nats-server {about.get('nats-server', '')}"
+
+
+_HEAD: Final = """# Benchmarks
+
+Written by `python -m bench.report`; do not edit. All figures are ratios between systems that run side by side in one
+run on one machine: medians over rounds in which the systems take turns (A B A B), with worst and best.
+
+To reproduce: in a clone, `make bench` measures everything and `make bench ARGS=--docs` writes this page as well;
+`ARGS=--quick` takes half of the time. It needs Python 3.11 or later and nothing else: nats-server comes as a wheel, and
+each peer is installed by pip into an environment of its own in the user's cache folder (`GANGLINE_BENCH_CACHE` names
+another one). Peers on Redis need a `redis-server` or `valkey-server` on the PATH (`apt-get install redis-server`);
+without it they are named as missing. `gangline bench` measures what needs no peers, in under 45 s; `python -m
+bench.memory` and `python -m bench.scaling` measure what their parts below show.
+
+![the figures as a chart](benchmarks.svg)"""
+
+
+def _machine(found: dict[str, Any]) -> str:
+    about = found["about"]
+    told = [f"{name} {value}" for name, value in about.items() if name not in ("machine", "load_1min")]
+    load_ = about.get("load_1min")
+    state = (
+        f"Load average at the start: {load_}. Other work ran on the machine: take the ratios, not the rates."
+        if load_ is not None and load_ > 1
+        else f"Load average at the start: {load_}."
+    )
+    return f"## Machine and versions\n\n{about.get('machine', 'unknown')}. {', '.join(told)}. {state}"
+
+
+def _figures(found: dict[str, Any]) -> str:
+    lines = [
+        "## Named figures",
+        "",
+        "| figure | meaning | median | worst to best | target | met |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [_figure_row(figure, found) for figure in FIGURES]
+    return "\n".join(lines)
+
+
+def _figure_row(figure: Figure, found: dict[str, Any]) -> str:
+    value, spread = found["figures"].get(figure.name), found["spread"].get(figure.name, {})
+    if value is None:
+        return f"| `{figure.name}` | {figure.meaning} | not measured | | {figure.shown_target} | |"
+    span = "" if spread.get("rounds", 1) == 1 else f"{spread['worst']:g} to {spread['best']:g}"
+    met = "yes" if figure.meets(value) else "**no**"
+    return f"| `{figure.name}` | {figure.meaning} | {value:g} | {span} | {figure.shown_target} | {met} |"
+
+
+def _durable(found: dict[str, Any]) -> list[str]:
+    peers = found["peers"]
+    rows = peers.get("durable", {})
+    if not rows:
+        return []
+    lines = [
+        "## Durable tasks beside other systems",
+        "",
+        "No-op tasks from one submitting process (64 submissions at once) to one worker process; results off "
+        "everywhere. *Done*: from the first submission to the last task, by the tasks' own notes. *Start*: from "
+        f"submission to start, at {peers['about']['rate']:g} tasks per second. Each system runs alone in its turn, on "
+        f"a server that was started for it. Ours has a dispatcher process besides the worker. {_best(peers)}",
+        "",
+        "| system | done per s | submitted per s | start p50, p99 (ms) | CPU per task (us) | tasks are kept in "
+        "| acknowledged | how it was run |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [_durable_row(name, row) for name, row in rows.items()]
+    parts = ["\n".join(lines)]
+    if peers["missing"]:
+        parts.append("\n".join(["Not measured:", ""] + [f"- {name}: {why}" for name, why in peers["missing"].items()]))
+    versions = ", ".join(f"{name} {version}" for name, version in peers["versions"].items())
+    parts.append(f"Versions: {versions}.")
+    return parts
+
+
+def _best(peers: dict[str, Any]) -> str:
+    if peers.get("best") is None:
+        return ""
+    return f"The fastest durable peer is {peers['best']}, the soonest to start {peers['soonest']}."
+
+
+def _durable_row(name: str, row: dict[str, Any]) -> str:
+    done, cpu = row["done_per_s"], ", ".join(f"{part} {value:.0f}" for part, value in row["cpu_us"].items())
+    start = f"{row['start_p50_ms']['median']:.2f}, {row['start_p99_ms']['median']:.2f}"
+    rate = f"{done['median']:,.0f} ({done['low']:,.0f} to {done['high']:,.0f})"
+    submitted = f"{row['submitted_per_s']['median']:,.0f}"
+    return f"| {name} | {rate} | {submitted} | {start} | {cpu} | {row['stores']} | {row['acks']} | {row['says']} |"
+
+
+def _ray(found: dict[str, Any]) -> list[str]:
+    rates = found["peers"].get("ray_serve", {})
+    if not rates:
+        return []
+    lines = [
+        "## Calls beside Ray Serve",
+        "",
+        "One replica and one worker, 64 calls at once, 100 bytes there and back; *choose* is `choose_replica` and "
+        "`dispatch` there, `choose_worker` and `dispatch` here. Neither keeps calls or results. Ratios are against the "
+        "better of its two runs.",
+        "",
+        "| | per s |",
+        "|---|---|",
+    ]
+    lines += [
+        f"| {name} | {row['median']:,.0f} ({row['low']:,.0f} to {row['high']:,.0f}) |" for name, row in rates.items()
+    ]
+    return ["\n".join(lines)]
+
+
+def _memory(found: dict[str, Any]) -> list[str]:
+    courses = found["memory"].get("courses", ())
+    if not courses:
+        return []
+    lines = [
+        "## Memory over a long run",
+        "",
+        "Resident memory (MB) and the ledger's stream, before and after; the first 70 s of each load are not counted, "
+        "in which a worker fills what it keeps of its answers for a minute.",
+        "",
+        "| load | client | worker | nats-server | ledger: messages | ledger: bytes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for course in courses:
+        before, after = course["before"], course["after"]
+        cells = [
+            f"{before[key]:,g} -> {after[key]:,g}"
+            for key in ("client_mb", "worker_mb", "server_mb", "ledger_messages", "ledger_bytes")
+        ]
+        lines.append(f"| {course['count']:,} x {course['what'].replace('_', ' ')} | " + " | ".join(cells) + " |")
+    return ["\n".join(lines)]
+
+
+if __name__ == "__main__":
+    write()

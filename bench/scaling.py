@@ -1,0 +1,174 @@
+"""`python -m bench.scaling`: what each thing costs a server, for the page on scaling.
+
+For each load: CPU time of the server, of the client, of the worker and of the coordinator, messages and bytes through
+the server, and writes to the ledger, all for one of what is done; and the same for one worker at rest in one second,
+with and without routers that watch it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from bench.peers.cell import cpu_s
+from bench.peers.store import save
+from gangline.bench.process import Child
+from gangline.bench.site import Site, opened, part_of
+from gangline.cli.session import run as run_loop
+
+_LEDGER: Final = "KV_GANGLINE_LEDGER"
+_LOADS: Final = ("call", "reserve", "lease_cycle")
+_SLOTS: Final = 512
+_RESTING: Final = 100
+"""Workers at rest, in one process, each with a connection of its own."""
+_GANG: Final = 8
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Of one of what is done."""
+
+    per_s: float
+    cpu_us: Mapping[str, float]
+    """By process."""
+    in_messages: float
+    """That the server got."""
+    out_messages: float
+    """That it sent on."""
+    bytes: float
+    """Both ways."""
+    ledger_writes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """The counters of one moment."""
+
+    at: float
+    cpu_s: Mapping[str, float]
+    in_messages: int
+    out_messages: int
+    bytes: int
+    ledger: int
+
+    def since(self, before: _Look, count: float) -> Cost:
+        """For each of `count` that were done since `before`."""
+        return Cost(
+            per_s=round(count / (self.at - before.at), 1),
+            cpu_us={name: round((used - before.cpu_s[name]) / count * 1e6, 2) for name, used in self.cpu_s.items()},
+            in_messages=round((self.in_messages - before.in_messages) / count, 3),
+            out_messages=round((self.out_messages - before.out_messages) / count, 3),
+            bytes=round((self.bytes - before.bytes) / count, 1),
+            ledger_writes=round((self.ledger - before.ledger) / count, 3),
+        )
+
+
+async def _look(site: Site, processes: Mapping[str, int]) -> _Look:
+    def read(page: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{site.monitoring}/{page}", timeout=5) as answer:
+            return json.load(answer)
+
+    varz, jsz = await asyncio.to_thread(read, "varz"), await asyncio.to_thread(read, "jsz?streams=true")
+    streams = [stream for account in jsz["account_details"] for stream in account.get("stream_detail", ())]
+    ledger = next((stream["state"]["last_seq"] for stream in streams if stream["name"] == _LEDGER), 0)
+    return _Look(
+        at=asyncio.get_running_loop().time(),
+        cpu_s={name: cpu_s(pid) for name, pid in processes.items()},
+        in_messages=varz["in_msgs"],
+        out_messages=varz["out_msgs"],
+        bytes=varz["in_bytes"] + varz["out_bytes"],
+        ledger=ledger,
+    )
+
+
+async def loaded(site: Site, what: str, seconds: float) -> Cost:
+    """A closed loop of 64."""
+    worker = await site.worker(f"cost-{what}", _SLOTS)
+    client = await site.client(f"cost-{what}")
+    processes = {"server": site.server_pid, "client": client.pid, "worker": worker.pid}
+    await client.ask("closed", what=what, concurrency=64, seconds=seconds / 4)
+    before = await _look(site, processes)
+    done = await client.ask("closed", what=what, concurrency=64, seconds=seconds)
+    return (await _look(site, processes)).since(before, done["count"])
+
+
+async def gangs(site: Site, times: int) -> Cost:
+    """Gangs of eight over four workers, one after the other, formed and released."""
+    coordinator = await site.start("our_coordinator", url=site.url)
+    workers = await site.worker("cost-gang", 2, workers=4)
+    client = await site.client("cost-gang")
+    processes = {
+        "server": site.server_pid,
+        "coordinator": coordinator.pid,
+        "client": client.pid,
+        "4 workers": workers.pid,
+    }
+    await client.ask("gang", pool="cost-gang", size=_GANG, times=3)
+    before = await _look(site, processes)
+    await client.ask("gang", pool="cost-gang", size=_GANG, times=times)
+    return (await _look(site, processes)).since(before, times)
+
+
+async def resting(site: Site, seconds: float, *, routers: int) -> Cost:
+    """Workers at rest, seen by so many routers; for one worker in one second."""
+    pool = f"cost-rest-{routers}"
+    workers = await site.worker(pool, 4, workers=_RESTING)
+    watching: list[Child] = []
+    for _ in range(routers):
+        client = await site.client(pool)
+        await client.ask("closed", what="call", concurrency=1, seconds=0.05)  # a router looks at what it is asked for
+        watching.append(client)
+    processes = {"server": site.server_pid, "worker": workers.pid}
+    processes |= {f"router {number}": client.pid for number, client in enumerate(watching)}
+    await asyncio.sleep(2)
+    before = await _look(site, processes)
+    await asyncio.sleep(seconds)
+    after = await _look(site, processes)
+    return after.since(before, _RESTING * (after.at - before.at))
+
+
+async def run(seconds: float, report: Report) -> dict[str, Any]:
+    """Everything, one after the other."""
+    costs: dict[str, Cost] = {}
+    async with opened() as site:
+        for what in _LOADS:
+            async with part_of(site) as part:
+                costs[what] = await loaded(part, what, seconds)
+            report(f"{what}: {costs[what]}")
+        async with part_of(site) as part:
+            costs["gang8"] = await gangs(part, 100)
+        report(f"gang of 8: {costs['gang8']}")
+        for routers in (0, 2):
+            async with part_of(site) as part:
+                costs[f"worker_second_{routers}_routers"] = await resting(part, 2 * seconds, routers=routers)
+            report(f"a worker's second, {routers} routers: {costs[f'worker_second_{routers}_routers']}")
+        version = site.server_version
+    return {
+        "costs": {name: asdict(cost) for name, cost in costs.items()},
+        "about": {
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "load_1min": round(os.getloadavg()[0], 2),
+            "nats-server": version,
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each load")
+    given = parser.parse_args()
+    found = run_loop(run(given.seconds, lambda line: print(line, flush=True)))
+    save("scaling", found)
+
+
+if __name__ == "__main__":
+    main()

@@ -92,21 +92,7 @@ class Router:
         policy = policy or (lambda _pool: Sticky())
         # A generator of its own: the system's is a system call for every draw.
         chance = random.Random(ambient.random.getrandbits(64))
-        self._following = Pools(
-            bus,
-            names,
-            pools=self._pools,
-            exchange=self.exchange,
-            settings=self.settings,
-            bucket=bucket or BucketSettings(),
-            policy=policy,
-            metrics=self.metrics,
-            draw=chance.random,
-            numbers=self._numbers,
-            strays=self._strays,
-            on_close=self._forget,
-            on_tick=self._tick,
-        )
+        self._following = self._followed(bucket or BucketSettings(), policy, chance)
         self.caller = Caller(self.exchange, self.settings)
         self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
         self._streamer = Streamer(self.caller, self.settings.stream_window)
@@ -120,16 +106,9 @@ class Router:
         self._express = Express(
             self.exchange, self.caller, self.settings, self.metrics, self._targets, self._traffic.plain
         )
-        self._held_express = HeldExpress(self._express, self.settings, self.metrics, name or bus.name)
-        self._reserving = Reserving(
-            Reserver(self.exchange, self.settings, self.metrics, name or bus.name),
-            self._held_express,
-            self._traffic,
-            self._following,
-            check_open=self._check_open,
-            deadline=self.deadline,
-            settings=self.settings,
-        )
+        owner = name or bus.name
+        self._held_express = HeldExpress(self._express, self.settings, self.metrics, owner)
+        self._reserving = self._holds_of(owner)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -183,7 +162,7 @@ class Router:
             self._express.failed(flight, error)
             raise
         if type(outcome) is list and outcome[0] == _OK:
-            flight.pool.accepted(flight.ticket)
+            flight.pool.core.accepted(flight.ticket, self.exchange.loop.time())
             self._express.answered(flight)
             return outcome[2]
         return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
@@ -410,6 +389,34 @@ class Router:
         return f"Router({self._state}, pools={sorted(self._pools)}, {self.exchange!r})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _followed(self, bucket: BucketSettings, policy: Callable[[str], Policy], chance: random.Random) -> Pools:
+        return Pools(
+            self.bus,
+            self.names,
+            pools=self._pools,
+            exchange=self.exchange,
+            settings=self.settings,
+            bucket=bucket,
+            policy=policy,
+            metrics=self.metrics,
+            draw=chance.random,
+            numbers=self._numbers,
+            strays=self._strays,
+            on_close=self._forget,
+            on_tick=self._tick,
+        )
+
+    def _holds_of(self, owner: str) -> Reserving:
+        return Reserving(
+            Reserver(self.exchange, self.settings, self.metrics, owner),
+            self._held_express,
+            self._traffic,
+            self._following,
+            check_open=self._check_open,
+            deadline=self.deadline,
+            settings=self.settings,
+        )
 
     def _owned(self, ambient: Ambient, lines: LineMaker, name: str) -> Gangs:
         return Gangs(

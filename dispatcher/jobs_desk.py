@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, Conflict, NoResponders, StreamMessage
 from ..schemas import codec
-from ..schemas.errors import InvalidName, MalformedMessage, Unavailable
+from ..schemas.errors import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ..schemas.jobs import (
     CancelReply,
     JobInfo,
@@ -90,10 +91,15 @@ class JobDesk:
             except (NoDispatcher, UnknownJob):
                 continue
         found = (await self._find(ref)).message
-        if found is not None:
-            return await self._cancel_stored(ref, found)
-        info = await self.status(ref, timeout_s)
-        return info.state is JobState.CANCELLED
+        if found is None:
+            return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
+        if not await self._cancel_stored(ref, found):
+            return False
+        # A dispatcher may have taken it from the stream just before; it knows the job by now.
+        for endpoint in await self._endpoints_of(ref):
+            with contextlib.suppress(GanglineError):
+                await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+        return True
 
     async def why(self, ref: JobRef, timeout_s: float) -> WhyReply:
         """What it waits for.

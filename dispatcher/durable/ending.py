@@ -15,8 +15,6 @@ ran past the deadline      BURYING expired (done, if it was faster)
 
 from __future__ import annotations
 
-from typing import Final
-
 from ...schemas.bounds import plain
 from ...schemas.errors import DeadlineExceeded, GanglineError, NoWorkers, Saturated
 from ...schemas.jobs import DeadReason, JobState
@@ -29,9 +27,6 @@ from .retry import backoff_s, max_attempts, refused_s, result_ttl_s
 from .states import ADMITTED, STARTED, Step
 from .task import Task
 from .verdicts import NotStarted, Permanent, Retry, classify
-
-_EARLY_S: Final = 0.5
-"""A worker may be so much before us at a deadline: it takes off what a frame has waited."""
 
 
 class Ending:
@@ -71,17 +66,7 @@ class Ending:
             case NotStarted():
                 self._refused(task)
             case Retry(reason, at_once):
-                if isinstance(error, DeadlineExceeded) and not timed_out and self._deadline_was_first(task):
-                    self.bury(task, DeadReason.EXPIRED, error)
-                else:
-                    self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once)
-
-    def _deadline_was_first(self, task: Task) -> bool:
-        """The worker, who keeps both times, ended it: was it the deadline of the job or the time-out of the try? Of one
-        that was attached to, only the former is known for sure."""
-        if task.deadline is None or self._books.now < task.deadline - _EARLY_S:
-            return False
-        return task.timeout_at is None or task.deadline <= task.timeout_at
+                self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once)
 
     def _refused(self, task: Task) -> None:
         books = self._books

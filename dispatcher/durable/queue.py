@@ -244,7 +244,7 @@ class Queue:
         self._events.clear()
         cancels, self._cancels = self._cancels, {}
         for waiting in cancels.values():
-            waiting.set_exception(NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again"))
+            waiting.set_exception(self._changing_hands())
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
@@ -434,10 +434,15 @@ class Queue:
             NoDispatcher: we lost the queue meanwhile; whoever has it now may know nothing of it.
         """
         self.tell(on.Cancel, job=job)
+        if self._closed:
+            raise self._changing_hands()
         info = self.info(job)
         if info is None or self.core.promised(job):
             return info
         return await asyncio.shield(self._cancels.setdefault(job, self._loop.create_future()))
+
+    def _changing_hands(self) -> NoDispatcher:
+        return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")
 
     def _answer_cancels(self) -> None:
         for job, waiting in list(self._cancels.items()):

@@ -264,13 +264,24 @@ def test_a_try_that_takes_too_long_is_stopped_and_counted():
 @pytest.mark.parametrize(
     ("deadline_s", "timeout_s", "reason"), [(2.0, 5.0, "expired"), (9.0, 1.0, "timed_out"), (2.0, None, "expired")]
 )
-def test_a_worker_that_ends_a_task_in_time_is_asked_which_time_it_was(deadline_s, timeout_s, reason):
+def test_what_a_worker_ends_by_itself_is_expired_or_timed_out_as_the_clock_says(deadline_s, timeout_s, reason):
     world = world_of(1)
     world.arrive("a", deadline_at=world.now + deadline_s, timeout_s=timeout_s, max_attempts=1)
-    world.now += min(deadline_s, timeout_s or 9.0) - 0.125
-    world.end("a", DeadlineExceeded("a moment before us", may_have_started=True))
+    world.now += min(deadline_s, timeout_s or 9.0)
+    world.end("a", DeadlineExceeded("it was stopped at its deadline", may_have_started=True))
     world.flush()
     assert world.dead == [("a", reason)]
+
+
+def test_a_try_that_timed_out_just_before_the_deadline_is_expired_only_at_the_deadline():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 2.0, timeout_s=1.0)
+    world.advance(1.9)
+    world.end("a", DeadlineExceeded("it was slow to stop", may_have_started=True))
+    world.flush()
+    assert not world.dead
+    world.advance(0.1)
+    assert world.dead == [("a", "expired")]
 
 
 def test_of_one_that_was_attached_to_the_clock_says_whether_it_was_the_deadline():

@@ -260,7 +260,7 @@ def a_cancelled_candidate_keeps_its_place_in_the_key(patch: pytest.MonkeyPatch) 
     patch.setattr(Admission, "withdraw", lambda self, task: self._unline(task))
 
 
-# -- laws 7 and 8 -----------------------------------------------------------------------------------------------------
+# -- laws 7 to 9 -----------------------------------------------------------------------------------------------------
 
 
 @mutant
@@ -280,6 +280,17 @@ def in_doubt_tasks_are_started_all_the_same(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def in_doubt_ends_are_stored_all_the_same(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Books, "settle", lambda self, effect, *told: self.out.extend((effect, *told)))
+
+
+@mutant
+def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core, "promised", lambda books, job: True)
+
+
+@mutant
+def a_cancellation_that_was_written_down_is_not_read(patch: pytest.MonkeyPatch) -> None:
+    original = Arriving._enter
+    patch.setattr(Arriving, "_enter", lambda self, task, cancelled=False: original(self, task))
 
 
 @mutant
@@ -324,6 +335,8 @@ OUTSIDE = [
     "an_ordered_key_goes_on_while_its_head_waits_for_a_retry",
     "in_doubt_ends_are_stored_all_the_same",
     "the_first_pool_with_room_goes_first",
+    "a_cancellation_is_confirmed_before_it_is_written_down",
+    "a_cancellation_that_was_written_down_is_not_read",
 ]
 
 

@@ -84,6 +84,8 @@ class World:
         self.story: list[str] = []
         self.facts: dict[str, on.PoolSeen] = {}
         self.draw = 0.5
+        self.ending: int | None = None
+        """Whose end the core is being told."""
         self.repeats = 0
         """Messages that only repeated a job."""
         self._boot()
@@ -154,6 +156,7 @@ class World:
         if self._deaf:
             return []
         event = kind(now=self.now, wall=self.now, draw=self.draw, **fields)
+        self.ending = event.seq if isinstance(event, on.Ended) else None
         self.story.append(said_event(event))
         if isinstance(event, on.PoolSeen):
             self.facts[event.pool] = event
@@ -341,8 +344,9 @@ class World:
                 self._attach(effect)
             case do.Stop():
                 run = self.attached.get(effect.seq)
-                if run is None:  # an attach that found nothing; its answer is on the way
-                    assert any(name == f"lost {effect.job}" for name, _ in self.network), f"{effect} of nothing"
+                if run is None:  # an attach that found nothing, or what ends with this very event
+                    ends = any(name == f"lost {effect.job}" for name, _ in self.network) or self.ending == effect.seq
+                    assert ends, f"{effect} of nothing"
                 else:
                     assert run.attempt == effect.attempt
                     run.stop = effect.why

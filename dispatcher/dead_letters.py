@@ -114,12 +114,19 @@ class DeadLetters:
         self._names = streams.names
         self._ambient = ambient
 
-    async def newest(self, endpoint: str | None = None, *, limit: int = 1000) -> list[DeadLetter]:
-        """The newest of them, oldest first."""
-        if limit < 1:
+    async def newest(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
+        """The newest of them, oldest first.
+
+        Args:
+            limit: None: all of them.
+            bodies: without them, thousands of large ones are no burden.
+        """
+        if limit is not None and limit < 1:
             raise InvalidRequest(f"limit is {limit}: give at least 1")
         found: deque[DeadLetter] = deque(maxlen=limit)
-        await self._read(endpoint, found.append)
+        await self._read(endpoint, lambda letter: found.append(letter if bodies else replace(letter, data=b"")))
         return list(found)
 
     async def find(self, job: str) -> DeadLetter:
@@ -135,14 +142,29 @@ class DeadLetters:
             raise UnknownJob(
                 f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}
             )
-        letter = found[0]
+        return await self._whole(found[0])
+
+    async def _now(self, letter: str | DeadLetter) -> DeadLetter:
+        """A letter as it stands in the stream; of a job, its newest."""
+        if isinstance(letter, str):
+            return await self.find(letter)
+        message = await (await self._streams.dead()).get(letter.sequence)
+        if message is None or DeadLetter.parse(message, self._names.tasks[:-1]).job != letter.job:
+            raise UnknownJob(
+                f"the dead letter of job {letter.job!r} is gone: somebody replayed or dropped it",
+                details={"job": letter.job},
+            )
+        return await self._whole(DeadLetter.parse(message, self._names.tasks[:-1]))
+
+    async def _whole(self, letter: DeadLetter) -> DeadLetter:
+        """With its body, wherever that is."""
         stored = _header(letter.headers, headers.DEAD_OBJECT)
         if stored is None or letter.data:
             return letter
         body = await (await self._streams.objects()).get(stored)
         return letter if body is None else replace(letter, data=body)
 
-    async def replay(self, job: str) -> JobRef:
+    async def replay(self, which: str | DeadLetter) -> JobRef:
         """Publish the task anew, as the same job, with as many attempts before it as it had. They are counted on from
         the last, so that a fence made of them grows.
 
@@ -154,7 +176,8 @@ class DeadLetters:
             JobError: the job has ended otherwise since, or somebody else replays it.
             InvalidRequest: its subject is none of a task.
         """
-        letter = await self.find(job)
+        letter = await self._now(which)
+        job = letter.job
         prefix = self._names.tasks[:-1]
         if headers.DEAD_OBJECT in letter.headers and not letter.data:
             raise JobError(f"the body of job {job!r} is no longer kept: drop its dead letter", details={"job": job})
@@ -174,13 +197,13 @@ class DeadLetters:
             endpoint = None
         return JobRef(id=job, endpoint=endpoint, method=letter.method or None, sequence=stored.sequence, submitted=True)
 
-    async def drop(self, job: str) -> None:
+    async def drop(self, which: str | DeadLetter) -> None:
         """Throw a letter away; the job's result goes on saying that it is dead.
 
         Raises:
             UnknownJob: there is no such letter.
         """
-        await self._remove(await self.find(job))
+        await self._remove(await self.find(which) if isinstance(which, str) else which)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class DurableTasks:
     _hooks: HookChain | None
 
     def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Ambient) -> None:
-        self._streams = streams = TaskStreams(bus, names, storage)
+        streams = TaskStreams(bus, names, storage)
         self._desk = JobDesk(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
         self._letters = DeadLetters(streams, ambient)
@@ -103,14 +103,20 @@ class DurableTasks:
         self._check_open()
         return await self._desk.queues(self._options.timeout_s or ASK_TIMEOUT_S)
 
-    async def dead_letters(self, endpoint: str | None = None, *, limit: int = 1000) -> list[DeadLetter]:
+    async def dead_letters(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
         """Tasks that will not be tried again, of all endpoints or one; the newest, oldest first.
+
+        Args:
+            limit: None: all of them.
+            bodies: whether to keep them; without, thousands of large ones are no burden.
 
         Raises:
             Disconnected, StorageUnavailable: the stream could not be read.
         """
         self._check_open()
-        return await self._letters.newest(endpoint, limit=limit)
+        return await self._letters.newest(endpoint, limit=limit, bodies=bodies)
 
     async def dead_letter(self, job: str) -> DeadLetter:
         """That of one job.
@@ -121,11 +127,14 @@ class DurableTasks:
         self._check_open()
         return await self._letters.find(job)
 
-    async def replay(self, job: str) -> Job:
+    async def replay(self, job: str | DeadLetter) -> Job:
         """Submit a dead letter anew, as the same job with all its attempts before it.
 
         Its time for starting (`delay_s`) is not waited for again, and a deadline that was a moment of the past is left
         out.
+
+        Args:
+            job: its id, or one of its letters, which is found at once among any number.
 
         Raises:
             UnknownJob: there is no such letter.
@@ -134,8 +143,11 @@ class DurableTasks:
         self._check_open()
         return Job(self._desk, await self._letters.replay(job))
 
-    async def drop(self, job: str) -> None:
+    async def drop(self, job: str | DeadLetter) -> None:
         """Throw a dead letter away.
+
+        Args:
+            job: its id, or one of its letters.
 
         Raises:
             UnknownJob: there is no such letter.

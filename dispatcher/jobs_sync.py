@@ -89,18 +89,20 @@ class SyncDurableTasks:
         """See Client.queues."""
         return self._thread.run(self._client.queues())
 
-    def dead_letters(self, endpoint: str | None = None, *, limit: int = 1000) -> list[DeadLetter]:
+    def dead_letters(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
         """See Client.dead_letters."""
-        return self._thread.run(self._client.dead_letters(endpoint, limit=limit))
+        return self._thread.run(self._client.dead_letters(endpoint, limit=limit, bodies=bodies))
 
     def dead_letter(self, job: str) -> DeadLetter:
         """See Client.dead_letter."""
         return self._thread.run(self._client.dead_letter(job))
 
-    def replay(self, job: str) -> SyncJob:
+    def replay(self, job: str | DeadLetter) -> SyncJob:
         """See Client.replay."""
         return SyncJob(self._thread, self._thread.run(self._client.replay(job)))
 
-    def drop(self, job: str) -> None:
+    def drop(self, job: str | DeadLetter) -> None:
         """See Client.drop."""
         self._thread.run(self._client.drop(job))

@@ -145,3 +145,19 @@ def test_a_letter_that_cannot_be_understood_is_shown_all_the_same() -> None:
     assert letter.error is not None and letter.error.message == "no json"
     bare = DeadLetter.parse(StreamMessage(subject="x", data=b"", headers=None, sequence=1, at=1.0), "gangline.task.")
     assert bare.error is None and bare.arguments is None
+
+
+@on_both_buses
+async def test_a_letter_is_replayed_or_dropped_without_reading_all_others(rig: JobsRig) -> None:
+    for number in range(5):
+        await rig.bury(f"j{number}", body=b'{"n": 1}')
+    letters = await rig.client.dead_letters(limit=None, bodies=False)
+    assert [letter.job for letter in letters] == [f"j{number}" for number in range(5)]
+    assert all(letter.data == b"" for letter in letters)
+    assert (await rig.client.replay(letters[2])).id == "j2"
+    [task] = await rig.stored()
+    assert task.data == b'{"n": 1}'
+    with pytest.raises(UnknownJob, match="is gone"):
+        await rig.client.replay(letters[2])
+    await rig.client.drop(letters[0])
+    assert [letter.job for letter in await rig.client.dead_letters()] == ["j1", "j3", "j4"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from ...schemas.errors import GanglineError, InvalidRequest
+from ...schemas.task_errors import JobError
 from ..arguments import job_argument
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
+    from ...dispatcher.client import Client
     from ...dispatcher.dead_letters import DeadLetter
 
 _ENDPOINT = click.option("--endpoint", metavar="NAME", help="Only its letters.")
@@ -121,15 +125,38 @@ async def _replay(connection: Connection, jobs: tuple[str, ...], endpoint: str |
     from ..session import open_client
 
     async with open_client(connection, "gangline dead") as client:
-        for job in jobs or [letter.job for letter in await client.dead_letters(endpoint)]:
-            again = await client.replay(job)
-            click.echo(f"{again.id} is queued again")
+
+        async def replay_one(which: str | DeadLetter) -> None:
+            click.echo(f"{(await client.replay(which)).id} is queued again")
+
+        await _each(await _chosen(client, jobs, endpoint), replay_one)
 
 
 async def _drop(connection: Connection, jobs: tuple[str, ...], endpoint: str | None) -> None:
     from ..session import open_client
 
     async with open_client(connection, "gangline dead") as client:
-        for job in jobs or [letter.job for letter in await client.dead_letters(endpoint)]:
-            await client.drop(job)
-            click.echo(f"{job} is dropped")
+
+        async def drop_one(which: str | DeadLetter) -> None:
+            await client.drop(which)
+            click.echo(f"{which if isinstance(which, str) else which.job} is dropped")
+
+        await _each(await _chosen(client, jobs, endpoint), drop_one)
+
+
+async def _chosen(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> Sequence[str | DeadLetter]:
+    return jobs or await client.dead_letters(endpoint, limit=None, bodies=False)
+
+
+async def _each(which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[None]]) -> None:
+    """One that cannot be done stops no other; each is said, the last by what is raised."""
+    failed: GanglineError | None = None
+    for one in which:
+        try:
+            await do(one)
+        except (JobError, InvalidRequest) as error:
+            if failed is not None:
+                click.echo(f"gangline: {failed.message}", err=True)
+            failed = error
+    if failed is not None:
+        raise failed

@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from bench.peers.cell import cpu_s
 from bench.peers.store import save
+from gangline.bench.loads import closed_loop
 from gangline.bench.process import Child
 from gangline.bench.site import Site, opened, part_of
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded_cluster import EmbeddedCluster
+from gangline.bus.jetstream import connect
+from gangline.bus.port import BucketSettings
+from gangline.bus.settings import ConnectionSettings
 from gangline.cli.session import run as run_loop
 
 _LEDGER: Final = "KV_GANGLINE_LEDGER"
 _LOADS: Final = ("call", "reserve", "lease_cycle")
 _SLOTS: Final = 512
-_RESTING: Final = 100
+_RESTING: Final = 60
 """Workers at rest, in one process, each with a connection of its own."""
 _GANG: Final = 8
 
@@ -136,9 +144,39 @@ async def resting(site: Site, seconds: float, *, routers: int) -> Cost:
     return after.since(before, _RESTING * (after.at - before.at))
 
 
+async def ledger_writes(servers: int, seconds: float) -> dict[str, float]:
+    """Single writes to a bucket such as the ledger, 64 at once, kept by so many servers: writes per second, and the CPU
+    time of all servers for one of them."""
+    async with AsyncExitStack() as stack:
+        if servers == 1:
+            server = await stack.enter_async_context(EmbeddedServer())
+            url, running = server.url, [server]
+        else:
+            cluster = stack.enter_context(EmbeddedCluster(servers))
+            url, running = cluster.urls[0], cluster.servers
+        bus = await connect(ConnectionSettings.from_url(url), name="bench writes")
+        stack.push_async_callback(bus.close)
+        bucket = await bus.bucket("BENCH", BucketSettings(replicas=servers))
+        numbers = itertools.count()
+        await closed_loop(lambda: bucket.put(f"k{next(numbers) % 1000}", b"x" * 200), concurrency=64, seconds=0.5)
+        pids = [one.pid for one in running if one.pid is not None]
+        before = sum(map(cpu_s, pids))
+        done = await closed_loop(
+            lambda: bucket.put(f"k{next(numbers) % 1000}", b"x" * 200), concurrency=64, seconds=seconds
+        )
+        return {
+            "per_s": round(done.rate, 1),
+            "servers_cpu_us": round((sum(map(cpu_s, pids)) - before) / done.count * 1e6, 1),
+        }
+
+
 async def run(seconds: float, report: Report) -> dict[str, Any]:
     """Everything, one after the other."""
     costs: dict[str, Cost] = {}
+    writes: dict[str, dict[str, float]] = {}
+    for servers in (1, 3):
+        writes[f"{servers} copies" if servers > 1 else "1 copy"] = await ledger_writes(servers, seconds)
+    report(f"writes: {writes}")
     async with opened() as site:
         for what in _LOADS:
             async with part_of(site) as part:
@@ -154,6 +192,7 @@ async def run(seconds: float, report: Report) -> dict[str, Any]:
         version = site.server_version
     return {
         "costs": {name: asdict(cost) for name, cost in costs.items()},
+        "ledger_writes": writes,
         "about": {
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             "load_1min": round(os.getloadavg()[0], 2),

@@ -94,7 +94,7 @@ class Recovery:
         try:
             while True:
                 alive = await until_answered("reading who lives", self._alive, self._log)
-                for worker in alive:
+                for worker in sorted(alive, key=str):
                     if worker not in asked:
                         asked[worker] = asyncio.get_running_loop().create_task(self._ask(worker))
                 waiting = [task for worker, task in asked.items() if not task.done() and worker in alive]

@@ -33,6 +33,8 @@ class Accidents:
         self.excuses_late_messages = False
         """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
 
+        self.calm = True
+        """Nothing has gone wrong so far."""
         self.lossy = False
         """Messages may have got lost on connections that held: a storm that drops them has begun."""
 
@@ -54,6 +56,7 @@ class Accidents:
         if self._over:
             return
         self._storms.append(storm)
+        self.calm = False
         self.lossy |= storm.rates.drop > 0
         self._blow()
 
@@ -144,6 +147,7 @@ class Accidents:
     def _begin(self, name: str, for_s: float, end: Callable[[], None], who: str = "") -> None:
         """`who` suffers it, if it is somebody."""
         self._numbers += 1
+        self.calm = False
         number = self._numbers
         self._world.ledger.disturb()
         over = self._world.troubles.begin(who)

@@ -39,6 +39,7 @@ class JobWatch:
 
     Args:
         excused: whether messages may have been held for longer than any slack.
+        calm: whether nothing has gone wrong so far.
         lossy: whether messages have got lost on connections that held.
     """
 
@@ -52,6 +53,7 @@ class JobWatch:
         traffic: DurableTraffic | None,
         troubles: Troubles,
         excused: Callable[[], bool],
+        calm: Callable[[], bool],
         lossy: Callable[[], bool],
     ) -> None:
         self._checker = checker
@@ -67,7 +69,9 @@ class JobWatch:
         self.ends: dict[str, ResultRecord] = {}
         """By job."""
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
-        self._limits = Limits(checker, clock, hub, names, traffic, self, lossy) if traffic is not None else None
+        self._limits: Limits | None = None
+        if traffic is not None:
+            self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
 
     # -- what clients do ------------------------------------------------------------------------------------------
 

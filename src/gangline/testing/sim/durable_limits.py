@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .durable_laws import JobWatch
 
 BUNCHED_S = 2.6
-"""What messages may be late, so that starts are closer together than their sending was."""
+"""What messages may be late, so that starts are closer together than their sending was; in the worst case,"""
+BUNCHED_CALM_S = 0.01
+"""... and while all is well."""
 
 
 class Limits:
@@ -31,10 +33,12 @@ class Limits:
         names: Names,
         traffic: DurableTraffic,
         watch: JobWatch,
+        calm: Callable[[], bool],
         lossy: Callable[[], bool],
     ) -> None:
         """
         Args:
+            calm: whether nothing has gone wrong so far.
             lossy: whether single messages have got lost on connections that held, which no server does: what is
                 delivered again for that comes late.
         """
@@ -44,6 +48,7 @@ class Limits:
         self._names = names
         self._traffic = traffic
         self._watch = watch
+        self._calm = calm
         self._lossy = lossy
         self._starts: dict[str, list[float]] = {}
         """By endpoint."""
@@ -116,9 +121,10 @@ class Limits:
         times.append(self._clock())
         if rate is None or burst is None:
             return
+        bunched_s = BUNCHED_CALM_S if self._calm() else BUNCHED_S
         for number, time in enumerate(times):
             count, span_s = len(times) - number, times[-1] - time
-            if count > burst + rate * (span_s + BUNCHED_S) + 1:
+            if count > burst + rate * (span_s + bunched_s) + 0.001:
                 self._checker.fail("rate", f"{endpoint} started {count} tasks in {span_s:.3f} s: the rate is {rate}/s")
                 return
 

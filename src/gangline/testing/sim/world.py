@@ -99,6 +99,7 @@ class World:
             plan.durable,
             self.troubles,
             excused=lambda: self.accidents.excuses_late_messages,
+            calm=lambda: self.accidents.calm,
             lossy=lambda: self.accidents.lossy,
         )
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}

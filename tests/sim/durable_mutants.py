@@ -1,0 +1,116 @@
+"""Planted bugs in what keeps and runs durable tasks: law L10, and what routes and keys promise. See mutants."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.durable import keys as keys_module
+from gangline.dispatcher.durable.admission import Admission
+from gangline.dispatcher.durable.effects import Store
+from gangline.dispatcher.durable.entry import Entry
+from gangline.dispatcher.durable.outcomes import Outcomes
+from gangline.dispatcher.durable.rate import RateGate
+from gangline.dispatcher.durable.recovery import Recovery
+from gangline.dispatcher.durable.starting import Starting
+from gangline.dispatcher.durable.task import Task
+from gangline.testing.sim.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan import Accident, Plan
+
+from .mutants import mutant
+
+durable_mutant = functools.partial(mutant, draw=draw_durable_plan)
+
+
+def _rule(name: str) -> Callable[[Plan], bool]:
+    """Plans in which some route has it."""
+
+    def needs(plan: Plan) -> bool:
+        assert plan.durable is not None
+        return any(getattr(step.route.queue, name) for step in plan.durable.routes)
+
+    return needs
+
+
+def _hands_over(plan: Plan) -> bool:
+    """Plans in which a dispatcher leaves, so that nothing explains a second start."""
+    return any(event.accident is Accident.DISPATCHER_STOP for event in plan.events)
+
+
+def _ordered(plan: Plan) -> bool:
+    """Plans with order, and without messages that get lost."""
+    assert plan.durable is not None
+    lossy = any(storm.rates.drop for storm in plan.storms)
+    return not lossy and sum(step.ordered for step in plan.durable.steps) > 5
+
+
+# -- L10: no task lost ------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("L10", needs=_hands_over)
+def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> None:
+    async def jobs(self: Recovery) -> list[Any]:
+        return []
+
+    patch.setattr(Recovery, "jobs", jobs)
+
+
+@durable_mutant("L10")
+def a_task_is_acknowledged_and_its_dead_letter_left_for_later(patch: pytest.MonkeyPatch) -> None:
+    async def publish_dead(self: Outcomes, *args: Any) -> None:
+        pass
+
+    patch.setattr(Outcomes, "_publish_dead", publish_dead)
+
+
+@durable_mutant("outcome")
+def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None:
+    def store(self: Outcomes, entry: Entry, effect: Store, answer: Callable[[], None]) -> None:
+        answer()
+
+    patch.setattr(Outcomes, "store", store)
+
+
+@durable_mutant("L10")
+def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> None:
+    from gangline.dispatcher.durable import ending
+
+    original = ending.max_attempts
+    patch.setattr(ending, "max_attempts", lambda *args: original(*args) + 1)
+
+
+# -- limits and order -------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("per-key", needs=_rule("per_key"))
+def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
+    class Generous(keys_module.Caps):
+        def __init__(self, limit: int) -> None:
+            super().__init__(limit + 1)
+
+    patch.setattr("gangline.dispatcher.durable.admission.Caps", Generous)
+
+
+@durable_mutant("order", needs=_ordered)
+def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
+    def admit(self: Admission, task: Task) -> None:
+        self._cap(task)
+
+    patch.setattr(Admission, "admit", admit)
+
+
+@durable_mutant("max-running", needs=_rule("max_running"))
+def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    def room(self: Starting) -> int:
+        books = self._books
+        return len(books.tasks) if books.open and books.sure and not books.rules.paused else 0
+
+    patch.setattr(Starting, "room", room)
+
+
+@durable_mutant("rate", needs=lambda plan: plan.calm and _rule("rate_per_s")(plan))
+def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RateGate, "ready", lambda self, now: True)

@@ -1,0 +1,120 @@
+"""Seeds with durable tasks and without planted bugs: no law is broken, and each replays exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from gangline.schemas.jobs import DeadReason
+from gangline.testing.sim.__main__ import main
+from gangline.testing.sim.durable_draw import draw_durable_plan
+from gangline.testing.sim.durable_plan import JobEnding, JobKind
+from gangline.testing.sim.plan import DISPATCHER_FAULTS, Accident, draw_plan
+from gangline.testing.sim.run import run
+from gangline.testing.sim.troubles import Troubles
+
+SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", "24"))
+FIRST = int(os.environ.get("SIM_FROM", "0"))
+BATCH = 12
+
+
+@pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
+def test_no_law_is_broken_by_durable_tasks(first):
+    reports = [run(seed, durable=True) for seed in range(first, min(first + BATCH, FIRST + SEEDS))]
+    broken = [str(report) for report in reports if not report.ok]
+    assert not broken, "\n\n".join(broken)
+    # A simulation in which nothing happens breaks no law either.
+    befell: Counter[str] = Counter()
+    for report in reports:
+        befell.update(report.durable)
+    assert befell["done"] > 20 and befell["tries"] > 80 and befell["cancelled"]
+    assert befell["dead: failed"] and befell["dead: timed_out"]
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_a_seed_with_durable_tasks_replays_exactly(seed):
+    assert run(seed, durable=True).digest == run(seed, durable=True).digest
+
+
+def test_a_seed_with_durable_tasks_replays_in_another_process_with_other_hashes():
+    script = "from gangline.testing.sim.run import run\nfor seed in (0, 5, 9): print(run(seed, durable=True).digest)"
+    digests = set()
+    for hash_seed in ("0", "4242"):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        )
+        digests.add(done.stdout)
+    assert len(digests) == 1
+    assert len(set(digests.pop().split())) == 3
+
+
+def test_plans_with_durable_tasks_are_those_without_and_more():
+    for seed in range(20):
+        plain, plan = draw_plan(seed), draw_durable_plan(seed)
+        assert plan == draw_durable_plan(seed) and plan.durable is not None and plain.durable is None
+        assert set(plan.steps) <= set(plain.steps) and plan.workers == plain.workers
+        assert len(plan.events) >= len(plain.events)
+        if plain.calm:
+            assert plan.calm
+
+
+def test_plans_hold_every_kind_of_durable_task_and_of_trouble():
+    plans = [draw_durable_plan(seed) for seed in range(100)]
+    traffic = [plan.durable for plan in plans if plan.durable is not None]
+    steps = [step for durable in traffic for step in durable.steps]
+    assert {step.kind for step in steps} == set(JobKind)
+    assert {ending for step in steps for ending in step.endings} == set(JobEnding)
+    assert {step.bad.reason for step in steps if step.bad is not None} == {
+        DeadReason.MALFORMED,
+        DeadReason.UNKNOWN_ENDPOINT,
+        DeadReason.UNKNOWN_METHOD,
+        DeadReason.INVALID_ARGUMENTS,
+    }
+    assert {len(durable.dispatchers) for durable in traffic} == {1, 2, 3}
+    wanted = {*DISPATCHER_FAULTS, Accident.DISPATCHER_STOP}
+    assert {event.accident for plan in plans for event in plan.events} >= wanted
+    for rule in ("per_key", "ordered", "max_running", "rate_per_s", "paused"):
+        assert any(getattr(step.route.queue, rule) for durable in traffic for step in durable.routes), rule
+
+
+def test_an_idempotency_key_stands_for_one_task():
+    twins = 0
+    for seed in range(50):
+        durable = draw_durable_plan(seed).durable
+        assert durable is not None
+        requests = Counter(step.request for step in durable.steps)
+        twins += sum(1 for count in requests.values() if count > 1)
+        assert all(request.startswith("once") for request, count in requests.items() if count > 1)
+    assert twins > 5
+
+
+def test_the_command_plays_durable_tasks_on_request(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["sim", "--durable", "--seeds", "1", "--from", "1", "--trace"])
+    assert main() == 0
+    said = capsys.readouterr().out
+    assert "dispatchers" in said and "runs durable tasks" in said and "durable tasks: " in said
+
+
+def test_what_befell_whom_is_known_for_as_long_as_it_matters():
+    now = 0.0
+    troubles = Troubles(lambda: now)
+    end = troubles.begin("w0")
+    now = 1.0
+    assert troubles.befell("w0", 0.5) and not troubles.befell("w1", 0.5)
+    end()
+    now = 3.0
+    assert troubles.befell("w0", 0.9) and not troubles.befell("w0", 1.5)
+    troubles.hear(["w0", "w1"], ["w0"])
+    assert troubles.befell("w1", 2.0) and troubles.count(["w0", "w1"], 0.5) == 2
+    now = 4.0
+    troubles.hear(["w0", "w1"], ["w0", "w1"])
+    assert troubles.befell("w1", 3.5) and not troubles.befell("w1", 4.5)

@@ -115,8 +115,11 @@ class Ending:
             self.doom(task)
 
     def doom(self, task: Task, why: Why = Why.CANCELLED) -> None:
-        """End it as soon as that can be done; of two reasons the first counts, but a time-out counts least."""
-        if task.doom in (Why.CANCELLED, Why.EXPIRED) or task.step in (Step.STORING, Step.BURYING, Step.ACKING):
+        """End it as soon as that can be done; of two reasons a cancellation, which somebody is told of, counts most,
+        and a time-out least."""
+        if task.doom is Why.CANCELLED or task.step in (Step.STORING, Step.BURYING, Step.ACKING):
+            return
+        if task.doom is Why.EXPIRED and why is not Why.CANCELLED:
             return
         if task.step is Step.RUNNING:
             self.stop(task, why)

@@ -792,6 +792,19 @@ def test_a_cancellation_is_promised_only_when_a_takeover_would_not_forget_it():
     assert world.started == [("a", 1)]
 
 
+def test_one_that_does_not_stop_at_its_deadline_can_still_be_cancelled_and_is_answered():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 5.0)
+    world.advance(5.0)
+    assert world.run_of("a").stop is do.Why.EXPIRED
+    world.tell(on.Cancel, job="a")
+    world.deliver()
+    assert world.core.promised("a")
+    world.end("a")
+    world.flush()
+    assert world.results == {"a": JobState.CANCELLED}
+
+
 def test_one_that_has_not_started_is_promised_to_be_cancelled_when_its_end_is_stored():
     world = world_of()
     world.arrive("a")

@@ -161,6 +161,11 @@ def test_every_folder_of_the_package_is_known_here():
     assert {"cli", "testing"} >= TOP
 
 
+def test_no_folder_of_tests_takes_the_name_of_a_package_that_tests_import():
+    # With an __init__.py, pytest would import tests/bench as `bench`, and then `bench.faults` is not found.
+    assert list((ROOT / "tests").glob("*/__init__.py")) == []
+
+
 @pytest.mark.parametrize(
     ("line", "seen"),
     [

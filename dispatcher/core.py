@@ -296,6 +296,7 @@ class PoolCore:
         for ticket in found:
             self._line.remove(ticket)
             ticket.moved = True
+        self._line.sweep()
         return found
 
     def withdraw(self, ticket: Ticket) -> None:

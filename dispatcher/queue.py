@@ -66,6 +66,15 @@ class WaitingLine(Generic[W]):
             self._head(item.queue)  # drops a class that nobody waits in any more
         return True
 
+    def sweep(self) -> None:
+        """Forget those that left at once, since they are about to wait in another line: here they would seem to wait
+        again."""
+        for queue, line in list(self._lines.items()):
+            line[:] = [entry for entry in line if entry[1].waits]
+            heapq.heapify(line)
+            if not line:
+                del self._lines[queue]
+
     def heads(self) -> list[W]:
         """The first of each class, oldest first."""
         if len(self._lines) == 1:

@@ -139,6 +139,19 @@ def test_a_line_agrees_with_a_sorted_list(steps: list[tuple[int, bool]]) -> None
 # -- retry --------------------------------------------------------------------------------------------------------
 
 
+def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
+    here: WaitingLine[Item] = WaitingLine()
+    there: WaitingLine[Item] = WaitingLine()
+    first, moved, other = Item(1), Item(2), Item(3, "another class")
+    for item in (first, moved, other):
+        here.add(item)
+    assert here.remove(moved)  # it stands behind another, so its entry is still there
+    here.sweep()
+    there.add(moved)
+    assert here.remove(first) and here.heads() == [other] and len(here) == 1
+    assert there.heads() == [moved] and len(there) == 1
+
+
 def test_the_backoff_doubles_from_25_ms_to_half_a_second_and_jitter_takes_off_up_to_half() -> None:
     backoff = Backoff(0.025, 0.5)
     assert [backoff.next_s(0.0) for _ in range(7)] == [0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5]

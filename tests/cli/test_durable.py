@@ -37,8 +37,8 @@ def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     assert "gangline dispatcher" in commands.run("why", job).stdout
     [queue] = commands.json("queue", "ls")
     assert (queue["endpoint"], queue["depth"], queue["dispatcher"]) == ("words", 1, "")
-    table = commands.run("queue", "ls").stdout
-    assert "nobody: start 'gangline dispatcher'" in table
+    listed = commands.run("queue", "ls")
+    assert "nobody" in listed.stdout and "start 'gangline dispatcher'" in listed.stderr
     assert "dispatcher nobody" in commands.run("queue", "show", "words").stdout
     code, text = line(commands.run("result", job, "-t", "0"))
     assert (code, "has not ended" in text) == (4, True)

@@ -35,7 +35,7 @@ def test_the_exit_code_tells_whether_it_failed_was_wrong_or_may_be_tried_again(e
 
 def test_a_line_has_no_line_breaks_and_says_what_to_do_next():
     line = one_line(errors.NoWorkers("no worker\nserves 'images'."))
-    assert line.startswith("no worker serves 'images' (start one with 'gangline worker MODULE:POOL'")
+    assert line.startswith("no worker serves 'images' ('gangline worker MODULE:POOL' starts one")
 
 
 def test_a_task_that_raised_is_told_with_the_type_it_raised():

@@ -58,7 +58,7 @@ def next_step(error: BaseException) -> str:
         case ServerUnreachable():
             return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
         case NoWorkers() if "gangline workers" not in str(error):
-            return "start one with 'gangline worker MODULE:POOL'; 'gangline workers' shows who serves"
+            return "'gangline worker MODULE:POOL' starts one, 'gangline workers' shows who serves"
         case JobDead():
             return f"'gangline dead show {error.details.get('job', 'JOB')}' shows all of it, 'dead replay' tries again"
         case TaskFailed() if error.remote_traceback:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LINE: Final = 100
 """Longest error in a table."""
+_SHORT: Final = 8
+"""So much of a dispatcher's id tells it from others in a table; `queue show` and --json have all of it."""
 _NOBODY: Final = "nobody: start 'gangline dispatcher'"
 
 
@@ -86,11 +88,11 @@ def queues_table(queues: Sequence[QueueStats]) -> Table:
             "" if queue.oldest_s is None else duration(queue.oldest_s),
             str(queue.done),
             str(queue.dead),
-            queue.dispatcher or f"[red]{_NOBODY}[/]",
+            queue.dispatcher[:_SHORT] or "[red]nobody[/]",
         )
         for queue in queues
     ]
-    columns = ("QUEUE", "DEPTH", "RUNNING", "WAITING", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "DISPATCHER")
+    columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
     return table(columns, lines, right=columns[1:-1])
 
 

@@ -37,13 +37,14 @@ def console() -> Console:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
-    """A table without lines; columns named in `right` are aligned right."""
+    """A table without lines; columns named in `right` are aligned right, and not folded where others can be."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # most fit in 80 columns
     for name in columns:
-        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+        number = name in right
+        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
         made.add_row(*row)
     return made

@@ -26,9 +26,9 @@ def command() -> None:
 def ls(connection: Connection, as_json: bool) -> None:
     """All queues that have tasks, or a dispatcher.
 
-    DEPTH counts all tasks, running ones included; WAITING those that failed and wait for their next try; BLOCKED those
-    that a limit, or the order of their key, keeps back; CREDIT the slots that are leased for the queue and free now.
-    OLDEST is the age of the oldest that has not started.
+    DEPTH counts all tasks, running ones (RUN) included; WAIT those that failed and wait for their next try; BLOCKED
+    those that a limit, or the order of their key, keeps back; CREDIT the leased slots that are free now, of all that
+    are leased for the queue. OLDEST is the age of the oldest that has not started, BY the dispatcher that has it.
     """
     from ..output import console, print_json
     from ..session import run
@@ -42,6 +42,8 @@ def ls(connection: Connection, as_json: bool) -> None:
         from ..job_tables import queues_table
 
         console().print(queues_table(queues))
+        if not all(queue.dispatcher for queue in queues):
+            click.echo("'nobody': start 'gangline dispatcher'", err=True)
 
 
 @command.command(short_help="One queue.")

@@ -95,7 +95,10 @@ class Limits:
     def _check_order(self, model: JobModel) -> None:
         """None that was published before it, of the same key, is without an end."""
         by_job = {each.job: each for each in self._watch.models.values()}
-        for message in self._messages(model.step.endpoint):
+        messages = self._messages(model.step.endpoint)
+        if model.job not in map(_job, messages):
+            return  # cancelled in the stream meanwhile
+        for message in messages:
             job = _job(message)
             if job == model.job:
                 return

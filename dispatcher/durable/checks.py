@@ -98,4 +98,4 @@ def _check_that_nothing_could_start(books: Books) -> None:
     if books.rules.max_running is not None and books.running >= books.rules.max_running:
         return
     for pool in books.pools:
-        assert pool.next() is None, f"{pool} has room, and nobody was started"
+        assert pool.next(books.now, books.settings.age_step_s) is None, f"{pool} has room, and nobody was started"

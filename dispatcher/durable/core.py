@@ -14,7 +14,8 @@ Laws, which `check`, the model of the tests and the simulations assert:
 5. *Order.* Of an ordered key one task at a time is between its first start and its stored end, by sequence, through
    retries, cancellation and death. Else, whoever goes first by place (see order.py) of those that may start does.
 6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
-   published more than (difference of priorities) x `age_step_s` after it.
+   published more than (difference of priorities) x `age_step_s` after it. One that takes more slots than any lease has
+   free keeps those behind it waiting, and is passed by them, by turns of `age_step_s`.
 7. *Ours.* While it is in doubt whether the queue is ours, nothing is started, stored, noted, buried or acknowledged.
 8. *Cancelled.* A task of which somebody was told that it is cancelled (see `promised`) is not started any more, not
    after a takeover either.

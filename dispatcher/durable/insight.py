@@ -184,7 +184,7 @@ def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[Obstacle]:
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(Obstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif pool.workers and pool.next() is None and not pool.full:
+    elif pool.workers and pool.next(books.now, books.settings.age_step_s) is None and not pool.full:
         text = f"No lease in pool {pool.name!r} has {task.cost} slots free for it: its workers are busy."
         found.append(Obstacle(kind="slots", text=text))
     return found

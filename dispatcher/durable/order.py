@@ -78,35 +78,48 @@ class Ranked:
 class Line:
     """The tasks of one pool that may start as soon as there is room, with the slots that each takes."""
 
-    __slots__ = ("_costs", "_ranked", "slots")
+    __slots__ = ("_by_cost", "_costs", "slots")
 
     def __init__(self) -> None:
-        self._ranked = Ranked()
+        self._by_cost: dict[int, Ranked] = {}
         self._costs: dict[int, int] = {}
         self.slots = 0
         """That all of them together take."""
 
     def __len__(self) -> int:
-        return len(self._ranked)
+        return len(self._costs)
 
     def __contains__(self, seq: int) -> bool:
-        return seq in self._ranked
+        return seq in self._costs
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ranked)
+        return iter(self._costs)
 
     def add(self, place: Place, cost: int) -> None:
-        self._ranked.add(place)
+        assert place[1] not in self._costs, place
+        self._by_cost.setdefault(cost, Ranked()).add(place)
         self._costs[place[1]] = cost
         self.slots += cost
 
     def discard(self, seq: int) -> None:
-        if self._ranked.discard(seq):
-            self.slots -= self._costs.pop(seq)
+        cost = self._costs.pop(seq, None)
+        if cost is not None:
+            ranked = self._by_cost[cost]
+            ranked.discard(seq)
+            self.slots -= cost
+            if not ranked:
+                del self._by_cost[cost]
 
-    @property
-    def head(self) -> Place | None:
-        return self._ranked.first
+    def first(self, slots: int | None = None) -> Place | None:
+        """Who goes first; of those that take no more than so many slots, if that is given. There are few different
+        costs, so looking at the first of each is cheap."""
+        best: Place | None = None
+        for cost, ranked in self._by_cost.items():
+            if slots is None or cost <= slots:
+                place = ranked.first
+                if best is None or (place is not None and place < best):
+                    best = place
+        return best
 
     def cost(self, seq: int) -> int:
         return self._costs[seq]

@@ -4,6 +4,9 @@ Laws:
 
 1. A task stays with its pool while the weights do not change; if the pool has no room it waits for it.
 2. Credit is deducted when a task is started, from the smallest lease that has room for it.
+3. While the head of a pool's line takes more slots than any lease has free, it and those behind it that would fit have
+   their turns: for `turn_s` nobody passes it, so that enough slots of one worker can become free; then for as long
+   whoever fits goes by, so that a worker that never becomes free keeps nobody else waiting; and so on.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from .events import PoolSeen
 from .order import Line, Place
 
 _EXACT: Final = 8
+_HAIR: Final = 1e-9
+"""A timer that fires at the computed time must not be a rounding error too early."""
 _REMEMBERED: Final = 100_000
 
 
@@ -26,6 +31,7 @@ class PoolView:
     """One pool."""
 
     __slots__ = (
+        "blocked_at",
         "costs",
         "free",
         "free_slots",
@@ -55,6 +61,8 @@ class PoolView:
         """... together."""
         self.running = 0
         """Tasks."""
+        self.blocked_at: float | None = None
+        """Since when a head that does not fit has held up somebody who would; law 3."""
         self.told: tuple[int, int] | None = None
         """What the last Want said; None: nothing was said of the pool yet."""
 
@@ -78,12 +86,26 @@ class PoolView:
         """The route allows no more of its tasks there."""
         return self.limit is not None and self.running >= self.limit
 
-    def next(self) -> Place | None:
-        """The head of its line, if there is room for it now."""
+    def next(self, now: float, turn_s: float) -> Place | None:
+        """Who starts next, if there is room: the head of its line, or who goes by it."""
         if not self.free or self.full:
             return None
-        head = self.line.head
-        return head if head is not None and self.line.cost(head[1]) <= self.free[-1] else None
+        head, fits = self.line.first(), self.line.first(self.free[-1])
+        if head == fits:
+            self.blocked_at = None
+        elif fits is not None and self.blocked_at is None:
+            self.blocked_at = now
+        return fits if head == fits or self._turn(now, turn_s) % 2 else None
+
+    def turn_ends_at(self, now: float, turn_s: float) -> float | None:
+        """When others' turn comes; None: nobody waits for that."""
+        if self.blocked_at is None or not self.free or self.full or self.line.first(self.free[-1]) is None:
+            return None
+        return self.blocked_at + (self._turn(now, turn_s) + 1) * turn_s
+
+    def _turn(self, now: float, turn_s: float) -> int:
+        """From 0; the even ones are the head's."""
+        return 0 if self.blocked_at is None else int((now - self.blocked_at) / turn_s + _HAIR)
 
     def lacks(self, most: int) -> tuple[int, int]:
         """What more is needed: slots in all, and slots that the head takes.
@@ -91,7 +113,7 @@ class PoolView:
         Args:
             most: so many tasks may start now, for whatever other limits there are.
         """
-        head = self.line.head
+        head = self.line.first()
         if self.limit is not None:
             most = min(most, self.limit - self.running)
         if head is None or most <= 0:

@@ -1,8 +1,6 @@
 """Who starts now, what more could be used, and when to look again.
 
-Among the heads of all pools that have room, the one with the first place starts, for as long as the limits allow. The
-head of a pool's line waits for a lease that is large enough, and those behind it wait with it: with back-fill, a task
-of four slots would never find four free at once.
+Among the next of all pools that have room, the one with the first place starts, for as long as the limits allow.
 """
 
 from __future__ import annotations
@@ -34,10 +32,10 @@ class Starting:
     def pump(self) -> None:
         """Start whoever can start, in order."""
         while self.room() > 0:
-            pool = self._first()
-            if pool is None:
+            found = self._first()
+            if found is None:
                 return
-            self._start(pool)
+            self._start(*found)
 
     def room(self) -> int:
         """How many tasks may start now, if there are slots for them."""
@@ -50,19 +48,18 @@ class Starting:
             return max(0, books.rules.max_running - books.running)
         return len(books.tasks)
 
-    def _first(self) -> PoolView | None:
-        best: tuple[Place, PoolView] | None = None
-        for pool in self._books.pools:
-            head = pool.next()
-            if head is not None and (best is None or head < best[0]):
-                best = (head, pool)
-        return None if best is None else best[1]
-
-    def _start(self, pool: PoolView) -> None:
+    def _first(self) -> tuple[Place, PoolView] | None:
         books = self._books
-        head = pool.line.head
-        assert head is not None
-        task = books.tasks[head[1]]
+        best: tuple[Place, PoolView] | None = None
+        for pool in books.pools:
+            place = pool.next(books.now, books.settings.age_step_s)
+            if place is not None and (best is None or place < best[0]):
+                best = (place, pool)
+        return best
+
+    def _start(self, place: Place, pool: PoolView) -> None:
+        books = self._books
+        task = books.tasks[place[1]]
         cost = pool.line.cost(task.seq)
         pool.take(cost)
         if books.gate is not None:
@@ -113,8 +110,10 @@ class Starting:
     def wake(self) -> None:
         """Say when to look again, if that has changed."""
         books = self._books
-        times = [at for at in (books.agenda.next_at if books.open else None, self._rate_at()) if at is not None]
-        at = min(times) if times else None
+        at = None
+        if books.open:
+            turns = (pool.turn_ends_at(books.now, books.settings.age_step_s) for pool in books.pools)
+            at = min((at for at in (books.agenda.next_at, self._rate_at(), *turns) if at is not None), default=None)
         if at != self._woken:
             self._woken = at
             books.out.append(Wake(at=at))
@@ -122,7 +121,7 @@ class Starting:
     def _rate_at(self) -> float | None:
         """When the rate allows more, or it is time to ask for leases."""
         books = self._books
-        if books.gate is None or not books.open or not any(pool.line for pool in books.pools):
+        if books.gate is None or not any(pool.line for pool in books.pools):
             return None
         next_at = books.gate.next_at
         return next((at for at in (next_at - LEAD_S, next_at) if at > books.now), None)

@@ -47,6 +47,8 @@ class Oracle:
         self.sure = True
         self.taken_at = 0.0
         self.starts: list[float] = []
+        self.blocked_at: dict[str, float] = {}
+        """Since when somebody of that pool could start but for its head."""
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
@@ -142,21 +144,30 @@ class Oracle:
             return None
         if rules.max_running is not None and len(running) >= rules.max_running:
             return None
-        heads: dict[str, Seen] = {}
+        lines: dict[str, list[Seen]] = {}
         for task in self._candidates(running):
             facts = self.facts.get(task.pool)
             if facts is not None and 0 < facts.largest < self._cost(task):
                 continue
-            head = heads.get(task.pool)
-            if head is None or self.place(task) < self.place(head):
-                heads[task.pool] = task
-        able = [
-            head
-            for pool, head in heads.items()
-            if any(slots >= self._cost(head) for slots in self.free.get(pool, []))
-            and sum(task.pool == pool for task in running) < self.route.limits.get(pool, 10**9)
-        ]
+            lines.setdefault(task.pool, []).append(task)
+        able = []
+        for pool, free in self.free.items():
+            if free and sum(task.pool == pool for task in running) < self.route.limits.get(pool, 10**9):
+                found = self._next_in(pool, sorted(lines.get(pool, []), key=self.place), max(free))
+                if found is not None:
+                    able.append(found)
         return min(able, key=self.place, default=None)
+
+    def _next_in(self, pool: str, line: list[Seen], slots: int) -> Seen | None:
+        """The head, if it fits; else, every other ten seconds, whoever is the first that does."""
+        fitting = [task for task in line if self._cost(task) <= slots]
+        if line[:1] == fitting[:1]:
+            self.blocked_at.pop(pool, None)
+            return line[0] if line else None
+        if not fitting:
+            return None
+        since = self.blocked_at.setdefault(pool, self.now)
+        return fitting[0] if int((self.now - since) / self.age_step_s + HAIR) % 2 else None
 
     def _candidates(self, running: list[Seen]) -> list[Seen]:
         """Those whom neither their key's order nor its limit keeps back."""

@@ -406,6 +406,28 @@ def test_a_task_of_several_slots_waits_for_one_lease_that_has_them_and_nobody_pa
     assert started(world) == ["w", "n"]
 
 
+def test_a_task_of_several_slots_and_those_behind_it_have_their_turns():
+    world = world_of()
+    world.pool(largest=4, wide=3)
+    world.arrive("w", method="wide")
+    for job in ("a", "b"):
+        world.arrive(job)
+    world.credit(1)
+    world.advance(9.9)
+    assert not world.started
+    world.advance(0.1)
+    assert started(world) == ["a"]
+    world.advance(9.9)
+    world.end("a")
+    assert started(world) == ["a", "b"]
+    world.arrive("c")
+    world.advance(0.1)
+    world.end("b")
+    assert started(world) == ["a", "b"]  # it is the head's turn again
+    world.credit(1, 3)
+    assert started(world) == ["a", "b", "w", "c"]
+
+
 def test_one_that_is_too_large_for_every_worker_stands_aside_and_dies_if_none_comes():
     world = world_of(4)
     world.pool(largest=4, huge=9)

@@ -238,10 +238,19 @@ def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -
 
 @mutant
 def the_first_pool_with_room_goes_first(patch: pytest.MonkeyPatch) -> None:
-    def first(self: Starting) -> PoolView | None:
-        return next((pool for pool in self._books.pools if pool.next() is not None), None)
+    def first(self: Starting) -> Any:
+        for pool in self._books.pools:
+            place = pool.next(self._books.now, self._books.settings.age_step_s)
+            if place is not None:
+                return (place, pool)
+        return None
 
     patch.setattr(Starting, "_first", first)
+
+
+@mutant
+def a_head_that_does_not_fit_is_passed_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolView, "_turn", lambda self, now, turn_s: 1)
 
 
 @mutant

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, assert_never
 
+from pydantic import ValidationError
+
 from ...bus.port import Consumer, ConsumerLost
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import JobEvent, JobItem, JobState
@@ -288,7 +290,10 @@ class Hands:
 
             async def read() -> int:
                 last = await (await self._context.streams.jobs()).last(subject)
-                item = None if last is None else JobItem.model_validate_json(last.data)
+                try:
+                    item = None if last is None else JobItem.model_validate_json(last.data)
+                except ValidationError:  # anybody can publish there
+                    item = None
                 return item.index + 1 if item is not None and item.attempt == effect.attempt else 0
 
             entry.items = await until_answered("reading items of a job", read, self._log)

@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from ...bus.ambient import Ambient
 from ...bus.port import Bus, KvEntry, Refused
 from ...schemas import headers
@@ -131,7 +133,7 @@ class Outcomes:
             if entry is None or ResultRecord.model_validate_json(entry.value).object != name:
                 await (await self._streams.objects()).delete(name)
 
-        with contextlib.suppress(GanglineError):
+        with contextlib.suppress(GanglineError, ValidationError):  # people can write there, too
             await drop()
 
     def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:

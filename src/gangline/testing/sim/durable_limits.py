@@ -96,7 +96,7 @@ class Limits:
         """None that was published before it, of the same key, is without an end."""
         by_job = {each.job: each for each in self._watch.models.values()}
         messages = self._messages(model.step.endpoint)
-        if model.job not in map(_job, messages):
+        if not any(_job(message) == model.job for message in messages):
             return  # cancelled in the stream meanwhile
         for message in messages:
             job = _job(message)

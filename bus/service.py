@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from typing import Any, Final
 
 from ..schemas.errors import InvalidSettings, PayloadTooLarge, Unavailable
@@ -22,6 +23,14 @@ _TYPE: Final = "io.nats.micro.v1"
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
 _VERSION: Final = re.compile(r"\d+\.\d+\.\d+([-+.][0-9A-Za-z.+-]+)?")
 _NANOSECONDS: Final = 1_000_000_000
+
+
+def package_version() -> str:
+    """Of the installed distribution, for a description; 0.0.0 when it runs from a bare folder."""
+    try:
+        return metadata.version("gangline")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import metadata
 from typing import Final
 
 from ..bus.ambient import Ambient
 from ..bus.port import Bus
-from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
+from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ..schemas.names import GangOperation, Names
 from .shards import Shard
 
@@ -51,15 +50,11 @@ class Discovery:
         self._responder.replace_description(self._describe(role, term))
 
     def _describe(self, role: str, term: int) -> ServiceDescription:
-        try:
-            version = metadata.version("gangline")
-        except metadata.PackageNotFoundError:
-            version = "0.0.0"
         shard = self._shard
         operations = list(GangOperation) if role == "leader" else []
         return ServiceDescription(
             name=SERVICE,
-            version=version,
+            version=package_version(),
             description="Grants gangs of slots, all or nothing",
             metadata={
                 "namespace": self._names.namespace,

@@ -50,7 +50,7 @@ class GangDesk:
         try:
             answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
         except NoResponders as error:
-            raise NoCoordinator("no coordinator leads right now: start one with `gangline coordinator`") from error
+            raise NoCoordinator("no coordinator leads right now: start one with 'gangline coordinator'") from error
         raise_if_error(answer)
         try:
             return GangReply.model_validate_json(answer.data)

@@ -267,7 +267,7 @@ class RoutedSet:
             if self._formations:
                 raise
             raise NoWorkers(
-                f"no gang of standing set {self.name!r} is formed: `gangline gang ls` shows what they wait for",
+                f"no gang of standing set {self.name!r} is formed: 'gangline gang ls' shows what they wait for",
                 details=error.details,
             ) from error
 

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from importlib import metadata
 from types import TracebackType
 from typing import Final
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, Message, Subscription
-from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
+from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ..schemas.codec import Format
 from ..schemas.errors import ClosedError, GanglineError, QueueFull
 from ..schemas.frames import TaskFlag
@@ -238,7 +237,7 @@ class Gateway:
         names = self.names
         return ServiceDescription(
             name=SERVICE,
-            version=_version(),
+            version=package_version(),
             description="Answers calls by tasks of Gangline workers",
             metadata={"namespace": names.namespace, "node": self.router.settings.node or socket.gethostname()},
             endpoints=(Endpoint(name=_ENDPOINT, subject=names.calls, queue_group=names.gateway_queue),),
@@ -263,13 +262,6 @@ def _format_of(message: Message) -> Format:
         return Format.of(message.headers)
     except GanglineError:
         return Format.JSON
-
-
-def _version() -> str:
-    try:
-        return metadata.version("gangline")
-    except metadata.PackageNotFoundError:
-        return "0.0.0"
 
 
 __all__ = ["SERVICE", "Gateway", "GatewaySettings"]

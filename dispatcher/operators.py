@@ -81,7 +81,7 @@ class Operators:
         try:
             answer = await self._bus.request(self._names.worker(target, operation), body, timeout_s=timeout_s)
         except NoResponders as error:
-            raise NoWorkers(f"no worker {worker!r} is there: `gangline workers` lists them") from error
+            raise NoWorkers(f"no worker {worker!r} is there: 'gangline workers' lists them") from error
         raise_if_error(answer)
         try:
             return reply.model_validate_json(answer.data)

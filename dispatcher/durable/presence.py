@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any, Final
 
 from ...bus.ambient import Ambient
 from ...bus.port import Bus, Message, Subscription
-from ...bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
+from ...bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ...schemas.errors import GanglineError, InvalidRequest
 from ...schemas.jobs import DispatcherStats
 from ...schemas.names import DispatcherOperation, Names
@@ -78,14 +77,10 @@ class Presence:
                 raise InvalidRequest(f"no operation {operation[:40]!r}; there are {', '.join(DispatcherOperation)}")
 
     def _describe(self, name: str, node: str) -> ServiceDescription:
-        try:
-            version = metadata.version("gangline")
-        except metadata.PackageNotFoundError:
-            version = "0.0.0"
         names = self._names
         return ServiceDescription(
             name=SERVICE,
-            version=version,
+            version=package_version(),
             description="Runs durable tasks",
             metadata={"namespace": names.namespace, "node": node, "name": name},
             endpoints=tuple(

@@ -128,7 +128,7 @@ def test_a_worker_that_is_not_there_is_exit_code_3(commands):
         done = commands.run(*arguments)
         assert done.returncode == 3
         assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith("gangline: no worker 'words.w9' is there: `gangline workers`")
+        assert done.stderr.startswith("gangline: no worker 'words.w9' is there: 'gangline workers'")
 
 
 async def test_the_journal_has_a_line_for_each_event_and_is_appended_to(commands, nats_url, namespace):

@@ -33,8 +33,10 @@ def gangs_table(gangs: Sequence[GangReply]) -> Table:
         )
         for gang in gangs
     ]
-    columns = ("GANG", "STATE", "SIZE", "GENERATION", "RESTARTS", "PRIORITY", "WORKERS", "OWNER", "AGE", "REASON")
-    return table(columns, lines, right=("SIZE", "GENERATION", "RESTARTS", "PRIORITY", "AGE"))
+    columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
+    if not any(gang.reason for gang in gangs):
+        columns.pop()  # room for the others: few gangs have restarted or ended
+    return table(columns, [line[: len(columns)] for line in lines], right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"))
 
 
 def seats_table(gang: GangReply) -> Table:

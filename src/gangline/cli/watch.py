@@ -84,5 +84,5 @@ async def _draw(board: Board, closed: asyncio.Event) -> None:
     with Live(console=console(), refresh_per_second=1 / REDRAW_S, transient=True) as live:
         while not closed.is_set():
             leases = list(board.leases.values())
-            live.update(leases_table(leases) if leases else "no leases: no slot is held (ctrl-c ends)")
+            live.update(leases_table(leases) if leases else "no leases (ctrl-c ends)")
             await asyncio.sleep(REDRAW_S)

@@ -38,7 +38,7 @@ def command(connection: Connection, pool: str | None, watch: bool, as_json: bool
         print_json([lease_json(lease) for lease in leases])
     elif not leases:
         of_pool = "" if pool is None else f" of pool {pool!r}"
-        click.echo(f"no leases{of_pool}: no slot is held", err=True)
+        click.echo(f"no leases{of_pool} ('gangline gang ls' shows the slots of gangs)", err=True)
     else:
         from ..output import console
         from ..tables import leases_table

@@ -1,4 +1,7 @@
-"""Streams of the in-memory hub through its accidents. What they share with JetStream is in test_port_streams and test_port_consumers."""
+"""Streams of the in-memory hub through its accidents.
+
+What they share with JetStream is in test_port_streams and test_port_consumers.
+"""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Want:
     pool: str
     slots: int
     largest: int
-    """Slots that the next task takes: a lease with fewer is of no use to it. 0 with `slots` 0."""
+    """Slots that the next task takes: a lease with fewer is of no use now. 0 with `slots` 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -96,9 +96,12 @@ class Feeder:
         """So many more slots would be used at once, the next of them `largest` in one piece."""
         self._wanted, self._told, self._largest = slots, slots, max(1, largest)
         for task, asked in list(self._asks.items()):
-            # One that waits for as long as it takes, for a piece that nobody needs any more, stands in the way.
-            if not slots or (asked > self._largest and task in self._patient):
+            # One that waits for as long as it takes, for a piece that nobody needs any more, stands in the way; and so
+            # does a piece that is too small.
+            if not slots or asked < self._largest or (asked > self._largest and task in self._patient):
                 task.cancel()
+        if slots:
+            self._drop_small()
         self._pump()
         if not slots and any(self._pressed(lease) for lease in self._leases):
             self._arm(_PRESSED_S)
@@ -180,6 +183,16 @@ class Feeder:
             slots = max(self._largest, min(missing, self._settings.lease_slots, self._room()))
             self._ask(slots)
             missing -= slots
+
+    def _drop_small(self) -> None:
+        """Leases that the next task does not fit on keep slots of their workers from becoming free in one piece."""
+        small = [lease for lease in self._leases if lease.hold.slots < self._largest and not lease.retired]
+        for lease in small:
+            lease.retired = True
+            if lease.used < lease.hold.slots:
+                self._release(lease)
+        if small:
+            self._changed(self.pool)
 
     def _room(self) -> int:
         """Most slots that one worker has free, as far as the router knows; at least 1."""

@@ -121,5 +121,10 @@ class Line:
                     best = place
         return best
 
+    @property
+    def smallest(self) -> int:
+        """Fewest slots that one of them takes; 0: there is none."""
+        return min(self._by_cost, default=0)
+
     def cost(self, seq: int) -> int:
         return self._costs[seq]

@@ -4,9 +4,9 @@ Laws:
 
 1. A task stays with its pool while the weights do not change; if the pool has no room it waits for it.
 2. Credit is deducted when a task is started, from the smallest lease that has room for it.
-3. While the head of a pool's line takes more slots than any lease has free, it and those behind it that would fit have
-   their turns: for `turn_s` nobody passes it, so that enough slots of one worker can become free; then for as long
-   whoever fits goes by, so that a worker that never becomes free keeps nobody else waiting; and so on.
+3. While the head of a pool's line takes more slots than any lease has free, it and those that take fewer have their
+   turns: for `turn_s` nobody passes it, so that enough slots of one worker can become free; then for as long whoever
+   fits goes by, so that a worker that never becomes free keeps nobody else waiting; and so on.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PoolView:
         self.running = 0
         """Tasks."""
         self.blocked_at: float | None = None
-        """Since when a head that does not fit has held up somebody who would; law 3."""
+        """Since when a head that does not fit has held up somebody who takes fewer slots; law 3."""
         self.told: tuple[int, int] | None = None
         """What the last Want said; None: nothing was said of the pool yet."""
 
@@ -88,18 +88,21 @@ class PoolView:
 
     def next(self, now: float, turn_s: float) -> Place | None:
         """Who starts next, if there is room: the head of its line, or who goes by it."""
-        if not self.free or self.full:
+        if self.full:
             return None
-        head, fits = self.line.first(), self.line.first(self.free[-1])
-        if head == fits:
+        head, most = self.line.first(), self.free[-1] if self.free else 0
+        if head is None or self.line.cost(head[1]) <= most:
             self.blocked_at = None
-        elif fits is not None and self.blocked_at is None:
+            return head
+        if self.line.smallest == self.line.cost(head[1]):
+            self.blocked_at = None
+        elif self.blocked_at is None:
             self.blocked_at = now
-        return fits if head == fits or self._turn(now, turn_s) % 2 else None
+        return self.line.first(most) if self._passing(now, turn_s) else None
 
     def turn_ends_at(self, now: float, turn_s: float) -> float | None:
-        """When others' turn comes; None: nobody waits for that."""
-        if self.blocked_at is None or not self.free or self.full or self.line.first(self.free[-1]) is None:
+        """When others' turn comes; None: there are none."""
+        if self.blocked_at is None or self.full:
             return None
         return self.blocked_at + (self._turn(now, turn_s) + 1) * turn_s
 
@@ -107,8 +110,11 @@ class PoolView:
         """From 0; the even ones are the head's."""
         return 0 if self.blocked_at is None else int((now - self.blocked_at) / turn_s + _HAIR)
 
-    def lacks(self, most: int) -> tuple[int, int]:
-        """What more is needed: slots in all, and slots that the head takes.
+    def _passing(self, now: float, turn_s: float) -> bool:
+        return self._turn(now, turn_s) % 2 == 1
+
+    def lacks(self, most: int, now: float, turn_s: float) -> tuple[int, int]:
+        """What more is needed: slots in all, and slots that the next takes.
 
         Args:
             most: so many tasks may start now, for whatever other limits there are.
@@ -118,7 +124,7 @@ class PoolView:
             most = min(most, self.limit - self.running)
         if head is None or most <= 0:
             return (0, 0)
-        largest = self.line.cost(head[1])
+        largest = self.line.smallest if self._passing(now, turn_s) else self.line.cost(head[1])
         slots = min(self.line.slots, most * max(largest, -(-self.line.slots // len(self.line))))
         if self.free and largest <= self.free[-1]:
             slots -= self.free_slots

@@ -90,7 +90,7 @@ class Starting:
         books = self._books
         most = self._soon()
         for pool in books.pools:
-            lacks = pool.lacks(most)
+            lacks = pool.lacks(most, books.now, books.settings.age_step_s)
             if lacks != pool.told:
                 pool.told = lacks
                 books.out.append(Want(pool=pool.name, slots=lacks[0], largest=lacks[1]))

@@ -48,7 +48,7 @@ class Oracle:
         self.taken_at = 0.0
         self.starts: list[float] = []
         self.blocked_at: dict[str, float] = {}
-        """Since when somebody of that pool could start but for its head."""
+        """Since when the head of that pool has not fitted, and somebody else takes fewer slots."""
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
@@ -151,23 +151,25 @@ class Oracle:
                 continue
             lines.setdefault(task.pool, []).append(task)
         able = []
-        for pool, free in self.free.items():
-            if free and sum(task.pool == pool for task in running) < self.route.limits.get(pool, 10**9):
-                found = self._next_in(pool, sorted(lines.get(pool, []), key=self.place), max(free))
+        for pool in {*lines, *self.blocked_at}:
+            free = self.free.get(pool, [])
+            if sum(task.pool == pool for task in running) < self.route.limits.get(pool, 10**9):
+                found = self._next_in(pool, sorted(lines.get(pool, []), key=self.place), max(free, default=0))
                 if found is not None:
                     able.append(found)
         return min(able, key=self.place, default=None)
 
     def _next_in(self, pool: str, line: list[Seen], slots: int) -> Seen | None:
         """The head, if it fits; else, every other ten seconds, whoever is the first that does."""
-        fitting = [task for task in line if self._cost(task) <= slots]
-        if line[:1] == fitting[:1]:
+        if not line or self._cost(line[0]) <= slots:
             self.blocked_at.pop(pool, None)
             return line[0] if line else None
-        if not fitting:
+        if all(self._cost(task) >= self._cost(line[0]) for task in line):
+            self.blocked_at.pop(pool, None)
             return None
         since = self.blocked_at.setdefault(pool, self.now)
-        return fitting[0] if int((self.now - since) / self.age_step_s + HAIR) % 2 else None
+        fitting = [task for task in line if self._cost(task) <= slots]
+        return fitting[0] if fitting and int((self.now - since) / self.age_step_s + HAIR) % 2 else None
 
     def _candidates(self, running: list[Seen]) -> list[Seen]:
         """Those whom neither their key's order nor its limit keeps back."""

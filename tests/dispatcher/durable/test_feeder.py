@@ -190,3 +190,19 @@ async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_els
         bench.feeder.want(0, 1)
         await asyncio.sleep(0.1)
         assert len(worker.heard_of(Request.RELEASE)) >= 1, "somebody may be waiting for it"
+
+
+async def test_leases_too_small_for_the_next_task_are_given_up_for_one_piece() -> None:
+    async with Bench(lease_slots=1) as bench:
+        await bench.worker(slots=2)
+        bench.feeder.want(2, 1)
+        await bench.has(1, 1)
+        used = bench.feeder.take(1, "resize", None)
+        assert used is not None
+        before = bench.changes
+        bench.feeder.want(2, 2)
+        assert bench.feeder.free == () and bench.changes > before
+        await asyncio.sleep(0.5)
+        assert bench.feeder.free == ()  # one of its slots is in use
+        bench.feeder.give(used, 1)
+        await bench.has(2)

@@ -46,7 +46,7 @@ def test_a_line_counts_the_slots_of_those_in_it():
     line.add((1.0, 1), 2)
     line.add((0.0, 2), 3)
     assert (line.first(), line.first(2), line.first(1)) == ((0.0, 2), (1.0, 1), None)
-    assert (line.slots, line.cost(1), len(line)) == (5, 2, 2)
+    assert (line.slots, line.cost(1), len(line), line.smallest) == (5, 2, 2, 2)
     line.discard(2)
     line.discard(2)
     assert (line.first(), line.slots, len(line)) == ((1.0, 1), 2, 1)

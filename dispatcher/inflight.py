@@ -27,7 +27,7 @@ Outcome = Frame | Fate
 class Books(Protocol):
     """Where tickets are settled: a pool, or the slots of a lease."""
 
-    def settle(self, ticket: Ticket) -> None:
+    def settle(self, ticket: Ticket, /) -> None:
         """The ticket no longer counts on its worker. Idempotent."""
 
     def pump(self) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, Final, Protocol
 
 from ..schemas.errors import (
@@ -24,6 +24,7 @@ from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
 from .core import Ticket, outcome_unknown, stale
 from .express_hold import HeldExpress
+from .held import Held
 from .hold import Hold
 from .inflight import Outcome
 from .lease_slots import LeaseSlots
@@ -46,7 +47,7 @@ class Observe(Protocol):
 MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
 
 
-class Lease:
+class Lease(Held):
     """Some slots of one worker, renewed by itself while held. Not for use after its `async with` block."""
 
     def __init__(
@@ -61,7 +62,7 @@ class Lease:
         options: CallOptions,
         wait: bool,
     ) -> None:
-        self._hold = hold
+        super().__init__(hold)
         self._caller = caller
         self._express = express
         self._streamer = streamer
@@ -70,58 +71,6 @@ class Lease:
         self._options = options
         self._wait = wait
         self._slots = LeaseSlots(hold.slots, caller.exchange.loop)
-
-    # -- who it is ------------------------------------------------------------------------------------------------
-
-    @property
-    def pool(self) -> str:
-        return self._hold.pool.name
-
-    @property
-    def endpoint(self) -> str:
-        """What was asked for: the pool, or an endpoint whose route led there."""
-        return self._hold.endpoint
-
-    @property
-    def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it."""
-        return str(self._hold.worker.id)
-
-    @property
-    def node(self) -> str:
-        return self._hold.worker.node
-
-    @property
-    def zone(self) -> str:
-        return self._hold.worker.zone
-
-    @property
-    def address(self) -> str:
-        """Where others can reach the process, if it told; host or host:port."""
-        return self._hold.worker.address
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return MappingProxyType(self._hold.worker.labels)
-
-    @property
-    def token(self) -> str:
-        """The lease's token, as it stands in the ledger."""
-        return self._hold.token
-
-    @property
-    def epoch(self) -> int:
-        """The worker's epoch; the lease dies with it."""
-        return self._hold.epoch
-
-    @property
-    def fence(self) -> int:
-        """Grows with each lease of the worker; with `ledger="sync"`, over the whole system."""
-        return self._hold.fence
-
-    @property
-    def slots(self) -> int:
-        return self._hold.slots
 
     @property
     def used(self) -> int:

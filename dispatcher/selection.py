@@ -13,9 +13,9 @@ CLOSED   dispatched                          raises SelectionClosed
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from ..schemas.errors import LeaseExpired, SelectionClosed, SelectionUsed, WrongPool
@@ -23,6 +23,7 @@ from ..schemas.frames import Answer
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown
+from .held import Held
 from .hold import Hold
 from .inflight import Outcome, TaskFlight
 from .order import Order, refuses_token, result_of
@@ -35,62 +36,12 @@ class State(Enum):
     CLOSED = "closed"
 
 
-class Selection:
+class Selection(Held):
     """Who was chosen. Renewed by itself while it is held."""
 
     def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+        super().__init__(hold)
         self._state = State.OPEN
-
-    @property
-    def pool(self) -> str:
-        return self._hold.pool.name
-
-    @property
-    def endpoint(self) -> str:
-        """What was asked for: the pool, or an endpoint whose route led there."""
-        return self._hold.endpoint
-
-    @property
-    def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it."""
-        return str(self._hold.worker.id)
-
-    @property
-    def node(self) -> str:
-        return self._hold.worker.node
-
-    @property
-    def zone(self) -> str:
-        return self._hold.worker.zone
-
-    @property
-    def address(self) -> str:
-        """Where others can reach the process, if it told; host or host:port."""
-        return self._hold.worker.address
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return MappingProxyType(self._hold.worker.labels)
-
-    @property
-    def token(self) -> str:
-        """The slot's token, as it stands in the ledger."""
-        return self._hold.token
-
-    @property
-    def epoch(self) -> int:
-        """The worker's epoch; the token dies with it."""
-        return self._hold.epoch
-
-    @property
-    def fence(self) -> int:
-        """A number that grows with each lease of the worker, for resources that refuse zombies."""
-        return self._hold.fence
-
-    @property
-    def slots(self) -> int:
-        return self._hold.slots
 
     @property
     def state(self) -> State:

@@ -123,17 +123,17 @@ def _figure_row(figure: Figure, found: dict[str, Any]) -> str:
 
 NOTES: Final = {
     "durable_vs_best_peer": (
-        "Ours is four processes at work (submitter, server, dispatcher, worker) where FastStream's is three, and the "
-        "dispatcher is the one that bounds a queue: 84 us of CPU time for each task, as much as FastStream's one "
-        "worker takes (91). Three times its rate is 24,000 tasks a second, on two cores 84 us for each over all "
-        "processes; ours take 175, of which the server and the submitter alone take 58. Of the dispatcher's time a third decides "
-        "(priorities, keys, limits, places), a sixth reads messages and headers, a tenth makes frames, the rest is "
-        "bookkeeping of tries, leases and acknowledgements. FastStream has none of that: no retries with back-off, no "
-        "dead letters, no priorities, no limits; a task that raises is rejected and gone. Beside taskiq-nats, which is "
-        "a task queue, ours is 1.5 to 2.8 times as fast. Tried and kept: no look-up for jobs that leave no record "
-        "(dispatcher 186 to 140 us, server 86 to 40, on a loaded machine), one decision for all that happens in a turn "
-        "and one lease looked at instead of all (140 to 95), headers read by a table (10 to 6 us). Tried and dropped: "
-        "no garbage collector (7 %)."
+        "Ours is four processes at work (submitter, server, dispatcher, worker) where FastStream's is three, and "
+        "the dispatcher is the one that bounds a queue: 84 us of CPU time for each task, as much as FastStream's "
+        "one worker takes (91). Three times its rate is 24,000 tasks a second, on two cores 84 us for each over "
+        "all processes; ours take 175, of which the server and the submitter alone take 58. Of the dispatcher's "
+        "time a third decides (priorities, keys, limits, places), a sixth reads messages and headers, a tenth "
+        "makes frames, the rest is bookkeeping of tries, leases and acknowledgements. FastStream has none of "
+        "that: no retries with back-off, no dead letters, no priorities, no limits; a task that raises is "
+        "rejected and gone. Beside taskiq-nats, which is a task queue, ours is 1.5 to 2.8 times as fast. Tried "
+        "and kept: no look-up for jobs that leave no record (dispatcher 186 to 140 us, server 86 to 40, on a "
+        "loaded machine), one decision for all that happens in a turn and one lease looked at instead of all (140 "
+        "to 95), headers read by a table (10 to 6 us). Tried and dropped: no garbage collector (7 %)."
     ),
     "durable_start_p50_vs_best_peer": (
         "One hop more: a peer's worker takes the message itself, ours gets it from the dispatcher on a leased slot. "

@@ -30,6 +30,8 @@ from .operators import raise_if_error
 
 RESULT_TTL_S: Final = 3600.0
 """Of the record of a job that is cancelled in the stream."""
+UNHELD_TTL_S: Final = 30 * 86_400.0
+"""... while its queue has no dispatcher: it must be there when one comes."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -84,16 +86,19 @@ class JobDesk:
             tasks = await self.streams.tasks()
             if await tasks.purge(self._names.schedule(ref.id)):
                 return True
+        held = False
         for endpoint in await self._endpoints_of(ref):
             try:
                 request = JobRequest(job=ref.id)
                 return (await self._ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)).cancelled
-            except (NoDispatcher, UnknownJob):
+            except NoDispatcher:
                 continue
+            except UnknownJob:
+                held = True
         found = (await self._find(ref)).message
         if found is None:
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
-        if not await self._cancel_stored(ref, found):
+        if not await self._cancel_stored(ref, found, held=held):
             return False
         # A dispatcher may have taken it from the stream just before; it knows the job by now.
         for endpoint in await self._endpoints_of(ref):
@@ -213,9 +218,14 @@ class JobDesk:
     async def _find(self, ref: JobRef) -> Found:
         return await find(await self.streams.tasks(), self._names, ref)
 
-    async def _cancel_stored(self, ref: JobRef, found: StreamMessage) -> bool:
+    async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
         """Cancel a task that no dispatcher has looked at. Its record comes first: whoever starts it all the same, since
-        it was just then taken from the stream, finds that it cannot write a result."""
+        it was just then taken from the stream, finds that it cannot write a result.
+
+        Args:
+            held: its queue has a dispatcher. Else it may run since before that one died: the message is left for the
+                next, who finds the record, and stops what runs.
+        """
         endpoint, method = target_of(found, self._names)
         record = ResultRecord(
             job=ref.id,
@@ -227,10 +237,12 @@ class JobDesk:
         )
         key, value = self._names.result_key(ref.id), record.model_dump_json().encode()
         try:
-            await (await self.streams.results()).put(key, value, ttl_s=RESULT_TTL_S, revision=0)
+            results = await self.streams.results()
+            await results.put(key, value, ttl_s=RESULT_TTL_S if held else UNHELD_TTL_S, revision=0)
         except Conflict:
             return False  # it ended just now
-        await (await self.streams.tasks()).delete(found.sequence)
+        if held:
+            await (await self.streams.tasks()).delete(found.sequence)
         return True
 
 

@@ -10,7 +10,7 @@ from . import events as on
 from .admission import Admission
 from .agenda import Due
 from .books import Books
-from .effects import Ack, Attach, Look, Schedule
+from .effects import Ack, Attach, Look, Schedule, Why
 from .ending import Ending
 from .order import place_of
 from .retry import timeout_s
@@ -48,11 +48,12 @@ class Arriving:
             return
         if not self._delayed(task.submission):
             self._enter(task, cancelled=event.cancelled)
+        if event.look:
+            books.out.append(Look(seq=task.seq, job=task.job))
         if task.step is not Step.NEW:
             return  # it runs
         if event.look:
             books.move(task, Step.LOOKING)
-            books.out.append(Look(seq=task.seq, job=task.job))
         else:
             books.out.extend(books.tell(task, JobState.QUEUED))
             self._go_on(task)
@@ -68,11 +69,14 @@ class Arriving:
 
     def looked(self, event: on.Looked) -> None:
         task = self._books.tasks.get(event.seq)
+        if task is not None and event.finished and task.step is Step.RUNNING and task.worker:
+            self._ending.stop(task, Why.CANCELLED)  # in vain, as it is
         if task is None or task.step is not Step.LOOKING:
             return
-        if event.finished:
-            self._books.totals["repeated"] += 1
-            self._ending.forget(task)
+        if event.finished and not self._books.open:
+            task.found = True
+        elif event.finished:
+            self._finished(task)
         elif self._delayed(task.submission):
             self._schedule(task)
         else:
@@ -80,6 +84,10 @@ class Arriving:
                 self._enter(task)  # its time has come meanwhile
             if task.step is Step.LOOKING:
                 self._go_on(task)
+
+    def _finished(self, task: Task) -> None:
+        self._books.totals["repeated"] += 1
+        self._ending.forget(task)
 
     def acked(self, seq: int) -> None:
         books = self._books
@@ -199,19 +207,21 @@ class Arriving:
         if limit_s is not None:
             task.timeout_at = books.now + limit_s  # at the latest: its worker knows since when it runs
             books.agenda.set((Due.TIMEOUT, task.seq), task.timeout_at)
-        if task.doom is not None:
-            self._ending.stop(task, task.doom)
+        if task.doom is not None or task.found:
+            self._ending.stop(task, task.doom or Why.CANCELLED)
 
     # -- opening -----------------------------------------------------------------------------------------------------
 
     def recovered(self) -> None:
-        """What ran is known: those that were cancelled or have expired meanwhile can end."""
+        """What ran is known: those that had ended before, were cancelled or have expired meanwhile can end."""
         books = self._books
         if books.open:
             return
         books.open = True
         for task in list(books.tasks.values()):
-            if task.doom is not None and (task.step in ADMITTED or task.step is Step.WAITING):
+            if task.found and task.step is Step.LOOKING:
+                self._finished(task)
+            elif task.doom is not None and (task.step in ADMITTED or task.step is Step.WAITING):
                 self._ending.overdue(task)
 
     def known_anew(self) -> None:

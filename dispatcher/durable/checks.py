@@ -45,6 +45,7 @@ def _check_task(books: Books, task: Task) -> None:
     assert step not in STARTED or task.attempts > 0, f"{task} runs without an attempt"
     assert step is not Step.WAITING or (Due.RETRY, task.seq) in books.agenda, f"{task} waits for ever"
     assert step is not Step.PARKED or (Due.MISFIT, task.seq) in books.agenda, f"{task} is parked for ever"
+    assert not (books.open and task.found and step is Step.LOOKING), f"{task} has ended, and is not forgotten"
     if not books.open:
         assert step is not Step.RUNNING or task.worker, f"{task} was started before it was known what runs"
         return

@@ -14,7 +14,7 @@ from ...schemas.errors import GanglineError, InvalidRequest
 from ...schemas.jobs import CancelReply, JobInfo, JobRequest, JobState, QueueStats, WhyReply
 from ...schemas.messages import parse_request
 from ...schemas.names import Names, QueueOperation
-from ...schemas.task_errors import UnknownJob
+from ...schemas.task_errors import NoDispatcher, UnknownJob
 from .answering import Answering
 from .queue import Queue
 
@@ -80,7 +80,9 @@ class Desk:
             raise self._not_here(request.job)
         return why
 
-    def _not_here(self, job: str) -> UnknownJob:
+    def _not_here(self, job: str) -> GanglineError:
+        if not self._queue.core.open:
+            return NoDispatcher(f"the queue of {self._queue.endpoint} is being taken over: ask again")
         return UnknownJob(
             f"job {job} is not among the tasks of {self._queue.endpoint} that the dispatcher has before it: it has "
             "ended, is further back in the stream, or was never submitted",

@@ -46,6 +46,8 @@ It matters when a delivery was lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
 """For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02
+_SKEW_S: Final = 2.0
+"""The server's clock may be so much after ours."""
 _LAST_WORDS_S: Final = 1.0
 """How long the end of a possession waits for what is being written."""
 
@@ -80,6 +82,8 @@ class Queue:
         """Highest sequence that was delivered."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
+        self._unsure_until = float("-inf")
+        """Unix time. Whoever cancelled a job until then, when we could not be asked, has left a record and no more."""
         self._hands = Hands(
             context,
             endpoint,
@@ -170,6 +174,7 @@ class Queue:
                 self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
         self.recovery_s = self._loop.time() - began_at
         context.metrics.recovered(self.endpoint, self.recovery_s)
+        self._unsure_until = context.ambient.wall()
         self.tell(on.Recovered)
         self._forget_orphans()
         self._log.info(
@@ -344,7 +349,8 @@ class Queue:
         read = (known.submission if known is not None else None) or read_message(self._context.names, message)
         if known is None:
             self.entries[seq] = Entry(message, None if isinstance(read, GanglineError) else read)
-        size, old = size_of(message), seq <= self._old_to
+        size = size_of(message)
+        old = seq <= self._old_to or not self.core.open or message.at <= self._unsure_until + _SKEW_S
         self._newest = max(self._newest, seq)
         if isinstance(read, GanglineError):
             self.tell(on.Malformed, seq=seq, size=size, error=read, job=job_of(message), published_at=message.at)
@@ -373,6 +379,7 @@ class Queue:
     def _on_doubt(self) -> None:
         # What comes back with a restarted server may be what it had been told is done.
         self._old_to = max(self._old_to, self._newest)
+        self._unsure_until = self._context.ambient.wall()
         self.tell(on.Doubted)
 
     def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:

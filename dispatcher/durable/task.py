@@ -23,6 +23,7 @@ class Task:
         "draw",
         "end",
         "error",
+        "found",
         "job",
         "key",
         "lost",
@@ -81,6 +82,8 @@ class Task:
         """It will be cancelled or is dead, as soon as it is known what became of what is on its way."""
         self.marked = False
         """That it is cancelled is written down."""
+        self.found = False
+        """Its end was found stored, before it was known whether it runs all the same."""
         self.error: GanglineError | None = None
         """The last."""
         self.end: JobState | None = None

@@ -287,10 +287,23 @@ async def test_the_dispatcher_cancels_what_it_has(rig: JobsRig) -> None:
 
 
 @on_both_buses
-async def test_a_task_without_a_dispatcher_is_cancelled_in_the_stream(rig: JobsRig) -> None:
+async def test_a_task_that_its_dispatcher_has_not_seen_is_cancelled_in_the_stream(rig: JobsRig) -> None:
     job, other = [await rig.client.submit("images.echo") for _ in range(2)]
+    dispatcher = await rig.take_queue()
     assert await job.cancel()
+    assert dispatcher.asked == ["cancel", "cancel"]  # once more: it may have come to the dispatcher meanwhile
     assert [task.sequence for task in await rig.stored()] == [(await other.status()).sequence]
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert not await job.cancel()
+    assert (await job.status()).state is JobState.CANCELLED
+
+
+@on_both_buses
+async def test_a_task_without_a_dispatcher_may_run_and_is_left_for_the_next_one_with_a_record(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    assert await job.cancel()
+    assert len(await rig.stored()) == 1
     with pytest.raises(JobCancelled):
         await job.result()
     assert not await job.cancel()

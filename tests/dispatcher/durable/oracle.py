@@ -83,7 +83,9 @@ class Oracle:
                     ready_at=event.now + (event.not_before - event.wall) if begun else 0.0,
                     begun=begun,
                 )
-            case on.Looked() if event.seq in self.tasks and self.tasks[event.seq].phase == "look":
+            case on.Looked() if (
+                not event.finished and event.seq in self.tasks and self.tasks[event.seq].phase == "look"
+            ):
                 task = self.tasks[event.seq]
                 task.phase = "wait" if task.ready_at > event.now else "ready"
             case on.Noted() if event.seq in self.tasks and self.tasks[event.seq].phase == "note":

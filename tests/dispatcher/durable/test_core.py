@@ -672,6 +672,38 @@ def test_what_ended_while_nobody_listened_is_asked_for():
     assert world.started == [("a", 1)]
 
 
+def test_what_runs_though_its_end_is_stored_is_stopped_whichever_is_learnt_first():
+    for early in (True, False):
+        world = world_of(1)
+        world.arrive("a")
+        world.die()
+        world.results["a"] = JobState.CANCELLED  # by its submitter, while nobody had the queue
+        world.take()
+        if early:
+            world.survey()
+        world.flush()
+        assert world.core.statistics().seen == 1
+        world.recover()
+        assert world.run_of("a").stop is do.Why.CANCELLED
+        world.end("a")
+        world.flush()
+        assert not world.stream and not world.ends
+
+
+def test_what_has_ended_and_runs_nowhere_is_forgotten_when_that_is_known():
+    world = world_of(1)
+    world.arrive("a")
+    world.die()
+    world.runs.clear()
+    world.results["a"] = JobState.CANCELLED
+    world.take()
+    world.flush()
+    assert world.stream
+    world.recover()
+    world.flush()
+    assert not world.stream and world.started == [("a", 1)]
+
+
 def test_an_attempt_that_is_known_to_have_failed_is_not_attached_to():
     world = world_of(1)
     world.arrive("a", backoff_s=60.0)

@@ -19,7 +19,7 @@ from bench.faults.notes import Note, read_notes
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings
+from gangline.bus.port import BucketSettings, StorageUnavailable
 from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable.task_streams import TaskStorage
@@ -139,14 +139,16 @@ class TaskSite(Crew):
 
     async def emptied(self) -> list[str]:
         """What is left in the stream of tasks when all have ended; waits for the last acknowledgements."""
-        streams = self.client._desk.streams
-        stream = await streams.tasks()
-        for _ in range(100):
-            state = await stream.state()
-            if state.messages == 0:
-                return []
-            await asyncio.sleep(0.05)
-        return [f"{state.messages} tasks are left in the stream, although all have ended"]
+        left = -1
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(100):
+                with contextlib.suppress(StorageUnavailable):  # a cluster that lost its leader a moment ago
+                    stream = await self.client._desk.streams.tasks()
+                    left = (await stream.state()).messages
+                    if left == 0:
+                        return []
+                await asyncio.sleep(0.05)
+        return [f"{left} tasks are left in the stream, although all have ended"]
 
 
 @asynccontextmanager

@@ -22,6 +22,7 @@ GOOD_REQUESTS: dict[Request, list] = {
     Request.CANCEL: [5, 7],
     Request.CHECK: [6, 7, [1, 2, 3]],
     Request.CREDIT: [7, 7, 64],
+    Request.BEGIN: [8, 7],
 }
 GOOD_ANSWERS: dict[Answer, list] = {
     Answer.OK: [1, 7, {"any": ["thing", None]}],
@@ -32,6 +33,7 @@ GOOD_ANSWERS: dict[Answer, list] = {
     Answer.CHECKED: [6, 7, [0, 1, 2]],
     Answer.ITEM: [7, 7, 0, b"item"],
     Answer.END: [8, 7, 12],
+    Answer.HELD: [9, 7],
 }
 
 # What must not stand in a place of each kind.
@@ -63,6 +65,7 @@ WRONG_REQUESTS = {
     Request.CANCEL: [NO_ID],
     Request.CHECK: [NO_ID, [None, 1, "x", {}, [1, -1], [None], [True]]],
     Request.CREDIT: [NO_ID, NO_INT],
+    Request.BEGIN: [NO_ID],
 }
 WRONG_ANSWERS = {
     Answer.OK: [NO_ID, []],
@@ -73,6 +76,7 @@ WRONG_ANSWERS = {
     Answer.CHECKED: [NO_ID, [None, 1, "x", {}, [-1]]],
     Answer.ITEM: [NO_ID, NO_INT, []],
     Answer.END: [NO_ID, NO_INT],
+    Answer.HELD: [NO_ID],
 }
 
 

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+from types import SimpleNamespace
+
+import pytest
 
 from gangline.schemas.deadline import current_deadline
 from gangline.schemas.frames import Answer, Request, ReserveFlag, TaskFlag
+from gangline.worker import express
 from gangline.worker.context import TaskContext, current_task
 
 from .rig import Rig, on_rig, task
 
 OK, ERROR, REJECTED = Answer.OK, Answer.ERROR, Answer.REJECTED
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
+
+
+@pytest.fixture(autouse=True)
+def _unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that spans or times are taken of go the general way, and other tests may have set up either for the whole
+    process."""
+    monkeypatch.setattr(express, "metrics_enabled", lambda: False)
+    monkeypatch.setattr(express, "tracer", SimpleNamespace(enabled=False))
 
 
 @on_rig(slots=2)

@@ -126,7 +126,7 @@ _CALLS: Final = (
     "takes the client 3.4 us (a ticket, a flight, the choice, the frame) and the answer 0.8; a bare asyncio program "
     "with msgpack needs 1.6. Three times the raw rate at 256 asks for about 5.4 us. Tried and kept: frames of a turn "
     "share a message either way, one write at a turn's end, no task, no timer and no span for a plain call, coroutines "
-    "stepped in place until their first wait (client 18 to 7 us, worker 28 to 7). Left: ticket and flight as one object."
+    "stepped in place until their first wait (client 18 to 7 us, worker 28 to 7). Left: one object for both."
 )
 NOTES: Final = {
     "call_c64_vs_raw": _CALLS,
@@ -145,7 +145,7 @@ NOTES: Final = {
         "Three trips (asking, holds, the commit), and then the members are told; the rest, by estimate 2 ms, is Python "
         "in the coordinator and the workers: placement, records of eight seats in JSON, one atomic batch."
     ),
-    "trace_on_cost": "Three spans of the OpenTelemetry SDK for a call, 15 to 20 us each, are more than the call itself.",
+    "trace_on_cost": "Three spans of the OpenTelemetry SDK for a call, 15 to 20 us each, are more than the call.",
     "trace_off_cost": "Within the noise: single runs lay between 0.96 and 1.98.",
     "submit_vs_js_publish": (
         "The CPU time of a submission is 25 us, that of a raw publish 23; what differs from run to run is the disk."

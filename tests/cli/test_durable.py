@@ -52,7 +52,8 @@ def test_a_submitted_task_can_be_cancelled_once(commands):
     code, text = line(commands.run("result", job))
     assert (code, "was cancelled" in text) == (1, True)
     assert commands.json("status", job)["state"] == "cancelled"
-    assert commands.json("queue", "ls") == []
+    [queue] = commands.json("queue", "ls")
+    assert queue["depth"] == 1, "left for the next dispatcher, who stops it where it may run"
 
 
 def test_schedules_are_shown_and_cancelled(commands):

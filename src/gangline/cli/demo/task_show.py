@@ -1,4 +1,4 @@
-"""The demo's third part: durable tasks, while a worker and the dispatcher that has their queue are killed."""
+"""The demo's third part: durable tasks, while the dispatcher that has their queue and a worker are killed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ if TYPE_CHECKING:
 
 WORKERS: Final = ("t1", "t2", "t3")
 DISPATCHERS: Final = ("dispatcher1", "dispatcher2")
-WORKER_DIES_AT: Final = 0.3
+DISPATCHER_DIES_AT: Final = 0.02
 """Share of the files that are done then."""
-DISPATCHER_DIES_AT: Final = 0.6
+WORKER_DIES_AT: Final = 0.6
+SETTLED_S: Final = 0.5
+"""A result that comes so long after the dispatcher's death comes by the other one. The worker must not die before: what
+it had answered to the first dispatcher, and nobody had stored, would be lost with it and rightly done again."""
 PATIENCE_S: Final = 60.0
 POISON: Final = "/no/such/file"
 """A task with this path raises wherever it runs."""
@@ -54,7 +57,10 @@ class TaskShow:
         self.dispatcher_killed = ""
         self.pause_s = 0.0
         """The longest time without a result from the dispatcher's death on."""
+        self._holder = ""
+        """The dispatcher that had the queue at first."""
         self._dispatcher_died_at = 0.0
+        self._taken_over = asyncio.Event()
         self.left: StreamState | None = None
         """What is in the stream of tasks in the end."""
 
@@ -67,6 +73,7 @@ class TaskShow:
         for name in WORKERS:
             await self.crew.worker(name)
         await self.stage.ready(self.crew, POOL, *WORKERS)
+        self._holder = await self._find_holder()
 
     # -- the acts -------------------------------------------------------------------------------------------------
 
@@ -84,8 +91,8 @@ class TaskShow:
         screen.say(f"The same as:  nats pub -J {self.stage.names.task(POOL, METHOD)} '{{\"path\": ...}}'")
         await self._poison()
         due: list[tuple[int, Callable[[], Any]]] = [
-            (round(len(jobs) * WORKER_DIES_AT), self._kill_worker),
             (round(len(jobs) * DISPATCHER_DIES_AT), self._kill_dispatcher),
+            (round(len(jobs) * WORKER_DIES_AT), self._kill_worker),
         ]
         ends: list[float] = []
         async with asyncio.TaskGroup() as group:
@@ -95,12 +102,15 @@ class TaskShow:
                     await self._result(job)
                     ends.append(clock())
                     tick(1)
+                    if self._dispatcher_died_at and ends[-1] > self._dispatcher_died_at + SETTLED_S:
+                        self._taken_over.set()
                     while due and len(ends) >= due[0][0]:
                         group.create_task(due.pop(0)[1]())
 
                 async with asyncio.TaskGroup() as results:
                     for job in jobs:
                         results.create_task(one(job))
+            self._taken_over.set()  # nothing more can come
         after = [self._dispatcher_died_at, *(at for at in ends if at > self._dispatcher_died_at)]
         self.pause_s = max(map(float.__sub__, after[1:], after), default=0.0)
         screen.say(f"The other dispatcher went on: for {self.pause_s:.1f} s there was no result.")
@@ -136,32 +146,33 @@ class TaskShow:
 
     async def _kill_worker(self) -> None:
         name = WORKERS[1]
+        await self._taken_over.wait()
         await self.crew.members[name].until_busy()
         self.crew.kill(name)
         self.worker_killed = name
         self.screen.event(f"kill -9 {name}, in the middle of its work. Its tasks start again elsewhere.")
 
     async def _kill_dispatcher(self) -> None:
-        name = await self._holder()
+        name = self._holder
         self.crew.kill(name)
         self._dispatcher_died_at = asyncio.get_running_loop().time()
         self.dispatcher_killed = name
         self.screen.event(f"kill -9 {name}, which has the queue. What runs goes on, and is not started again.")
 
-    async def _holder(self) -> str:
-        """The dispatcher that has the queue of our pool.
+    async def _find_holder(self) -> str:
+        """The dispatcher that has the queue of our pool; it takes it as soon as there are workers.
 
         Raises:
             ProcessFailed: none of ours has.
         """
-        for queue in await self.client.queues():
-            for name in DISPATCHERS:
-                if (
-                    queue.endpoint == POOL
-                    and queue.dispatcher
-                    and queue.dispatcher in self.crew.members[name].log_text()
-                ):
-                    return name
+        deadline = asyncio.get_running_loop().time() + READY_S
+        while asyncio.get_running_loop().time() < deadline:
+            for queue in await self.client.queues():
+                for name in DISPATCHERS:
+                    log = self.crew.members[name].log_text()
+                    if queue.endpoint == POOL and queue.dispatcher and queue.dispatcher in log:
+                        return name
+            await asyncio.sleep(0.05)
         raise ProcessFailed(f"no dispatcher has the queue of {POOL}")
 
     async def act_dead(self) -> None:

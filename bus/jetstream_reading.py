@@ -8,7 +8,8 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from ..schemas.errors import ClosedError, Disconnected, GanglineError
-from .port import ConnectionEvent, Message, StorageUnavailable, StreamHandler, StreamMessage
+from .port import Message, StreamHandler, StreamMessage
+from .resuming import FIRST_RETRY_S, Resuming
 from .stream_wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
@@ -22,19 +23,17 @@ _SILENCE_S: Final = 3.5
 """Three heartbeats missed."""
 _FORGOTTEN_AFTER_S: Final = 30
 """The server removes a consumer whose connection has gone for so long."""
-_FIRST_RETRY_S: Final = 0.1
-_MOST_RETRY_S: Final = 1.0
 
 
-class Reading:
+class Reading(Resuming):
     """Implements port.Subscription; see port.Stream.read.
 
     Invariant: every matching message from `start` on with a sequence below `_next` was handed over, and none besides.
     """
 
     def __init__(self, stream: JetStreamStream, pattern: str, handler: StreamHandler, start: int) -> None:
+        super().__init__(stream.bus)
         self._stream = stream
-        self._bus = stream.bus
         self._pattern = pattern
         self._handler = handler
         self._next = start
@@ -46,9 +45,6 @@ class Reading:
         """Consumer sequence of the last message; the next must be one more."""
         self._heard_at = 0.0
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._broken = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<Reading of {self._pattern!r} in {self._stream.name!r}, next {self._next}>"
@@ -59,37 +55,16 @@ class Reading:
         Raises:
             StorageUnavailable, Disconnected, ApiError: it does not; nothing is left running.
         """
-        stop_listening = self._bus.on_connection(self._on_connection)
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(lambda _: stop_listening())
-        try:
-            async with asyncio.timeout(self._bus.api.timeout_s):
-                await asyncio.shield(self._ready)
-        except TimeoutError:
-            self.stop()
-            raise StorageUnavailable(
-                f"JetStream did not start to deliver {self._pattern!r} in time: try again", may_have_started=False
-            ) from None
-        except BaseException:
-            self.stop()
-            raise
-
-    async def unsubscribe(self) -> None:
-        self.stop()
+        await self._begin(f"start to deliver {self._pattern!r}")
 
     def stop(self) -> None:
         """End delivery. Idempotent."""
-        if self._task is not None:
-            self._task.cancel()
+        super().stop()
         self._close()
         self._stream.forget(self)
 
-    def _on_connection(self, event: ConnectionEvent) -> None:
-        # A consumer may survive a short loss, but what it delivered meanwhile did not reach us.
-        self._broken.set()
-
     async def _run(self) -> None:
-        pause = _FIRST_RETRY_S
+        pause = FIRST_RETRY_S
         while True:
             self._broken.clear()
             try:
@@ -98,7 +73,7 @@ class Reading:
                 await self._open()
                 if not self._ready.done():
                     self._ready.set_result(None)
-                pause = _FIRST_RETRY_S
+                pause = FIRST_RETRY_S
                 await self._listen()
                 continue
             except ClosedError:
@@ -112,12 +87,7 @@ class Reading:
                 )
             finally:
                 self._close()
-            try:
-                # Back at once when the connection is, else when the pause is over.
-                async with asyncio.timeout(pause):
-                    await self._broken.wait()
-            except TimeoutError:
-                pause = min(pause * 2, _MOST_RETRY_S)
+            pause = await self._pause(pause)
 
     async def _listen(self) -> None:
         """Return when delivery stopped or has a gap."""

@@ -24,13 +24,12 @@ from ..schemas.bounds import plain
 from ..schemas.codec import CONTENT_TYPE, Format
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult
 from ..schemas.limits import MAX_DEADLINE_S
+from ..schemas.yes_no import parse_yes_no
 from .order import CallOptions
 
 HEADER_BYTES: Final = 1024
 """Room that an answer's headers may take."""
 _MAX_HEADER_CHARS: Final = 500
-_YES: Final = frozenset(("true", "1", "yes"))
-_NO: Final = frozenset(("false", "0", "no", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,9 +144,7 @@ def _timeout_s(text: str | None, default_s: float) -> float:
 def _flag(text: str | None) -> bool | None:
     if text is None:
         return None
-    word = text.strip().lower()
-    if word in _YES:
-        return True
-    if word in _NO:
-        return False
-    raise InvalidRequest(f"{headers.IDEMPOTENT} is {text[:40]!r}: give 'true' or 'false'")
+    try:
+        return parse_yes_no(text)
+    except ValueError:
+        raise InvalidRequest(f"{headers.IDEMPOTENT} is {text[:40]!r}: give 'true' or 'false'") from None

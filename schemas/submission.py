@@ -19,6 +19,7 @@ from .duration import parse_duration
 from .errors import GanglineError, InvalidRequest
 from .limits import MAX_DEADLINE_S
 from .names import Names, check_name
+from .yes_no import parse_yes_no
 
 MAX_ATTEMPTS: Final = 10_000
 MAX_COUNTED: Final = 1_000_000_000
@@ -28,9 +29,6 @@ MAX_PRIORITY: Final = 1_000_000
 MAX_KEY_CHARS: Final = 1024
 LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
 """The server counts nanoseconds in 64 bits: what is put off for longer than these can say, it starts at once."""
-
-_YES: Final = frozenset(("true", "1", "yes"))
-_NO: Final = frozenset(("false", "0", "no", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +128,7 @@ def _schedule(text: str, _: float) -> str:
 
 
 def _flag(text: str, _: float) -> bool:
-    word = text.lower()
-    if word in _YES:
-        return True
-    if word in _NO:
-        return False
-    raise ValueError(f"{text[:40]!r} is neither 'true' nor 'false'")
+    return parse_yes_no(text)
 
 
 def _whole(low: int, high: int) -> Callable[[str, float], int]:

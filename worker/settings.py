@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 from collections.abc import Mapping
@@ -117,8 +116,3 @@ class WorkerSettings:
 
     def __str__(self) -> str:
         return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in fields(self))
-
-
-def ttl_left_s(remaining_s: float) -> int:
-    """Whole seconds, rounded up, at least one: what a key's time to live can be."""
-    return max(1, math.ceil(remaining_s))

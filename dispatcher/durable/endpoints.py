@@ -52,7 +52,6 @@ class Endpoints:
         self._strays = strays
         self._log = log
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
         self._looks = 0
         self._whole_every = 1
         self.depths: Mapping[str, int] = {}
@@ -69,22 +68,15 @@ class Endpoints:
             task.cancel()
             await asyncio.wait([task])
 
-    def look_now(self) -> None:
-        """Something has changed."""
-        self._wake.set()
-
     async def _go_on(self) -> None:
         while True:
-            self._wake.clear()
             try:
                 await self._look()
             except GanglineError as error:
                 self._log.debug("endpoints cannot be looked for: %s", error, extra={"action": "endpoints.look"})
             except Exception:
                 self._log.exception("looking for endpoints failed", extra={"action": "endpoints.bug"})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._look_s):
-                    await self._wake.wait()
+            await asyncio.sleep(self._look_s)
 
     async def _look(self) -> None:
         stream = await self._streams.tasks()

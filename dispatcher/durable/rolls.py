@@ -59,11 +59,6 @@ class Rolls:
             self._seen[pool] = None
             self._reopen(pool)
 
-    def unfollow_but(self, pools: set[str]) -> None:
-        """The others are no longer asked for."""
-        for name in set(self._seen) - pools:
-            del self._seen[name]
-
     async def stop(self) -> None:
         """Idempotent."""
         self._closed = True

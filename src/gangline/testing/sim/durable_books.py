@@ -46,9 +46,5 @@ class JobModel:
     def running(self) -> list[Body]:
         return [body for body in self.bodies if body.ended_at is None]
 
-    @property
-    def stands_since(self) -> float:
-        return self.asked_at if self.stored_at is None else self.stored_at
-
     def __str__(self) -> str:
         return f"{self.request} ({self.job or 'of unknown id'})"

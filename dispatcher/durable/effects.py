@@ -62,7 +62,7 @@ class Start:
     seq: int
     job: str
     attempt: int
-    """From 1; also the task's fence."""
+    """From 1."""
     pool: str
     cost: int
     """Slots; already deducted from the credit."""

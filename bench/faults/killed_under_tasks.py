@@ -129,6 +129,6 @@ async def limit_per_key(repetitions: int, report: Report) -> list[Row]:
 
 async def _rules(site: TaskSite, rules: QueueRules) -> None:
     """As `nats kv put` would, and wait until the dispatcher follows."""
-    bucket = await site.client._desk.streams.routes()
+    bucket = await site.streams.routes()
     await bucket.put(SERVED, RouteRecord(queue=rules).model_dump_json(exclude_defaults=True).encode())
     await asyncio.sleep(1.0)  # every router follows a change within a second

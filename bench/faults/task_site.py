@@ -22,7 +22,7 @@ from gangline.bus.jetstream import connect as connect_bus
 from gangline.bus.port import BucketSettings, StorageUnavailable
 from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client
-from gangline.dispatcher.durable.task_streams import TaskStorage
+from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
 from gangline.dispatcher.jobs import Job
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.errors import GanglineError
@@ -48,6 +48,7 @@ class TaskSite(Crew):
         """Process ids of workers that were killed."""
         self.bus: JetStreamBus
         self.client: Client
+        self.streams: TaskStreams
         self._numbers = itertools.count(1)
 
     # -- processes ------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class TaskSite(Crew):
         async with asyncio.timeout(PATIENCE_S):
             for _ in range(100):
                 with contextlib.suppress(StorageUnavailable):  # a cluster that lost its leader a moment ago
-                    stream = await self.client._desk.streams.tasks()
+                    stream = await self.streams.tasks()
                     left = (await stream.state()).messages
                     if left == 0:
                         return []
@@ -175,12 +176,14 @@ async def task_site(
         ledger = BucketSettings.from_environment(
             {"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": str(replicas)} if replicas > 1 else {}
         )
+        storage = TaskStorage(replicas=replicas)
+        site.streams = TaskStreams(site.bus, site.names, storage)
         site.client = Client(
             site.bus,
             names=site.names,
             settings=RouterSettings(node="", zone=""),
             bucket=ledger,
-            tasks=TaskStorage(replicas=replicas),
+            tasks=storage,
             owns_bus=True,
         )
         await stack.enter_async_context(site.client)

@@ -34,15 +34,17 @@ def running(command: str, url: str, namespace: str) -> Iterator[None]:
         process.wait()
 
 
+async def stored(subject: Subject, stream: str) -> bool:
+    """Whether the server has that stream."""
+    answer = await subject.bus.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=5)
+    return "error" not in json.loads(answer.data)
+
+
 @pytest.fixture
 async def dispatcher(subject: Subject, nats_url: str, namespace: str) -> AsyncIterator[None]:
     with running("dispatcher", nats_url, namespace):
-
-        async def ready() -> bool:
-            stream = await subject.bus.request(f"$JS.API.STREAM.INFO.{subject.names.tasks_stream}", b"", timeout_s=5)
-            return "error" not in json.loads(stream.data)
-
-        await subject.until(ready)
+        for stream in (subject.names.tasks_stream, f"KV_{subject.names.results_bucket}"):
+            await subject.until(lambda: stored(subject, stream))  # noqa: B023
         yield
 
 
@@ -102,6 +104,19 @@ async def test_a_job_that_fails_for_good_is_told_with_its_reason(subject: Subjec
     )
     with pytest.raises(AssertionError, match="no paper"):
         await produce("result", "j1")
+
+
+@pytest.mark.parametrize("produce", ["go"], indirect=True)  # ours says at once that it does not know the job
+async def test_a_result_can_be_waited_for_before_the_first_dispatcher_runs(
+    subject: Subject, produce, nats_url, namespace
+):
+    asked = produce("result", "early")  # when neither the job nor the bucket of results is there
+    with running("dispatcher", nats_url, namespace):
+        await subject.until(lambda: stored(subject, subject.names.tasks_stream))
+        await subject.bus.request(
+            subject.names.task("shop", "count"), b'{"text": "a b c"}', timeout_s=5, headers={"Gangline-Job": "early"}
+        )
+        assert await asked == "3"
 
 
 async def test_a_task_that_is_published_by_hand_runs_and_its_sequence_is_its_id(subject: Subject, dispatcher):

@@ -113,12 +113,31 @@ type record struct {
 	Error  *struct{ Message string }
 }
 
+// results opens the bucket of results. The first dispatcher of a namespace makes it: until then a task can be
+// stored already, and its result be asked for, so this waits for the bucket.
+func results(stream nats.JetStreamContext, name string, limit <-chan time.Time) (nats.KeyValue, error) {
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for {
+		bucket, err := stream.KeyValue(name)
+		if !errors.Is(err, nats.ErrBucketNotFound) {
+			return bucket, err
+		}
+		select {
+		case <-look.C:
+		case <-limit:
+			return nil, fmt.Errorf("%s: %w: does a dispatcher run?", name, err)
+		}
+	}
+}
+
 func result(conn *nats.Conn, namespace, job string) error {
 	stream, err := conn.JetStream()
 	if err != nil {
 		return err
 	}
-	bucket, err := stream.KeyValue(strings.ToUpper(namespace) + "_RESULTS")
+	limit := time.After(patience)
+	bucket, err := results(stream, strings.ToUpper(namespace)+"_RESULTS", limit)
 	if err != nil {
 		return err
 	}
@@ -127,7 +146,6 @@ func result(conn *nats.Conn, namespace, job string) error {
 		return err
 	}
 	defer watcher.Stop()
-	limit := time.After(patience)
 	for {
 		select {
 		case entry := <-watcher.Updates():

@@ -75,8 +75,8 @@ class DirectClient(ReconnectingClient):
         return int(self._pending_data_size) + self._written_bytes()
 
     def _written_bytes(self) -> int:
-        writer = getattr(self._transport, "_io_writer", None)
-        return 0 if writer is None else int(writer.transport.get_write_buffer_size())
+        transport = self._socket()
+        return 0 if transport is None else transport.get_write_buffer_size()
 
     # -- sending --------------------------------------------------------------------------------------------------
 
@@ -106,6 +106,22 @@ class DirectClient(ReconnectingClient):
         finally:
             self._write_pending()
 
+    def push(self) -> None:
+        """Hand what is queued to the socket now, though more is to come in this turn."""
+        transport = self._socket()
+        if transport is None or transport.is_closing() or self._status != Client.CONNECTED:
+            return
+        # uvloop writes at the end of the turn too, unless a transport has more to write than it may keep.
+        transport.set_write_buffer_limits(high=0)
+        try:
+            self._write()
+        finally:
+            transport.set_write_buffer_limits()
+
+    def _socket(self) -> asyncio.WriteTransport | None:
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        return None if writer is None else writer.transport
+
     def _write_pending(self) -> None:
         while self._turn_end:
             callbacks, self._turn_end = self._turn_end, []
@@ -115,6 +131,9 @@ class DirectClient(ReconnectingClient):
                 except Exception:
                     log.exception("a publisher failed at the end of its turn", extra={"action": "bus.turn_end_failed"})
         self._flush_scheduled = False
+        self._write()
+
+    def _write(self) -> None:
         if not self._pending or self._status != Client.CONNECTED or self._transport is None:
             return
         pending, self._pending = self._pending, []

@@ -226,6 +226,9 @@ class JetStreamBus:
     def prompt(self, publish: Callable[[], None]) -> None:
         self._client.prompt(publish)
 
+    def push(self) -> None:
+        self._client.push()
+
     async def writable(self) -> None:
         await self._client.writable()
 

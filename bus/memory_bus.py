@@ -145,6 +145,9 @@ class MemoryBus:
     def prompt(self, publish: Callable[[], None]) -> None:
         publish()
 
+    def push(self) -> None:
+        pass  # what is published here has left
+
     async def writable(self) -> None:
         self.check_open()
 

@@ -535,6 +535,11 @@ class Bus(Protocol):
         who know that this turn has nothing to add."""
         ...
 
+    def push(self) -> None:
+        """Let what was published so far leave now, not at the end of this turn of the event loop. For those who have
+        more to publish in it, when whoever gets this part can work on it meanwhile. No-op while disconnected."""
+        ...
+
     async def writable(self) -> None:
         """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
         ...

@@ -1,13 +1,15 @@
-"""Frames on their way to one worker: all of one turn of the event loop share a message.
+"""Frames on their way to one worker: all of one turn of the event loop share a message, up to a point.
 
-There is no timer: a lone frame waits for nothing.
+There is no timer: a lone frame waits for nothing. And many do not wait for each other: as soon as a message holds half
+of what is under way to its worker, it leaves, so that the worker is busy with one half while we are with the other.
+Were all of them in one message, each side would wait for the other all the time.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ..bus.port import Bus, NotPermitted
 from ..schemas.codec import pack
@@ -18,6 +20,10 @@ from .view import Worker
 
 if TYPE_CHECKING:
     from .inflight import Flight
+
+
+_MIN_HALF: Final = 16
+"""Fewer frames than that are not worth a message of their own."""
 
 
 class Sink(Protocol):
@@ -102,7 +108,11 @@ class Channel:
             flight.channel = self
         self._frames.append(packed)
         self._flights.append(flight)
-        if not self._scheduled:
+        pending = len(self._frames)
+        if pending >= _MIN_HALF and 2 * pending >= self.worker.own:
+            self.flush()
+            self._sink.bus.push()
+        elif not self._scheduled:
             self._scheduled = True
             self._sink.call_soon(self.flush)
 

@@ -153,13 +153,19 @@ class Exchange:
             return
         if type(channel) is not Channel:
             channel = self._channel(worker)
-        if self._lone and not self._flights:
-            self.bus.prompt(lambda: channel.send_now(frame, flight))
-        else:
-            channel.send(frame, flight)
+        alone = self._lone and not self._flights
         flight.check_every_s = self._check_after_s
         flight.check_at = (self.loop.time() if now is None else now) + self._check_after_s
+        # Before it is sent: what leaves at once may be lost at once.
         self._flights[flight.id] = flight
+        try:
+            if alone:
+                self.bus.prompt(lambda: channel.send_now(frame, flight))
+            else:
+                channel.send(frame, flight)
+        except BaseException:
+            self._flights.pop(flight.id, None)
+            raise
 
     def post(self, worker: Worker, frame: Frame) -> None:
         """Send a frame that has no answer. Never fails: while disconnected it is kept for later."""

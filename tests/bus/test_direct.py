@@ -10,8 +10,10 @@ from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
 
 from gangline.bus.direct import NATS_PY_VERSION, DirectClient, check_client_version
-from gangline.bus.port import Message
+from gangline.bus.port import ConnectionEvent, Message
 from gangline.bus.wire import Parser
+
+from .conftest import happens
 
 USED = (
     *("_status", "_err", "_server_info", "_max_payload", "_current_server", "options", "stats"),
@@ -206,3 +208,34 @@ async def test_a_prompt_publication_that_fails_leaves_nothing_stuck(connect_to, 
     bus.publish("direct.after", b"x")
     async with asyncio.timeout(5):
         assert await got == b"x"
+
+
+@pytest.mark.server
+async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+    other = await connect_to(nats_url)
+    loop = asyncio.get_running_loop()
+    got = [loop.create_future(), loop.create_future()]
+    await other.subscribe("direct.part", lambda message: got[int(message.data)].set_result(loop.time()))
+    bus.push()  # nothing there: nothing happens
+    sent = asyncio.Event()
+
+    def turn() -> None:
+        bus.publish("direct.part", b"0")
+        bus.push()
+        assert bus.statistics()["buffered_bytes"] == 0, "it is in the kernel already"
+        bus.publish("direct.part", b"1")
+        assert bus.statistics()["buffered_bytes"] > 0, "the rest leaves at the end of the turn"
+        sent.set()
+
+    loop.call_soon(turn)
+    await sent.wait()
+    async with asyncio.timeout(5):
+        assert await got[0] <= await got[1]
+
+
+@pytest.mark.server
+async def test_a_push_while_disconnected_does_nothing(connect_to, nats_server):
+    bus = await connect_to(nats_server.url)
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    bus.push()

@@ -22,7 +22,7 @@ from gangline.schemas import headers
 from gangline.schemas.errors import error_from_wire
 from gangline.schemas.jobs import CancelReply, JobInfo, JobItem, JobState, ResultRecord, WhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
-from gangline.schemas.task_errors import UnknownJob
+from gangline.schemas.task_errors import NoDispatcher, UnknownJob
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
@@ -132,11 +132,14 @@ class System:
         return value
 
     async def until_running(self, job: int) -> JobInfo:
+        return await self.until(job, JobState.RUNNING)
+
+    async def until(self, job: int, state: JobState) -> JobInfo:
         async with asyncio.timeout(10):
             while True:
-                with contextlib.suppress(UnknownJob, NoResponders):
+                with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
                     info = JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job)))
-                    if info.state is JobState.RUNNING:
+                    if info.state is state:
                         return info
                 await asyncio.sleep(0.01)
 
@@ -352,6 +355,7 @@ async def test_a_running_task_and_a_waiting_one_are_cancelled_through_the_desk(s
         running, waiting = [await system.publish("faults.nap", {"seconds": 60}) for _ in range(2)]
         info = await system.until_running(running)
         assert info.worker == "faults.w1" and info.attempts == 1
+        await system.until(waiting, JobState.QUEUED)  # the dispatcher may have seen the first of them only
         why = WhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
         assert [each.kind for each in why.obstacles] == ["slots"]
         for job in (waiting, running):

@@ -160,6 +160,22 @@ def test_a_frozen_node_gets_its_messages_before_its_timers_and_time_went_on(loop
     assert seen == [("message", 6), ("timer", 6)]
 
 
+def test_what_comes_for_a_node_in_the_turn_in_which_it_thaws_comes_last(loop):
+    seen = []
+
+    async def main():
+        context = node_context("n1")
+        loop.freeze("n1")
+        loop.call_soon(seen.append, "connection lost", context=context)
+        await asyncio.sleep(1)
+        loop.call_soon(seen.append, "connection regained", context=context)
+        loop.thaw("n1")
+        await asyncio.sleep(1)
+
+    loop.run_until_complete(main())
+    assert seen == ["connection lost", "connection regained"]
+
+
 def test_others_go_on_while_one_is_frozen(loop):
     ticks = {"n1": 0, "n2": 0}
 
@@ -226,6 +242,41 @@ def test_what_crashed_nodes_leave_behind_is_collected_without_a_complaint():
         loop.close()
         gc.collect()
     assert [str(warning.message) for warning in said] == []
+
+
+def test_generators_that_crashed_nodes_left_half_way_are_collected_without_a_complaint(monkeypatch):
+    loop = VirtualLoop()
+
+    async def inner():
+        news: asyncio.Queue[None] = asyncio.Queue()
+        try:
+            while True:
+                await news.get()
+                yield
+        finally:
+            await asyncio.sleep(1)
+
+    async def outer():
+        async for _ in inner():
+            yield
+
+    async def work():
+        async for _ in outer():
+            pass
+
+    async def main():
+        loop.spawn("n1", work())
+        await asyncio.sleep(0.5)
+        loop.crash("n1")
+
+    said = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: said.append(repr(unraisable.exc_value)))
+    loop.run_until_complete(main())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        loop.close()
+        gc.collect()
+    assert said + [str(warning.message) for warning in warned] == []
 
 
 def test_sets_of_tasks_have_the_same_order_every_time():

@@ -216,6 +216,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
                     before |= begun
                     for task in sorted(begun, key=hash):
                         _close(task)
+                # Nothing runs any more. Among it are the ends of generators that were left half way: dropped while
+                # the loop is open, since they cancel what they wait for. One may hold the next.
+                while self._ready:
+                    self._ready.clear()
         finally:
             asyncio._set_running_loop(running)
             logging.disable(silent)
@@ -321,9 +325,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Let `node` go on, as SIGCONT does: first what was ready and what came in by the socket, then the timers
         that came due meanwhile (asyncio's order). Idempotent."""
         held = self._frozen.pop(node, None)
-        if held is not None:
-            self._ready.extend(held.ready)
-            self._ready.extend(held.timers)
+        if held is None:
+            return
+        # What became ready in this very turn was not moved to the rest yet, and comes after it.
+        late = [handle for handle in self._ready if _node_of(handle) == node]
+        if late:
+            others = [handle for handle in self._ready if _node_of(handle) != node]
+            self._ready.clear()
+            self._ready.extend(others)
+        self._ready.extend((*held.ready, *late, *held.timers))
 
     def frozen(self, node: str) -> bool:
         return node in self._frozen

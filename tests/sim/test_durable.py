@@ -118,3 +118,16 @@ def test_what_befell_whom_is_known_for_as_long_as_it_matters():
     now = 4.0
     troubles.hear(["w0", "w1"], ["w0", "w1"])
     assert troubles.befell("w1", 3.5) and not troubles.befell("w1", 4.5)
+
+
+def test_a_pool_that_was_long_in_nobodys_ledger_may_be_unknown():
+    now = 0.0
+    troubles = Troubles(lambda: now)
+    troubles.hear(["pool beta"], [])
+    now = 2.0
+    assert not troubles.lasted("pool beta", 0.0, 2.5)
+    now = 4.0
+    assert troubles.lasted("pool beta", 3.0, 2.5) and not troubles.lasted("pool alpha", 3.0, 2.5)
+    troubles.hear(["pool beta"], ["pool beta"])
+    now = 5.0
+    assert troubles.lasted("pool beta", 3.9, 2.5) and not troubles.lasted("pool beta", 4.5, 2.5)

@@ -21,10 +21,10 @@ from ...worker.context import TaskContext
 from .checker import Checker
 from .durable_books import Body, JobModel
 from .durable_limits import Limits
-from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
+from .durable_plan import UNKNOWN_AFTER_S, DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_tasks import job_result
 from .trace import Trace
-from .troubles import SERVER, Troubles
+from .troubles import SERVER, Troubles, pool_name
 
 DEADLINE_SLACK_S = 2.6
 """As that of calls: what a message may be late, and a freeze below the guard."""
@@ -280,6 +280,9 @@ class JobWatch:
                 return due is not None and self._clock() > due - 0.1
             case DeadReason.IMPOSSIBLE:
                 return step.method == "job_heavy"
+            case DeadReason.UNKNOWN_ENDPOINT:
+                # No dispatcher need have seen its pool while that was in the ledger, if it was not for long enough.
+                return self._troubles.lasted(pool_name(step.endpoint), model.asked_at, UNKNOWN_AFTER_S - 0.5)
             case _:
                 return False
 

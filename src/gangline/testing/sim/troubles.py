@@ -7,6 +7,11 @@ from collections.abc import Callable, Iterable
 SERVER = "server"
 
 
+def pool_name(pool: str) -> str:
+    """What troubles call it."""
+    return f"pool {pool}"
+
+
 class Troubles:
     """Of named processes, and of the server.
 
@@ -30,10 +35,11 @@ class Troubles:
 
         return end
 
-    def hear(self, workers: Iterable[str], heard: Iterable[str]) -> None:
-        """Of these workers those are in the ledger now. One that is not may be thought dead by anybody."""
+    def hear(self, names: Iterable[str], heard: Iterable[str]) -> None:
+        """Of these workers and pools those are in the ledger now. A worker that is not may be thought dead by anybody,
+        a pool that is not may be unknown."""
         heard = set(heard)
-        for name in workers:
+        for name in names:
             if name not in heard and name not in self._silent:
                 self._silent.add(name)
                 self._spans.setdefault(name, []).append([self._clock(), float("inf")])
@@ -44,6 +50,11 @@ class Troubles:
     def befell(self, name: str, since: float, slack_s: float = 0.0) -> bool:
         """Whether anything did since then, or until shortly before."""
         return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
+
+    def lasted(self, name: str, since: float, seconds: float) -> bool:
+        """Whether one thing that befell it went on for so long, and was not over by then."""
+        now = self._clock()
+        return any(until >= since and min(until, now) - begun >= seconds for begun, until in self._spans.get(name, ()))
 
     def count(self, names: Iterable[str], since: float) -> int:
         """How often anything befell any of them since then."""

@@ -34,9 +34,9 @@ from .plan import CALM_RATES, Plan
 from .processes import ClientProcess, WorkerProcess
 from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .slots import WorkerModel
-from .tasks import COSTS, OBSERVER, TaskBroke
+from .tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
 from .trace import Trace
-from .troubles import Troubles
+from .troubles import Troubles, pool_name
 from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
@@ -222,7 +222,7 @@ class World:
         self._bodies += 1
         number, node = self._bodies, current_node() or "?"
         self.trace.note(node, f"{request} begins as {context.job}, attempt {context.attempt} (token {context.token})")
-        self.troubles.hear(self.workers, self._heard())
+        self._hear()
         self.jobs.body_started(number, node, request, cost, context)
         self.models[node].body_started(number, request, cost, context.token, None)
         return number
@@ -236,9 +236,11 @@ class World:
         model.body_ended(number)
         self.jobs.body_ended(number, how)
 
-    def _heard(self) -> set[str]:
-        """Workers with a heartbeat in the ledger."""
-        return {key.rpartition(".")[2] for key in self.ledger_keys() if key.startswith("alive.")}
+    def _hear(self) -> None:
+        """Note which workers have a heartbeat in the ledger, and which pools a registration."""
+        keys = [key.split(".") for key in self.ledger_keys()]
+        heard = {key[2] for key in keys if key[0] == "alive"} | {pool_name(key[1]) for key in keys if key[0] == "reg"}
+        self.troubles.hear((*self.workers, *map(pool_name, SIM_POOLS)), heard)
 
     def rank_arrived(self, request: str, gang: GangContext) -> list[object]:
         self.gangs.arrives(request, gang)
@@ -353,7 +355,7 @@ class World:
             await asyncio.sleep(LOOK_S)
             self.outcomes.look()
             self.gangs.look()
-            self.troubles.hear(self.workers, self._heard())
+            self._hear()
             for worker in self.workers.values():
                 worker.look()
 

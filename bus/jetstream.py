@@ -36,6 +36,7 @@ from .wire import MAX_SUBJECT_BYTES, encode_headers, publication
 log = logging.getLogger("gangline.bus")
 
 _FLUSH_TIMEOUT_S: Final = 5.0
+_AGAIN_S: Final = 0.05
 _MAX_CHECKED_SUBJECTS: Final = 4096
 _BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
 _WILDCARD: Final = re.compile(r"(^|\.)[*>](\.|$)")
@@ -121,7 +122,7 @@ class JetStreamBus:
         self._client = await open_client(self.settings, name=self.name, observer=self, ambient=self.ambient)
         try:
             self._client.add_subscription(self._replies.pattern, "", self._replies.receive)
-            await self._client.ping(self.settings.connect_timeout_s)
+            await self._first_ping()
         except BaseException:
             await self._client.shut()
             raise
@@ -131,6 +132,21 @@ class JetStreamBus:
                 f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` to what its "
                 f"permissions allow, or allow '{self.settings.inbox_prefix}.>'"
             )
+
+    async def _first_ping(self) -> None:
+        """A server that goes down just after the handshake is waited for, as one that is not there yet."""
+        patience_s = self.settings.connect_timeout_s
+        lost = Disconnected(f"the nats-server did not answer within {patience_s:g} s: it is frozen or far")
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    try:
+                        return await self._client.ping(patience_s)
+                    except Disconnected as error:
+                        lost = error
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise lost from None
 
     # -- state ----------------------------------------------------------------------------------------------------
 

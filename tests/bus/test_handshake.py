@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gangline.bus.jetstream import connect
+from gangline.schemas.errors import Disconnected
 
 pytestmark = pytest.mark.server
 
@@ -18,11 +19,13 @@ INFO = b'INFO {"server_id": "fake", "version": "2.12.0", "proto": 1, "max_payloa
 class Fake:
     """Speaks as much NATS as a connection needs. The connections with the given numbers do not come about."""
 
-    def __init__(self, spoilt: set[int], instead_of_pong: bytes) -> None:
+    def __init__(self, spoilt: set[int], instead_of_pong: bytes, answered: int = 0) -> None:
+        """`answered`: so many PINGs of a spoilt connection are answered all the same."""
         self.connections = 0
         self.url = ""
         self._spoilt = spoilt
         self._instead = instead_of_pong
+        self._answered = answered
         self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,11 +33,14 @@ class Fake:
         spoilt = self.connections in self._spoilt
         self._writers.append(writer)
         writer.write(INFO)
+        pings = 0
         while line := await reader.readline():
             if line.startswith(b"PING"):
-                writer.write(self._instead if spoilt else b"PONG\r\n")
-                if spoilt:
+                pings += 1
+                if spoilt and pings > self._answered:
+                    writer.write(self._instead)
                     break
+                writer.write(b"PONG\r\n")
         writer.close()
 
     def hang_up(self) -> None:
@@ -43,8 +49,8 @@ class Fake:
 
 
 @asynccontextmanager
-async def fake(spoilt: set[int], instead_of_pong: bytes) -> AsyncIterator[Fake]:
-    made = Fake(spoilt, instead_of_pong)
+async def fake(spoilt: set[int], instead_of_pong: bytes, answered: int = 0) -> AsyncIterator[Fake]:
+    made = Fake(spoilt, instead_of_pong, answered)
     server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
     made.url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     yield made
@@ -70,3 +76,16 @@ async def test_a_server_that_dies_in_the_first_handshake_is_tried_again(settings
         bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
         assert bus.connected and server.connections == 3
         await bus.close()
+
+
+async def test_a_server_that_dies_just_after_the_first_handshake_is_tried_again(settings_of):
+    async with fake({1, 2}, b"", answered=1) as server:
+        bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
+        assert bus.connected and server.connections == 3
+        await bus.close()
+
+
+async def test_a_server_that_dies_after_each_handshake_is_not_tried_for_ever(settings_of):
+    async with fake(set(range(1, 1000)), b"", answered=1) as server:
+        with pytest.raises(Disconnected):
+            await connect(settings_of(server.url, reconnect_wait_s=0.01, connect_timeout_s=0.5))

@@ -166,7 +166,7 @@ class Hands:
         seq, tell, outcomes = effect.seq, self._tell, self.outcomes
         match effect:
             case do.Look():
-                outcomes.look(effect, lambda found: tell(on.Looked, seq=seq, finished=found))
+                outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
             case do.Note():
                 outcomes.note(self._endpoint, effect, lambda: tell(on.Noted, seq=seq))
             case do.Mark():

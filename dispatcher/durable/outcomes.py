@@ -83,8 +83,8 @@ class Outcomes:
 
     # -- results --------------------------------------------------------------------------------------------------
 
-    def look(self, effect: Look, answer: Callable[[bool], None]) -> None:
-        """Whether the job has ended before."""
+    def look(self, endpoint: str, effect: Look, answer: Callable[[bool], None]) -> None:
+        """Whether the job has ended before. What whoever ended it left of its tries is removed."""
 
         async def read() -> KvEntry | None:
             results = await self._streams.results()
@@ -93,6 +93,8 @@ class Outcomes:
         async def errand() -> None:
             async with self._looks:
                 found = await until_taken("looking a result up", read, self._log)
+            if found is not None:
+                self.forget_try(endpoint, effect.job)
             answer(found is not None)
 
         self._start(errand())
@@ -104,7 +106,9 @@ class Outcomes:
             return
         record = records.result_of(entry, effect, wall=self._ambient.wall())
         if entry.body is None or len(record) <= self._inline:
-            self._create(effect.job, record, effect.result_ttl_s, lambda _: answer())
+            self._create(
+                effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer)
+            )
         else:
             self._start(self._store_large(entry, effect, entry.body, answer))
 
@@ -120,8 +124,16 @@ class Outcomes:
         record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
         written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._create(effect.job, record, effect.result_ttl_s, written.set_result)
-        if not await written:
+        first = await written
+        if not first:
             await self._drop_unless_named(effect.job, name)
+        self._stored(entry, effect, first, answer)
+
+    def _stored(self, entry: Entry, effect: Store, first: bool, answer: Answer) -> None:
+        """`first`: ours is the record. Else whoever wrote it had lost the queue without knowing, and will not remove
+        what it noted of a try since we took over."""
+        if not first:
+            self.forget_try(records.target_of(entry)[0], effect.job)
         answer()
 
     async def _drop_unless_named(self, job: str, name: str) -> None:

@@ -11,7 +11,7 @@ from gangline.bus.ambient import Ambient
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import StreamMessage
 from gangline.dispatcher.durable import records
-from gangline.dispatcher.durable.effects import Bury, Store
+from gangline.dispatcher.durable.effects import Bury, Look, Store
 from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.inlet import read_message
 from gangline.dispatcher.durable.outcomes import Outcomes
@@ -97,6 +97,31 @@ async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(desk: D
 async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(desk: Desk) -> None:
     await desk.ends(JobState.CANCELLED)
     assert await desk.buries(desk.entry()) == (0, JobState.CANCELLED)
+
+
+async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(desk: Desk) -> None:
+    results = await desk.streams.results()
+    effect = Store(seq=7, job="7", state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60)
+
+    async def found_it() -> bool:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        desk.outcomes.look("images", Look(seq=7, job="7"), done.set_result)
+        return await done
+
+    async def was_first() -> None:
+        done = asyncio.Event()
+        desk.outcomes.store(desk.entry(), effect, done.set)
+        await done.wait()
+
+    for ends_it in (found_it, was_first):
+        await results.put(NAMES.try_key("images", "7"), b"of a predecessor that had lost the queue")
+        if ends_it is found_it:
+            assert not await found_it()
+            assert await results.get(NAMES.try_key("images", "7")) is not None, "it may be tried again"
+            await desk.ends(JobState.CANCELLED)
+        await ends_it()
+        await desk.scribe.settled()
+        assert await results.get(NAMES.try_key("images", "7")) is None
 
 
 async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:

@@ -2,20 +2,21 @@
 
 Order, where it matters for a crash in between: the large result before the record that names it; the dead letter before
 the record, the record before the answer to the core, which acknowledges then; a try is forgotten only after the
-acknowledgement was confirmed.
+acknowledgement was confirmed, or when somebody else's record of the end is found.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from ...bus.ambient import Ambient
-from ...bus.port import Bus, KvEntry, Refused
+from ...bus.port import Bus, KvEntry, Published, Refused
 from ...schemas import headers
 from ...schemas.errors import GanglineError, PayloadTooLarge
 from ...schemas.jobs import JobState, ResultRecord
@@ -183,7 +184,10 @@ class Outcomes:
         if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
             answer()  # its publisher cancelled it in the stream, for example, while nobody had the queue
             return
-        await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
+        letter = await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
+        if letter.duplicate:
+            told = functools.partial(self._told_before, effect, letter.sequence)
+            effect = await until_taken("reading a dead letter", told, self._log)
         if effect.result_ttl_s > 0:
             written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
             record = records.result_of(entry, effect, wall=wall)
@@ -207,7 +211,12 @@ class Outcomes:
         entry = await (await self._streams.results()).get(self._names.result_key(job))
         return entry is not None and ResultRecord.model_validate_json(entry.value).state is not JobState.DEAD
 
-    async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> None:
+    async def _told_before(self, effect: Bury, sequence: int) -> Bury:
+        """The letter stands since before its dispatcher was killed, and may give another reason than we would."""
+        message = await (await self._streams.dead()).get(sequence)
+        return effect if message is None else records.as_told(effect, message.headers or {})
+
+    async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> Published:
         await self._sure()
         dead = await self._streams.dead()
         endpoint, method = records.target_of(entry)
@@ -217,14 +226,13 @@ class Outcomes:
             if limit and records.size_of_headers(given) > records.MAX_HEADER_BYTES:
                 continue
             try:
-                await dead.publish(subject, entry.message.data, headers=given)
-                return
+                return await dead.publish(subject, entry.message.data, headers=given)
             except PayloadTooLarge:
                 continue
         # As large as a message can be: with why it is dead, it does not fit beside it.
         name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
         await (await self._streams.objects()).put(name, entry.message.data)
-        await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
+        return await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
 
     # -- schedules ------------------------------------------------------------------------------------------------
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from ...bus.port import StreamMessage
 from ...schemas import codec, headers
 from ...schemas.codec import Format
-from ...schemas.errors import GanglineError
+from ...schemas.errors import GanglineError, error_from_wire
 from ...schemas.jobs import DeadReason, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
 from ...schemas.names import Names
 from ...schemas.submission import Submission
@@ -129,6 +130,18 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
     return given
 
 
+def as_told(effect: Bury, given: Mapping[str, str]) -> Bury:
+    """The same end for the reason that its dead letter, which has these headers, gives."""
+    try:
+        reason = DeadReason(given[headers.DEAD_REASON])
+        failure = JobFailure.model_validate_json(given[headers.DEAD_ERROR])
+        attempts = int(given[headers.ATTEMPTS])
+    except (KeyError, ValueError):
+        return effect  # people can write there, too
+    error = error_from_wire(failure.code, failure.message, failure.details, may_have_started=attempts > 0)
+    return replace(effect, reason=reason, error=error, attempts=attempts)
+
+
 def size_of_headers(given: Mapping[str, str]) -> int:
     """Bytes that they take in a message."""
     return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
@@ -185,6 +198,7 @@ def moment(wall: float) -> str:
 
 
 __all__ = [
+    "as_told",
     "dead_event",
     "dead_headers",
     "failure_of",

@@ -59,13 +59,13 @@ class Desk:
         read = read_message(NAMES, message)
         return Entry(message, read if isinstance(read, Submission) else None)
 
-    async def buries(self, entry: Entry) -> tuple[int, JobState]:
+    async def buries(self, entry: Entry, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
         """How many dead letters there are then, and what the record says."""
         done = asyncio.Event()
         effect = Bury(
             seq=7,
             job="7",
-            reason=DeadReason.FAILED,
+            reason=reason,
             error=TaskFailed("it raised"),
             attempts=1,
             started_at=None,
@@ -92,6 +92,18 @@ async def desk() -> AsyncGenerator[Desk, None]:
 async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(desk: Desk) -> None:
     assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
     assert await desk.buries(desk.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
+
+
+async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecessor_left(desk: Desk) -> None:
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
+    results = await desk.streams.results()
+    await results.delete(NAMES.result_key("7"))  # as if it had been killed before it wrote that
+    assert await desk.buries(desk.entry(), DeadReason.EXPIRED) == (1, JobState.DEAD)
+    found = await results.get(NAMES.result_key("7"))
+    assert found is not None
+    record = ResultRecord.model_validate_json(found.value)
+    assert record.reason is DeadReason.FAILED and record.error is not None and record.attempts == 1
+    assert (record.error.code, record.error.message) == ("task_failed", "it raised")
 
 
 async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(desk: Desk) -> None:

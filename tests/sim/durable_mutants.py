@@ -8,16 +8,22 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.port import Published
+from gangline.dispatcher.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.durable import keys as keys_module
 from gangline.dispatcher.durable.admission import Admission
 from gangline.dispatcher.durable.effects import Store
 from gangline.dispatcher.durable.entry import Entry
+from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
 from gangline.dispatcher.durable.recovery import Recovery
 from gangline.dispatcher.durable.starting import Starting
 from gangline.dispatcher.durable.task import Task
+from gangline.schemas import headers
+from gangline.schemas.submission import Submission
 from gangline.testing.sim.durable_draw import draw_durable_plan
+from gangline.testing.sim.durable_plan import JobKind
 from gangline.testing.sim.plan import Accident, Plan
 
 from .mutants import mutant
@@ -47,6 +53,18 @@ def _ordered(plan: Plan) -> bool:
     return not lossy and sum(step.ordered for step in plan.durable.steps) > 5
 
 
+def _crowded(plan: Plan) -> bool:
+    """Plans in which more is submitted at once than there is room for, and nothing goes wrong."""
+    assert plan.durable is not None
+    return plan.calm and sum(step.priority != 0 and step.key is None for step in plan.durable.steps) > 8
+
+
+def _replays(plan: Plan) -> bool:
+    """Plans in which dead letters are sent anew."""
+    assert plan.durable is not None
+    return sum(step.kind is JobKind.REPLAY for step in plan.durable.steps) > 3
+
+
 # -- L10: no task lost ------------------------------------------------------------------------------------------------
 
 
@@ -60,8 +78,8 @@ def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> 
 
 @durable_mutant("L10")
 def a_task_is_acknowledged_and_its_dead_letter_left_for_later(patch: pytest.MonkeyPatch) -> None:
-    async def publish_dead(self: Outcomes, *args: Any) -> None:
-        pass
+    async def publish_dead(self: Outcomes, *args: Any) -> Published:
+        return Published(sequence=1)
 
     patch.setattr(Outcomes, "_publish_dead", publish_dead)
 
@@ -82,6 +100,27 @@ def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> 
     patch.setattr(ending, "max_attempts", lambda *args: original(*args) + 1)
 
 
+# -- replays ----------------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("L10", needs=_replays)
+def a_task_that_is_sent_anew_counts_from_one(patch: pytest.MonkeyPatch) -> None:
+    original = DeadLetters._fields_again
+
+    def fields_again(self: DeadLetters, letter: DeadLetter) -> dict[str, str]:
+        return {name: value for name, value in original(self, letter).items() if name != headers.ATTEMPTS}
+
+    patch.setattr(DeadLetters, "_fields_again", fields_again)
+
+
+@durable_mutant("L10", needs=_replays)
+def the_letter_of_a_task_that_is_sent_anew_stays(patch: pytest.MonkeyPatch) -> None:
+    async def remove(self: DeadLetters, letter: DeadLetter) -> None:
+        pass
+
+    patch.setattr(DeadLetters, "_remove", remove)
+
+
 # -- limits and order -------------------------------------------------------------------------------------------------
 
 
@@ -100,6 +139,27 @@ def whoever_has_room_goes_first(patch: pytest.MonkeyPatch) -> None:
         self._cap(task)
 
     patch.setattr(Admission, "admit", admit)
+
+
+@durable_mutant("turn", needs=_crowded)
+def nobody_goes_before_anybody(patch: pytest.MonkeyPatch) -> None:
+    def place(submission: Submission, seq: int, age_step_s: float) -> Place:
+        return (submission.published_at, seq)
+
+    patch.setattr("gangline.dispatcher.durable.arriving.place_of", place)
+
+
+@durable_mutant("turn", needs=_crowded)
+def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
+    def place(submission: Submission, seq: int, age_step_s: float) -> Place:
+        return (-submission.priority, seq)
+
+    patch.setattr("gangline.dispatcher.durable.arriving.place_of", place)
+
+
+@durable_mutant("turn", needs=_crowded)
+def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("gangline.dispatcher.durable.order.Ranked", functools.partial(Ranked, reverse=True))
 
 
 @durable_mutant("max-running", needs=_rule("max_running"))

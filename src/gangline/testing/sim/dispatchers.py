@@ -31,10 +31,15 @@ class DispatcherProcess(Process):
 
     async def _main(self, bus: MemoryBus) -> None:
         world, node = self.world, self.node
+        traffic = world.plan.durable
+        assert traffic is not None
+        settings = DispatcherSettings(
+            node=f"host-{self.name}", unknown_after_s=UNKNOWN_AFTER_S, age_step_s=traffic.age_step_s
+        )
         dispatcher = Dispatcher(
             bus,
             names=world.names,
-            settings=DispatcherSettings(node=f"host-{self.name}", unknown_after_s=UNKNOWN_AFTER_S),
+            settings=settings,
             tasks=STORAGE,
             ambient=world.ambient(node),
         )

@@ -41,6 +41,24 @@ class JobModel:
     """When somebody was told that it is."""
     told: list[str] = field(default_factory=list[str])
     record: ResultRecord | None = None
+    replaying: int = 0
+    """Calls that may be sending it anew."""
+    replayed: int = 0
+    """... of which so many are said to be done."""
+    revived_at: float | None = None
+    """When the record of its last death was removed."""
+    attempts_before: int = 0
+    """... which told of so many."""
+
+    @property
+    def most_attempts(self) -> int:
+        """None of its tries may have a greater number."""
+        return self.attempts_before + self.step.max_attempts
+
+    @property
+    def life(self) -> list[Body]:
+        """Tries since it was last revived."""
+        return [body for body in self.bodies if self.revived_at is None or body.since >= self.revived_at]
 
     @property
     def running(self) -> list[Body]:

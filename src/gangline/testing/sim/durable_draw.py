@@ -7,6 +7,7 @@ ever); what is added here is drawn from a source of its own.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 from ...schemas.jobs import DeadReason
@@ -34,12 +35,17 @@ def draw_durable_plan(seed: int) -> Plan:
     dispatchers = tuple(f"d{number}" for number in range(rng.choice((1, 2, 2, 3))))
     pools = sorted({worker.pool for worker in plan.workers})
     routes = _routes(rng, pools, plan.traffic_s)
-    steps = _steps(rng, plan, [*pools, *sorted({each.endpoint for each in routes} - set(pools))])
+    endpoints = [*pools, *sorted({each.endpoint for each in routes} - set(pools))]
+    steps = _steps(rng, plan, endpoints)
+    more = random.Random(f"gangline more durable plan {seed}")
+    age_step_s = more.choice((0.5, 2.0, 10.0))
+    steps += _crowd(more, plan, pools, len(steps))
+    steps = _sorted(steps + _replayed(more, plan, endpoints, len(steps)))
     events = [*plan.events, *_events(rng, plan, dispatchers, steps)]
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
-        durable=DurableTraffic(dispatchers=dispatchers, steps=steps, routes=routes),
+        durable=DurableTraffic(dispatchers=dispatchers, steps=steps, routes=routes, age_step_s=age_step_s),
     )
 
 
@@ -97,6 +103,7 @@ _R, _X, _N, _S = JobEnding.RETURN, JobEnding.RAISE, JobEnding.NEVER, JobEnding.S
 _ENDINGS = ((_R,), (_R,), (_R,), (_X, _R), (_X, _X, _R), (_X,), (_N, _R), (_S, _R), (_S,))
 _FLAVOURS = ((8, 4, 2, 2, 3, 1), (8, 2, 0, 0, 0, 0), (2, 2, 2, 6, 2, 2))
 """How often each kind: mixed, plain, and mostly cancelled."""
+_KINDS = (JobKind.SUBMIT, JobKind.WATCH, JobKind.ITEMS, JobKind.CANCEL, JobKind.PUBLISH, JobKind.BAD)
 
 
 def _steps(rng: random.Random, plan: Plan, endpoints: list[str]) -> tuple[JobStep, ...]:
@@ -107,11 +114,61 @@ def _steps(rng: random.Random, plan: Plan, endpoints: list[str]) -> tuple[JobSte
     bursts = [rng.uniform(0, plan.traffic_s) for _ in range(max(1, busy // 8))]
     steps: list[JobStep] = []
     for number in range(busy):
-        kind = rng.choices(tuple(JobKind), weights=weights)[0]
+        kind = rng.choices(_KINDS, weights=weights)[0]
         at_s = rng.choice(bursts) if rng.random() < 0.6 else rng.uniform(0, plan.traffic_s)
         step = _step(rng, number, at_s, rng.choice(plan.clients), kind, rng.choice(endpoints), keyed, ordered)
         steps.append(_twins(rng, steps, step))
+    return _sorted(steps)
+
+
+def _sorted(steps: Iterable[JobStep]) -> tuple[JobStep, ...]:
     return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
+
+
+def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tuple[JobStep, ...]:
+    """Now and then more tasks at once than there is room for, of all priorities: each must wait for its turn."""
+    if rng.random() < 0.6:
+        return ()
+    endpoint, begins_s = rng.choice(pools), rng.uniform(0, plan.traffic_s / 2)
+    return tuple(
+        JobStep(
+            number=number,
+            at_s=begins_s + rng.uniform(0, 2.0),
+            client=rng.choice(plan.clients),
+            kind=rng.choice((JobKind.SUBMIT, JobKind.PUBLISH)),
+            endpoint=endpoint,
+            method=rng.choices(("job", "job_heavy"), weights=(8, 1))[0],
+            duration_s=rng.choice((0.05, 0.3, 0.6)) * rng.uniform(0.5, 1.5),
+            endings=(JobEnding.RETURN,),
+            priority=rng.choice((-1, 0, 0, 1, 3)),
+        )
+        for number in range(first, first + rng.choice((10, 20, 30)))
+    )
+
+
+def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
+    """Now and then some that die, and are sent anew."""
+    if rng.random() < 0.5:
+        return ()
+    steps: list[JobStep] = []
+    for number in range(first, first + rng.choice((2, 4, 8))):
+        at_s, method = rng.uniform(0, plan.traffic_s * 0.7), rng.choice(("job", "job", "job_items"))
+        step = _step(rng, number, at_s, rng.choice(plan.clients), JobKind.REPLAY, rng.choice(endpoints), 0.3, 0.5)
+        steps.append(
+            replace(
+                step,
+                method=method,
+                items=rng.choice((1, 5)) if method == "job_items" else 0,
+                duration_s=min(step.duration_s, 0.3),
+                endings=rng.choice(((_X, _R), (_X, _X, _R), (_X,), (_N, _X, _R))),
+                timeout_s=0.2,
+                max_attempts=rng.choice((1, 1, 2)),
+                keeps_result=True,
+                doom_after_s=rng.choice((0.0, 0.0, 0.3)),
+                at_once=rng.choice((1, 1, 2)),
+            )
+        )
+    return tuple(steps)
 
 
 def _twins(rng: random.Random, before: list[JobStep], step: JobStep) -> JobStep:

@@ -23,6 +23,8 @@ from .durable_books import Body, JobModel
 from .durable_limits import Limits
 from .durable_plan import UNKNOWN_AFTER_S, DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_tasks import job_result
+from .durable_turns import Turns
+from .plan import LATENCY_S, MAX_DELAY_S
 from .trace import Trace
 from .troubles import SERVER, Troubles, pool_name
 
@@ -33,6 +35,11 @@ DEADLINE_SLACK_S = 2.6
 CANCEL_SLACK_S = 5.0
 """How long a dispatcher may have looked before it starts."""
 
+ON_ITS_WAY_S = MAX_DELAY_S + 0.1
+"""How long what was sent to a worker may be on its way;"""
+ON_ITS_WAY_CALM_S = 4 * LATENCY_S
+"""... and while all is well."""
+
 
 class JobWatch:
     """All durable tasks of a run.
@@ -41,6 +48,7 @@ class JobWatch:
         excused: whether messages may have been held for longer than any slack.
         calm: whether nothing has gone wrong so far.
         lossy: whether messages have got lost on connections that held.
+        quiet_for: seconds since anything has gone wrong.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class JobWatch:
         excused: Callable[[], bool],
         calm: Callable[[], bool],
         lossy: Callable[[], bool],
+        quiet_for: Callable[[], float],
     ) -> None:
         self._checker = checker
         self._trace = trace
@@ -64,14 +73,25 @@ class JobWatch:
         self._traffic = traffic
         self._troubles = troubles
         self._excused = excused
+        self._calm = calm
         self.models: dict[str, JobModel] = {}
         """By request."""
         self.ends: dict[str, ResultRecord] = {}
         """By job."""
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
         self._limits: Limits | None = None
+        self._turns: Turns | None = None
         if traffic is not None:
-            self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
+            limits = self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
+            self._turns = Turns(
+                checker,
+                clock,
+                traffic,
+                messages=limits.messages,
+                models=self.models,
+                quiet_for=quiet_for,
+                wall=hub.ambient.wall,
+            )
 
     # -- what clients do ------------------------------------------------------------------------------------------
 
@@ -96,6 +116,25 @@ class JobWatch:
     def cancelled(self, step: JobStep) -> None:
         """Somebody was told that it is."""
         self.models[step.request].cancelled_at = self._clock()
+
+    def is_dead(self, job: str) -> bool:
+        """Its record says so."""
+        record = self.ends.get(job)
+        return record is not None and record.state is JobState.DEAD
+
+    def replays(self, step: JobStep) -> None:
+        """Somebody begins to send it anew."""
+        self.models[step.request].replaying += 1
+
+    def replayed(self, step: JobStep) -> None:
+        """Somebody was told that it is sent anew."""
+        self.models[step.request].replayed += 1
+
+    def not_replayed(self, step: JobStep, error: GanglineError) -> None:
+        """Somebody was told that it is not: right only if another call has, or may have, done it."""
+        model = self.models[step.request]
+        if model.replaying < 2:
+            self._fail("outcome", f"{model} is dead, and cannot be replayed: {error.message}")
 
     def told(self, step: JobStep, job: str, value: Any) -> None:
         """Somebody who waited got a result."""
@@ -141,8 +180,9 @@ class JobWatch:
         if context.job != model.job:
             self._fail("L10", f"{model} runs as job {context.job}")
         self._check_start(model, body)
-        if self._limits is not None:
+        if self._limits is not None and self._turns is not None:
             self._limits.starts(model, body, context)
+            self._turns.starts(model, body)
         model.bodies.append(body)
         self.by_number[number] = (model, body)
 
@@ -150,6 +190,11 @@ class JobWatch:
         """It has ended."""
         _, body = self.by_number[number]
         body.ended_at, body.how = self._clock(), how
+
+    def look(self) -> None:
+        """Compare what should have happened by now with the time."""
+        if self._turns is not None:
+            self._turns.look()
 
     def died(self, node: str) -> None:
         """A process is gone, and its code with it."""
@@ -181,10 +226,13 @@ class JobWatch:
         self._check_times(model, body, now)
 
     def _cancelled_late(self, model: JobModel, end: ResultRecord | None) -> bool:
-        """Whether a cancelled task may start all the same: its dispatcher forgot that it is, or had taken it from the
-        stream just when its publisher, who heard of no dispatcher, cancelled it there. (Its result counts for nothing
-        then.)"""
+        """Whether a cancelled task may start all the same: it was on its way to its worker already; or its dispatcher
+        forgot that it is, or had taken it from the stream just when its publisher, who heard of no dispatcher,
+        cancelled it there. (Its result counts for nothing then.)"""
         assert model.cancelled_at is not None
+        on_its_way_s = ON_ITS_WAY_CALM_S if self._calm() else CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        if self._clock() <= model.cancelled_at + on_its_way_s:
+            return True
         if end is not None and end.state is JobState.CANCELLED and not end.worker:
             return self._clock() < model.cancelled_at + CANCEL_SLACK_S
         return self._bereaved(model.cancelled_at) > 0
@@ -195,12 +243,13 @@ class JobWatch:
         return self._troubles.count((*self._traffic.dispatchers, SERVER), since)
 
     def _check_attempts(self, model: JobModel, body: Body) -> None:
-        step = model.step
-        if body.attempt > step.max_attempts:
-            self._fail("L10", f"{model} starts as attempt {body.attempt} of {step.max_attempts}")
-        lost = sum(1 for each in model.bodies if each.how == "died" or self.explained(each))
+        step, life = model.step, model.life
+        if not model.attempts_before < body.attempt <= model.most_attempts:
+            text = f"{model} starts as attempt {body.attempt}, after {model.attempts_before}, of {model.most_attempts}"
+            self._fail("L10", text)
+        lost = sum(1 for each in life if each.how == "died" or self.explained(each))
         kills = self._bereaved(model.asked_at)
-        starts = len(model.bodies) + 1
+        starts = len(life) + 1
         if starts > step.max_attempts + lost + kills:
             self._fail("L10", f"{model} starts {starts} times, with {step.max_attempts} attempts and {lost} lost ones")
 
@@ -210,10 +259,11 @@ class JobWatch:
             self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
         if step.deadline_s is not None and model.stored_at is not None and not self._excused():
             # From when it was stored, which was before its publisher knew, or from its time on.
-            late = now - (model.stored_at + delay_s + step.deadline_s)
+            since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
+            late = now - (since + step.deadline_s)
             if late > DEADLINE_SLACK_S and not self._troubles.befell(SERVER, model.asked_at):
                 self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
-        raised = [each for each in model.bodies if each.how == "raised" and each.ended_at is not None]
+        raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
         if raised and body.attempt > raised[-1].attempt:
             waited = now - (raised[-1].ended_at or 0.0)
             if waited < step.backoff_s / 2 - 0.001:
@@ -227,7 +277,7 @@ class JobWatch:
             return
         job = entry.key.partition(".")[2]
         if entry.operation is not KvOperation.PUT:
-            self._fail("L10", f"the result of {job} is deleted")
+            self._removed(job)
             return
         record = ResultRecord.model_validate_json(entry.value)
         self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
@@ -237,6 +287,16 @@ class JobWatch:
         model = next((each for each in self.models.values() if each.job == job), None)
         if model is not None:
             self.check_record(model, record)
+
+    def _removed(self, job: str) -> None:
+        """Right only of a dead one that is being sent anew."""
+        model = next((each for each in self.models.values() if each.job == job), None)
+        record = self.ends.pop(job, None)
+        if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
+            self._fail("L10", f"the result of {job} is deleted: {record}")
+            return
+        self._trace.note("ledger", f"result of {job} removed: it is sent anew")
+        model.record, model.revived_at, model.attempts_before = None, self._clock(), record.attempts
 
     def check_record(self, model: JobModel, record: ResultRecord) -> None:
         """It is the truth."""
@@ -256,15 +316,15 @@ class JobWatch:
             case JobState.DEAD:
                 if not self._may_die(model, record):
                     self._fail("L10", f"{model} is dead: {record.reason} after {record.attempts}: {record.error}")
-        if record.attempts > step.max_attempts:
-            self._fail("L10", f"{model} has {record.attempts} attempts of {step.max_attempts}")
+        if record.attempts > model.most_attempts:
+            self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
 
     def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
         """Whether that is a reason for its death."""
         step = model.step
         if step.bad is not None:
             return record.reason is step.bad.reason
-        last = record.attempts >= step.max_attempts
+        last = record.attempts >= model.most_attempts
         match record.reason:
             case DeadReason.FAILED:
                 return last and any(body.how in ("raised", "stopped") for body in model.bodies)
@@ -323,7 +383,9 @@ class JobWatch:
         record = self.ends.get(model.job)
         if record is not None and model.record is None:
             self.check_record(model, record)
-        if record is None:
+        if model.replaying > model.replayed:
+            pass  # a call that was cut short may have left a letter, or the letter alone
+        elif record is None:
             self._check_unkept(model, letters)
         elif record.state is JobState.DEAD:
             if letters != [str(record.reason)]:
@@ -371,6 +433,7 @@ class JobWatch:
                 add(record.state.value if record.reason is None else f"{record.state.value}: {record.reason}")
             else:
                 add("without a result" if model.stored_at is not None else "not stored")
+            add("replayed", model.replayed)
             add("tries", len(model.bodies))
             add("tries lost", sum(1 for body in model.bodies if body.how == "died"))
             add("endless tries stopped", sum(1 for body in model.bodies if body.how == "stopped"))
@@ -378,6 +441,7 @@ class JobWatch:
                 "slow stops",
                 sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
             )
+        add("turns kept", 0 if self._turns is None else self._turns.compared)
         return dict(sorted(found.items()))
 
     def _fail(self, law: str, text: str) -> None:

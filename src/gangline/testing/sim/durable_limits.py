@@ -95,7 +95,7 @@ class Limits:
     def _check_order(self, model: JobModel) -> None:
         """None that was published before it, of the same key, is without an end."""
         by_job = {each.job: each for each in self._watch.models.values()}
-        messages = self._messages(model.step.endpoint)
+        messages = self.messages(model.step.endpoint)
         if not any(_job(message) == model.job for message in messages):
             return  # cancelled in the stream meanwhile
         for message in messages:
@@ -113,7 +113,8 @@ class Limits:
             if not ended:
                 self._checker.fail("order", f"{model} starts before {other}, published before it, has ended")
 
-    def _messages(self, endpoint: str) -> list[StreamMessage]:
+    def messages(self, endpoint: str) -> list[StreamMessage]:
+        """What the stream has of it."""
         stream = self._hub.streams.find(self._names.tasks_stream)
         prefix = f"{self._names.namespace}.task.{endpoint}."
         return [] if stream is None else [each for each in stream.messages.values() if each.subject.startswith(prefix)]

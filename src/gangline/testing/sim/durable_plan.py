@@ -21,6 +21,8 @@ class JobKind(StrEnum):
     CANCEL = "submit and cancel"
     PUBLISH = "publish without the SDK"
     BAD = "publish what cannot run"
+    REPLAY = "submit, and replay when it is dead"
+    """From here on not among the kinds that are drawn for every plan."""
 
 
 class JobEnding(StrEnum):
@@ -76,7 +78,9 @@ class JobStep:
     cancel_after_s: float | None = None
     """Cancel the whole step then, wherever it is. The job goes on."""
     doom_after_s: float = 0.0
-    """Of CANCEL: when, after it was stored."""
+    """Of CANCEL: when, after it was stored. Of REPLAY: when, after it died."""
+    at_once: int = 1
+    """Of REPLAY: so many do it at the same time."""
     bad: Bad | None = None
 
     @property
@@ -101,6 +105,13 @@ class DurableTraffic:
     dispatchers: tuple[str, ...]
     steps: tuple[JobStep, ...]
     routes: tuple[RouteStep, ...]
+    age_step_s: float = 10.0
+    """Of all dispatchers."""
+
+    def one_pool(self, endpoint: str) -> bool:
+        """Whether all its tasks go to one pool, whatever its route."""
+        routes = [step.route for step in self.routes if step.endpoint == endpoint]
+        return len({pool for route in routes or [RouteRecord()] for pool in route.pools(endpoint)}) == 1
 
     def most(self, endpoint: str, rule: str) -> float | None:
         """The most generous value that a rule of an endpoint ever has; None: it is without one at some time."""

@@ -10,6 +10,7 @@ from ...bus.memory_bus import MemoryBus
 from ...dispatcher.client import Client
 from ...dispatcher.jobs import Job
 from ...schemas.errors import DeadlineExceeded, GanglineError
+from ...schemas.task_errors import JobError, UnknownJob
 from .durable_plan import JobKind, JobStep
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ class JobStepRunner:
         match step.kind:
             case JobKind.WATCH:
                 await self._watch(job)
+            case JobKind.REPLAY:
+                await self._watch(job)
+                await asyncio.sleep(step.doom_after_s)
+                if self._jobs.is_dead(job.id):
+                    await asyncio.gather(*(self._replay(job) for _ in range(step.at_once)))
+                    await self._watch(job)
             case JobKind.ITEMS:
                 await self._read(job)
             case JobKind.CANCEL:
@@ -172,6 +179,24 @@ class JobStepRunner:
         else:
             self._note(f"gave {len(found)} items")
             self._jobs.told_items(self._step, job.id, found)
+
+    async def _replay(self, job: Job) -> None:
+        """Until it is said to be done; what failed half way is done again."""
+        for _ in range(TRIES):
+            self._jobs.replays(self._step)
+            try:
+                await self._client.replay(job.id)
+            except (UnknownJob, JobError) as error:
+                self._note(f"is not replayed: {error.code}: {error.message}")
+                self._jobs.not_replayed(self._step, error)
+                return
+            except GanglineError as error:
+                self._note(f"may be replayed: {error.code}: {error.message}")
+                await asyncio.sleep(PAUSE_S)
+            else:
+                self._note("is replayed")
+                self._jobs.replayed(self._step)
+                return
 
     async def _cancel(self, job: Job) -> None:
         self._jobs.dooms(self._step)

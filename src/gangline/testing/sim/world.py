@@ -101,6 +101,7 @@ class World:
             excused=lambda: self.accidents.excuses_late_messages,
             calm=lambda: self.accidents.calm,
             lossy=lambda: self.accidents.lossy,
+            quiet_for=self.ledger.quiet_for,
         )
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
@@ -356,6 +357,7 @@ class World:
             self.outcomes.look()
             self.gangs.look()
             self._hear()
+            self.jobs.look()
             for worker in self.workers.values():
                 worker.look()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -99,6 +99,22 @@ class Outcomes:
             answer(found is not None)
 
         self._start(errand())
+
+    async def cancelled(self, jobs: Iterable[str]) -> list[str]:
+        """Which of them have a record that says so: their publishers found nobody to ask."""
+        results = await until_answered("opening the bucket of results", self._streams.results, self._log)
+
+        async def look(job: str) -> bool:
+            async with self._looks:
+                key = self._names.result_key(job)
+                found = await until_taken("looking a result up", lambda: results.get(key), self._log)
+            try:
+                return found is not None and ResultRecord.model_validate_json(found.value).state is JobState.CANCELLED
+            except ValidationError:
+                return False
+
+        asked = list(jobs)
+        return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
 
     def store(self, entry: Entry, effect: Store, answer: Answer) -> None:
         """The job's record."""

@@ -10,6 +10,8 @@ Laws:
    Doubted before any other event, and then Sure, or nothing more; what is being written waits for the same.
 4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
    something of this queue has said what it runs.
+5. Whoever cancelled a job while our connection was gone has left no more than a record: after a reconnection those of
+   all jobs in hand are looked for before the core hears Sure.
 """
 
 from __future__ import annotations
@@ -75,6 +77,9 @@ class Queue:
         self._possession: Possession | None = None
         self._consumer: Consumer | None = None
         self._recovering: asyncio.Task[None] | None = None
+        self._searching: asyncio.Task[None] | None = None
+        self._searched_at = self._loop.time()
+        """When the records of cancelled jobs were last looked for."""
         self._unlisten: Callable[[], None] | None = None
         self._tries: dict[str, TryRecord] = {}
         self._arrived = 0
@@ -132,7 +137,7 @@ class Queue:
             context.guard,
             self._consumer.state,
             doubted=self._on_doubt,
-            sure=lambda: self.tell(on.Sure),
+            sure=self._on_sure,
             lost=self._lost,
             log=self._log,
         )
@@ -253,10 +258,12 @@ class Queue:
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        recovering, self._recovering = self._recovering, None
-        if recovering is not None:
-            recovering.cancel()
-            await asyncio.wait([recovering])
+        works = [work for work in (self._recovering, self._searching) if work is not None]
+        self._recovering = self._searching = None
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works)
         if self._possession is not None:
             await self._possession.stop()
         await self._rolls.stop()
@@ -381,6 +388,24 @@ class Queue:
         self._old_to = max(self._old_to, self._newest)
         self._unsure_until = self._context.ambient.wall()
         self.tell(on.Doubted)
+
+    def _on_sure(self) -> None:
+        """Law 5."""
+        if self._searched_at >= self._context.guard.reconnected_at:
+            self.tell(on.Sure)
+        elif self._searching is None:
+            self._searching = self._loop.create_task(self._search(), name=f"gangline-cancelled-{self.endpoint}")
+
+    async def _search(self) -> None:
+        while self._searched_at < self._context.guard.reconnected_at:
+            began_at = self._loop.time()
+            jobs = [entry.submission.job for entry in self.entries.values() if entry.submission is not None]
+            for job in await self._hands.outcomes.cancelled(jobs):
+                self.tell(on.Cancel, job=job)
+            self._searched_at = began_at
+        self._searching = None
+        if self._possession is not None and self._possession.certain:
+            self.tell(on.Sure)
 
     def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:
         if endpoint == self.endpoint:

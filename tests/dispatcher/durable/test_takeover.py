@@ -162,6 +162,31 @@ def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(recovering: b
     simulate(story())
 
 
+async def test_what_is_cancelled_while_its_dispatcher_is_cut_off_is_not_started_when_that_is_back() -> None:
+    """Nobody else takes the queue over: whoever cancels finds no dispatcher, and leaves a record."""
+    async with Site() as site:
+        site.worker(slots=1)
+        node = site.dispatcher()
+        await site.taken()
+        first = await site.submit("square", {"x": 1, "seconds": 5.0})
+        await site.eventually(lambda: len(site.starts) == 1)
+        waiting = [await site.submit("square", {"x": 2}) for _ in range(3)]
+        fails = await site.submit("fail", {"times": 5}, Gangline_Priority="-1000")
+        await asyncio.sleep(3.0)
+        bus = site.hub.connect("client")
+        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+            site.hub.disconnect(node.bus)
+            assert await client.job(waiting[1], site.pool).cancel()
+            assert await client.job(fails, site.pool).cancel()
+            site.hub.reconnect(node.bus)
+            for job in (first, waiting[0], waiting[2]):
+                assert (await site.ended(job)).state is JobState.DONE
+            await site.empty()
+        await bus.close()
+        assert (await site.ended(waiting[1])).state is JobState.CANCELLED
+        assert site.attempts(waiting[1]) == site.attempts(fails) == []
+
+
 async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:
     async with Site() as site:
         site.worker(slots=1)

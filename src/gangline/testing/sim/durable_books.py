@@ -21,6 +21,8 @@ class Body:
     ended_at: float | None = None
     how: str = ""
     """returned, raised, stopped; or died, with its process."""
+    late: bool = False
+    """It was on its way for long, from a dispatcher that had handed the queue over meanwhile."""
 
 
 @dataclass(slots=True)

@@ -79,6 +79,8 @@ class JobWatch:
         self.ends: dict[str, ResultRecord] = {}
         """By job."""
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
+        self._senders: dict[tuple[str, str], str] = {}
+        """Of the newest try, by worker process and job."""
         self._limits: Limits | None = None
         self._turns: Turns | None = None
         if traffic is not None:
@@ -179,10 +181,12 @@ class JobWatch:
             model.job = context.job
         if context.job != model.job:
             self._fail("L10", f"{model} runs as job {context.job}")
-        self._check_start(model, body)
-        if self._limits is not None and self._turns is not None:
-            self._limits.starts(model, body, context)
-            self._turns.starts(model, body)
+        body.late = self._is_late(model, body)
+        if not body.late:
+            self._check_start(model, body)
+            if self._limits is not None and self._turns is not None:
+                self._limits.starts(model, body, context)
+                self._turns.starts(model, body)
         model.bodies.append(body)
         self.by_number[number] = (model, body)
 
@@ -202,9 +206,31 @@ class JobWatch:
             if body.node == node and body.ended_at is None:
                 body.ended_at, body.how = self._clock(), "died"
 
+    def sent(self, sender: str, node: str, job: str) -> None:
+        """A worker process is being told to run it."""
+        self._senders[node, job] = sender
+
+    def _is_late(self, model: JobModel, body: Body) -> bool:
+        """Whether it comes from a dispatcher that has handed its queue over so lately that it may not have known of
+        this start when its successor asked its worker. (Servers deliver in order what passes one of them; in a cluster
+        each may be late by itself, as here all messages may.)"""
+        if self._calm() or model.job is None:
+            return False
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        filter = self._names.tasks_of(model.step.endpoint)
+        holders = [each.settings for each in stream.consumers.values()] if stream is not None else []
+        holder = next((each.metadata for each in holders if each.filter == filter), None)
+        if holder is None:
+            return True
+        sender = self._senders[body.node, model.job].rpartition("-")[0]
+        if holder["gangline-dispatcher"].rpartition("-")[0] == sender:
+            return False
+        slack_s = CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        return self._hub.ambient.wall() - float(holder["gangline-since"]) <= slack_s
+
     def explained(self, body: Body) -> bool:
         """Whether it may be thought dead, or has been: something befell its process since it began."""
-        return self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
+        return body.late or self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
 
     def _check_start(self, model: JobModel, body: Body) -> None:
         step, now = model.step, self._clock()
@@ -281,8 +307,10 @@ class JobWatch:
             return
         record = ResultRecord.model_validate_json(entry.value)
         self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
-        if job in self.ends:
-            self._fail("L10", f"the result of {job} is written again: {self.ends[job].state}, then {record.state}")
+        before = self.ends.get(job)
+        same = before is not None and before.state is record.state is JobState.CANCELLED  # for another length of time
+        if before is not None and not same:
+            self._fail("L10", f"the result of {job} is written again: {before.state}, then {record.state}")
         self.ends[job] = record
         model = next((each for each in self.models.values() if each.job == job), None)
         if model is not None:
@@ -400,8 +428,8 @@ class JobWatch:
         kept = step.keeps_result or step.bad is not None
         if model.stored_at is None and not model.bodies:
             return  # it never reached the stream, as far as anybody knows
-        if model.cancelled_at is not None and step.delay_s and not model.bodies:
-            return  # taken back while the server kept it for later: of that nothing is written
+        if model.doomed and step.delay_s and not model.bodies:
+            return  # taken back while the server kept it for later, maybe without an answer: of that nothing is written
         if kept:
             self._fail("L10", f"{model} was acknowledged, and has no end")
         elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):

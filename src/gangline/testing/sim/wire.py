@@ -19,6 +19,7 @@ class WireWatch:
     Args:
         models: the worker process with that bus name, if it is one.
         turn: number of the loop's present turn.
+        durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
     """
 
     def __init__(
@@ -27,11 +28,13 @@ class WireWatch:
         trace: Trace,
         models: Callable[[str], WorkerModel | None],
         turn: Callable[[], int],
+        durable: Callable[[str, str, str], None],
     ) -> None:
         self._checker = checker
         self._trace = trace
         self._models = models
         self._turn = turn
+        self._durable = durable
         self._tasks: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
         """By reply subject and id: who was asked, and the task's name there."""
         self._reserves: dict[tuple[str, int], tuple[WorkerModel, Terms]] = {}
@@ -66,6 +69,9 @@ class WireWatch:
                 task_id = f"{envelope.sender}.{frame[1]}"
                 model.task_delivered(task_id, envelope.epoch, frame[6])
                 self._tasks[reply, frame[1]] = (model, task_id)
+                job = (frame[9] or {}).get("job") if len(frame) > 9 else None
+                if job is not None:
+                    self._durable(envelope.sender, model.node, job)
             case Request.RESERVE:
                 single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)

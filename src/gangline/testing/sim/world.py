@@ -86,7 +86,7 @@ class World:
             frozen=loop.frozen,
             quiet_for=self.ledger.quiet_for,
         )
-        wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran)
+        wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran, self._durable_sent)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
@@ -163,6 +163,9 @@ class World:
         """The dispatcher that has most queues now."""
         running = [each for each in self.dispatchers.values() if each.running]
         return max(running, key=lambda each: len(each.queues), default=None)
+
+    def _durable_sent(self, sender: str, node: str, job: str) -> None:
+        self.jobs.sent(sender, node, job)
 
     def _tap_gangs(self) -> None:
         if self.plan.gangs is None:

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, Conflict, NoResponders, StreamMessage
+from ..bus.port import Bus, Conflict, NoResponders, NotPermitted, StreamMessage
 from ..schemas import codec
 from ..schemas.errors import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ..schemas.jobs import (
@@ -79,13 +79,13 @@ class JobDesk:
         Raises:
             UnknownJob: nothing is known of it.
         """
-        if await self.record(ref.id) is not None:
+        record = await self.record(ref.id)
+        if record is not None and record.state is not JobState.CANCELLED:
             return False
-        # Looked for first: only operators may purge.
-        if await self._schedule(ref) is not None:
-            tasks = await self.streams.tasks()
-            if await tasks.purge(self._names.schedule(ref.id)):
-                return True
+        if (schedule := await self._schedule(ref)) is not None:
+            return await self._unschedule(ref, schedule, timeout_s)
+        if record is not None:
+            return False
         held = False
         for endpoint in await self._endpoints_of(ref):
             try:
@@ -100,10 +100,7 @@ class JobDesk:
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
         if not await self._cancel_stored(ref, found, held=held):
             return False
-        # A dispatcher may have taken it from the stream just before; it knows the job by now.
-        for endpoint in await self._endpoints_of(ref):
-            with contextlib.suppress(GanglineError):
-                await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+        await self._stop_started(ref, timeout_s)
         return True
 
     async def why(self, ref: JobRef, timeout_s: float) -> WhyReply:
@@ -170,12 +167,12 @@ class JobDesk:
         return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
 
     def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
-        text = "never submitted here, or ended so long ago that its result is no longer kept"
+        text = "never submitted here, a cron that was cancelled, or ended so long ago that its result is no longer kept"
         if not certain:
             text = f"not among the first {SCANNED} that wait, nor among those that ended"
-        if ref.endpoint is None:
-            text += "; naming its endpoint lets the dispatcher of that be asked"
-        elif absent:
+            if ref.endpoint is None:
+                text += "; name its endpoint (--endpoint), so that the search begins there"
+        if ref.endpoint is not None and absent:
             text += f" ({_nobody(ref.endpoint)})"
         return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
 
@@ -215,6 +212,32 @@ class JobDesk:
     async def _schedule(self, ref: JobRef) -> StreamMessage | None:
         return await (await self.streams.tasks()).last(self._names.schedule(ref.id))
 
+    async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
+        """Take what the server keeps until its time. Its record comes first, for longer than until then: so it is
+        cancelled also when the answer to the purge is lost, or when its time comes just now. What repeats has none: it
+        is no job that ends, and may be declared again."""
+        info = info_of_schedule(ref, schedule, self._names)
+        if info.next_try_at is not None:
+            left_s = max(0.0, info.next_try_at - self._ambient.wall())
+            target = (info.endpoint, info.method)
+            try:
+                await self._write_cancelled(ref, target, schedule.at, left_s + RESULT_TTL_S)
+            except Conflict:
+                record = await self.record(ref.id)
+                if record is not None and record.state is not JobState.CANCELLED:
+                    return False  # its time came, and it ended
+            except NotPermitted:
+                pass  # the purge says what is lacking
+        if not await (await self.streams.tasks()).purge(self._names.schedule(ref.id)):
+            await self._stop_started(ref, timeout_s)
+        return True
+
+    async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
+        """A dispatcher may have taken it from the stream just before; it knows the job by now."""
+        for endpoint in await self._endpoints_of(ref):
+            with contextlib.suppress(GanglineError):
+                await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+
     async def _find(self, ref: JobRef) -> Found:
         return await find(await self.streams.tasks(), self._names, ref)
 
@@ -226,24 +249,31 @@ class JobDesk:
             held: its queue has a dispatcher. Else it may run since before that one died: the message is left for the
                 next, who finds the record, and stops what runs.
         """
-        endpoint, method = target_of(found, self._names)
-        record = ResultRecord(
-            job=ref.id,
-            endpoint=endpoint,
-            method=method,
-            state=JobState.CANCELLED,
-            submitted_at=found.at,
-            finished_at=self._ambient.wall(),
-        )
-        key, value = self._names.result_key(ref.id), record.model_dump_json().encode()
+        target = target_of(found, self._names)
         try:
-            results = await self.streams.results()
-            await results.put(key, value, ttl_s=RESULT_TTL_S if held else UNHELD_TTL_S, revision=0)
+            await self._write_cancelled(ref, target, found.at, RESULT_TTL_S if held else UNHELD_TTL_S)
         except Conflict:
             return False  # it ended just now
         if held:
             await (await self.streams.tasks()).delete(found.sequence)
         return True
+
+    async def _write_cancelled(self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float) -> None:
+        """Write the record of a job that was cancelled.
+
+        Raises:
+            Conflict: there is one.
+        """
+        record = ResultRecord(
+            job=ref.id,
+            endpoint=target[0],
+            method=target[1],
+            state=JobState.CANCELLED,
+            submitted_at=submitted_at,
+            finished_at=self._ambient.wall(),
+        )
+        key, value = self._names.result_key(ref.id), record.model_dump_json().encode()
+        await (await self.streams.results()).put(key, value, ttl_s=ttl_s, revision=0)
 
 
 def parse_result(job: str, value: bytes) -> ResultRecord:
@@ -255,7 +285,11 @@ def parse_result(job: str, value: bytes) -> ResultRecord:
     try:
         return ResultRecord.model_validate_json(value)
     except ValidationError as error:
-        raise MalformedMessage(f"the result of job {job!r} cannot be read: {error}") from error
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise MalformedMessage(
+            f"what stands under result.{job} is no record of a result: {where}{first['msg']}"
+        ) from error
 
 
 def _info_of(record: ResultRecord) -> JobInfo:

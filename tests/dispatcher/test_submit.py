@@ -20,9 +20,9 @@ from gangline.schemas.errors import (
     InvalidRequest,
     PayloadTooLarge,
 )
-from gangline.schemas.jobs import JobState
+from gangline.schemas.jobs import JobInfo, JobState
 from gangline.schemas.submission import Submission
-from gangline.schemas.task_errors import InvalidSchedule
+from gangline.schemas.task_errors import InvalidSchedule, JobCancelled
 
 from .jobs_rig import JobsRig, failing, on_both_buses
 
@@ -139,6 +139,10 @@ async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
     job = await rig.client.options(at=later).submit("images.echo")
     assert await job.cancel()
     assert (await (await rig.tasks()).state()).messages == 0
+    assert (await job.status()).state is JobState.CANCELLED
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert not await job.cancel()
     nightly = await rig.client.options(cron="0 0 3 * * *").submit("images.echo")
     info = await nightly.status()
     assert (info.state, info.reason, nightly.repeats) == (JobState.SCHEDULED, "runs again and again: 0 0 3 * * *", True)
@@ -146,6 +150,49 @@ async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
         await nightly.result()
     assert await rig.client.job(nightly.id).cancel()
     assert (await (await rig.tasks()).state()).messages == 0
+
+
+@on_both_buses
+async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeated(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for done in (True, False):
+        job = await rig.client.options(delay_s=60).submit("images.echo")
+        tasks = await job._desk.streams.tasks()
+        purge = tasks.purge
+
+        async def unheard(pattern: str, *, really: bool = done, purge: Any = purge) -> int:
+            if really:
+                await purge(pattern)
+            raise StorageUnavailable("no answer")
+
+        monkeypatch.setattr(tasks, "purge", unheard)
+        with pytest.raises(StorageUnavailable):
+            await job.cancel()
+        monkeypatch.undo()
+        assert (await job.status()).state is JobState.CANCELLED, "whoever gets the task by then finds that it is"
+        assert await job.cancel() is not done
+        assert (await (await rig.tasks()).state()).messages == 0
+
+
+@on_both_buses
+async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_its_dispatcher(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = await rig.take_queue()
+    job = await rig.client.options(delay_s=1).submit("images.echo")
+    mine = await job._desk.streams.tasks()
+
+    async def too_late(pattern: str) -> int:
+        while not dispatcher.messages:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        dispatcher.jobs[job.id] = JobInfo(job=job.id, endpoint="images", state=JobState.RUNNING)
+        return 0
+
+    monkeypatch.setattr(mine, "purge", too_late)
+    assert await job.cancel()
+    assert dispatcher.cancelled == [job.id]
+    assert (await job.status()).state is JobState.CANCELLED
 
 
 @on_both_buses

@@ -67,6 +67,7 @@ class Child:
             cwd=folder,
             stderr=errors,
             limit=1 << 24,
+            start_new_session=True,  # ctrl-c is for us to hear: children end with their stdin
         )
         child = cls(name, process)
         try:

@@ -188,6 +188,18 @@ async def hold(go: str = "") -> str:
 
 
 @pool.task
+async def shrug() -> str:
+    '''Does not let itself be cancelled, until there is a file.'''
+    pathlib.Path("began").touch()
+    while not pathlib.Path("enough").exists():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            pathlib.Path("told").touch()
+    return "done"
+
+
+@pool.task
 async def fail(why: str) -> None:
     raise ValueError(why)
 """

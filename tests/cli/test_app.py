@@ -75,7 +75,8 @@ def test_help_lists_the_commands_in_the_order_of_a_newcomers_day(invoke):
         (["resize", "a.b", "-1"], "gangline: Invalid value for 'SLOTS': '-1' is not a number of slots"),
         (["resize", "a.b", "--jsn"], "gangline: No such option '--jsn'"),
         (["resize", "a.b", "3", "--jsn"], "gangline: Got unexpected extra argument (--jsn)"),
-        (["drain", "a.b", "--grace", "-1"], "gangline: Invalid value for '--grace': -1.0 is not in the range x>=0"),
+        (["drain", "a.b", "--grace", "-1"], "gangline: Invalid value for '--grace': '-1' is no length of time: write"),
+        (["call", "a.b", "-t", "soon"], "gangline: Invalid value for '-t' / '--timeout': 'soon' is no length of time"),
         (["call", "words"], "gangline: 'words' is not ENDPOINT.METHOD, for example 'images.thumbnail'"),
         (["call", "words.count", "{"], "gangline: the arguments are not JSON ("),
         (["call", "words.count", "7"], "gangline: the arguments must be a JSON object or array, not int: try '[7]'"),
@@ -114,3 +115,20 @@ def test_an_unreachable_server_is_exit_code_3_with_what_to_do_next(invoke):
     assert result.exit_code == 3
     assert result.stderr.count("\n") == 1
     assert "nats://127.0.0.1:9" in result.stderr and "'gangline dev MODULE:POOL' starts one" in result.stderr
+
+
+@pytest.mark.parametrize("place", ["gangline.cli.app", "gangline.cli.commands.call"], ids=["group", "command"])
+def test_ctrl_c_before_a_command_has_begun_is_an_interruption_like_any_other(place):
+    code = f"""
+import sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {place!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+sys.argv = ["gangline", "call", "words.count"]
+from gangline.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gangline: interrupted\n")

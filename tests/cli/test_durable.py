@@ -65,8 +65,10 @@ def test_schedules_are_shown_and_cancelled(commands):
     assert nightly["repeats"]
     assert "runs again and again: 0 0 3 * * *" in commands.run("status", nightly["job"]).stdout
     for job in (later, nightly["job"]):
-        assert commands.run("cancel", job).returncode == 0
-        assert commands.run("status", job).returncode == 1
+        assert commands.run("cancel", job).stdout == f"{job} is cancelled\n"
+    assert commands.json("status", later)["state"] == "cancelled"
+    code, text = line(commands.run("status", nightly["job"]))
+    assert (code, "a cron that was cancelled" in text) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +124,19 @@ def test_a_delayed_task_runs_at_its_time(commands, running):
     began = time.monotonic()
     assert commands.run("submit", "words.count", '["a b"]', "--delay", "2s", "--wait").stdout == "2\n"
     assert time.monotonic() - began >= 1.9
+
+
+def test_what_does_not_stop_when_it_is_cancelled_is_said_to_run(commands, running):
+    job = commands.run("submit", "words.shrug").stdout.strip()
+    commands.await_file("began")
+    told = commands.run("cancel", job).stdout
+    assert (
+        told == f"{job} is told to stop, and still runs on words.w1: 'gangline status {job}' tells when it has ended\n"
+    )
+    commands.await_file("told")
+    assert commands.json("cancel", job) == {"job": job, "cancelled": True, "running": True}
+    (commands.folder / "enough").touch()
+    assert commands.run("result", job).stdout == "done\n"
 
 
 def test_a_running_task_is_shown_explained_and_cancelled(commands, running):

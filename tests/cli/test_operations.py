@@ -39,7 +39,7 @@ def test_a_worker_is_seen_with_what_it_serves_and_where(commands):
     assert (row["node"], row["zone"]) == ("n1", "z1")
     assert row["labels"] == {"tier": "a", "gpu": "a100"}
     assert row["load"] == {"running": 0, "reserved": 0, "total": 3}
-    assert set(row["methods"]) == {"count", "shout", "each", "hold", "fail"}
+    assert set(row["methods"]) == {"count", "shout", "each", "hold", "shrug", "fail"}
     table = commands.run("workers").stdout
     assert "words.w1" in table and "··· 0+0/3" in table and "z1/n1" in table and "gpu=a100" in table
     assert commands.json("workers", "other") == []

@@ -1,14 +1,19 @@
-"""The board behind `leases --watch`: what it prints for each change."""
+"""What `leases --watch` and `gang events` print for each change, and to whom no longer."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from gangline.bus.memory import MemoryHub
 from gangline.bus.port import KvEntry, KvOperation
+from gangline.cli.gang_follow import print_events
 from gangline.cli.registry import WorkerRow
 from gangline.cli.watch import Board
+from gangline.schemas.gang_messages import GangEvent
+from gangline.schemas.names import Names
 from gangline.schemas.records import Heartbeat, LeaseRecord, Registration
 
 LEASE = LeaseRecord(
@@ -63,6 +68,37 @@ def test_a_table_keeps_silent_and_knows_what_is_there(capsys):
     board.see(put())
     assert capsys.readouterr().out == ""
     assert list(board.leases.values()) == [LEASE]
+
+
+def test_nobody_who_reads_is_an_end_and_not_an_error_of_the_watch(monkeypatch):
+    """`gangline leases --watch | head -1`"""
+    ends = []
+    board = Board(print_lines=True, as_json=False, on_end=lambda: ends.append("end"))
+
+    def closed(_line):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("click.echo", closed)
+    for entry in (put(), put(), gone()):
+        board.see(entry)
+    assert ends == ["end"] and isinstance(board.broken, BrokenPipeError)
+
+
+async def test_events_that_nobody_reads_end_the_command(monkeypatch):
+    """`gangline gang events | head -1`"""
+    hub, names = MemoryHub(), Names("watched")
+    following = asyncio.ensure_future(print_events(hub.connect("follows"), names, None, True))
+    await asyncio.sleep(1)
+
+    def closed(_line, **_kwargs):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("click.echo", closed)
+    event = GangEvent(kind="formed", gang="g1", generation=1, size=2)
+    for _ in range(2):
+        hub.connect("tells").publish(names.gang_event("g1"), event.model_dump_json().encode())
+    with pytest.raises(BrokenPipeError):
+        await following
 
 
 BEAT = Heartbeat(epoch=1, instance="i", running=0, reserved=0, total=1)

@@ -7,10 +7,17 @@ Exit codes: 0 done; 1 the task or the operation failed; 2 the request itself is 
 
 from __future__ import annotations
 
+import sys
+
 
 def main() -> None:
     """Entry point of the console script."""
-    # Nothing heavy may be imported on the way to `--help`: see app.py.
-    from .app import gangline
+    try:
+        # Nothing heavy may be imported on the way to `--help`: see app.py.
+        from .app import gangline
 
-    gangline(prog_name="gangline")
+        gangline(prog_name="gangline")
+    except KeyboardInterrupt:
+        # Pressed before there was a command to end.
+        print("gangline: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None

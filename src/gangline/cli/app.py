@@ -70,6 +70,10 @@ def one_line_errors() -> Iterator[None]:
         raise
     except click.exceptions.NoArgsIsHelpError:
         raise
+    except KeyboardInterrupt:
+        # While a command was being imported. click would say "Aborted!", and exit with 1.
+        click.echo("gangline: interrupted", err=True)
+        raise SystemExit(130) from None
     except click.ClickException as error:
         raise (OneLineUsage if error.exit_code == 2 else OneLine)(error) from error
 

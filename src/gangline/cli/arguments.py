@@ -73,9 +73,10 @@ def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(str(error), ctx, parameter) from None
 
 
-def duration_option(*names: str, text: str) -> Callable[[Command], Command]:
+def duration_option(*names: str, text: str, default: str | None = None) -> Callable[[Command], Command]:
     """An option whose value is a length of time (`90`, `500ms`, `5m`, `2h`), as seconds."""
-    return click.option(*names, metavar="TIME", callback=_duration, help=text)
+    shown = default is not None
+    return click.option(*names, metavar="TIME", callback=_duration, default=default, show_default=shown, help=text)
 
 
 def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:

@@ -24,12 +24,14 @@ async def follow_events(connection: Connection, gang: str | None, as_json: bool)
 
     Raises:
         Disconnected: the connection was closed for good.
+        BrokenPipeError: nobody reads what is printed any more.
     """
     async with open_bus(connection, "gangline gang events") as bus:
-        await _print_events(bus, connection.names, gang, as_json)
+        await print_events(bus, connection.names, gang, as_json)
 
 
-async def _print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) -> None:
+async def print_events(bus: Bus, names: Names, gang: str | None, as_json: bool) -> None:
+    """See follow_events."""
     over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
     def take(message: Message) -> None:
@@ -37,8 +39,12 @@ async def _print_events(bus: Bus, names: Names, gang: str | None, as_json: bool)
             event = GangEvent.model_validate_json(message.data)
         except ValidationError:
             return  # not one of ours
-        click.echo(message.data.decode() if as_json else event_line(event))
-        sys.stdout.flush()
+        try:
+            click.echo(message.data.decode() if as_json else event_line(event))
+            sys.stdout.flush()
+        except BrokenPipeError as error:  # nobody reads it any more
+            if not over.done():
+                over.set_exception(error)
         if gang is not None and event.kind == "ended" and not over.done():
             over.set_result(True)
 

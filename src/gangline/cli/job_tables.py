@@ -73,7 +73,7 @@ def why_lines(why: WhyReply) -> Iterator[str]:
     for obstacle in why.obstacles:
         until = f", until {_until(obstacle.until)}" if obstacle.until is not None else ""
         who = f" ({', '.join(obstacle.jobs)})" if obstacle.jobs else ""
-        yield f"- {obstacle.text}{who}{until}"
+        yield f"- {obstacle.text.rstrip('.')}{who}{until}"
 
 
 def queues_table(queues: Sequence[QueueStats]) -> Table:

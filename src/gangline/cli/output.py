@@ -36,15 +36,18 @@ def console() -> Console:
     return Console(soft_wrap=False, highlight=False, width=None if sys.stdout.isatty() else 200)
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
-    """A table without lines; columns named in `right` are aligned right, and not folded where others can be."""
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = (), whole: Sequence[str] = ()
+) -> Table:
+    """A table without lines. Columns named in `right` are aligned right; they, and those in `whole`, are not folded
+    where others can be."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # most fit in 80 columns
     for name in columns:
         number = name in right
-        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number)
+        made.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number or name in whole)
     for row in rows:
         made.add_row(*row)
     return made

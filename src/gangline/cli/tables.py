@@ -34,7 +34,8 @@ def workers_table(rows: Sequence[WorkerRow]) -> Table:
                 duration(now - reg.started_at) if reg.started_at else "",
             )
         )
-    return table(("WORKER", "STATE", "SLOTS", "TASKS", "PLACE", "EPOCH", "UP"), lines, right=("UP",))
+    columns = ("WORKER", "STATE", "SLOTS", "TASKS", "PLACE", "EPOCH", "UP")
+    return table(columns, lines, right=("UP",), whole=("STATE", "SLOTS", "EPOCH"))
 
 
 def leases_table(leases: Sequence[LeaseRecord]) -> Table:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import click
 
@@ -26,12 +27,13 @@ async def watch_leases(connection: Connection, pool: str, as_json: bool) -> None
 
     Raises:
         Disconnected: the connection was closed for good.
+        BrokenPipeError: nobody reads what is printed any more.
     """
     async with open_bus(connection, "gangline leases") as bus:
         ledger = await open_ledger(bus, connection)
         closed = asyncio.Event()
         bus.on_connection(lambda event: closed.set() if event is ConnectionEvent.CLOSED else None)
-        board = Board(print_lines=as_json or not sys.stdout.isatty(), as_json=as_json)
+        board = Board(print_lines=as_json or not sys.stdout.isatty(), as_json=as_json, on_end=closed.set)
         subscription = await ledger.watch(connection.names.leases_of(pool), board.see)
         try:
             if board.prints_lines:
@@ -40,15 +42,19 @@ async def watch_leases(connection: Connection, pool: str, as_json: bool) -> None
                 await _draw(board, closed)
         finally:
             await subscription.unsubscribe()
-        raise Disconnected("the connection was closed")
+        raise board.broken or Disconnected("the connection was closed")
 
 
 class Board:
     """The leases that are known now."""
 
-    def __init__(self, *, print_lines: bool, as_json: bool) -> None:
+    def __init__(self, *, print_lines: bool, as_json: bool, on_end: Callable[[], None] = lambda: None) -> None:
+        """`on_end` is called when nobody reads the lines any more."""
         self.prints_lines = print_lines
+        self.broken: BrokenPipeError | None = None
+        """What printing ended with."""
         self._as_json = as_json
+        self._on_end = on_end
         self.leases: dict[str, LeaseRecord] = {}
 
     def see(self, entry: KvEntry) -> None:
@@ -74,8 +80,12 @@ class Board:
             plural = "" if lease.slots == 1 else "s"
             line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {lease.slots} slot{plural}  {lease.token}"
             line = f"{line}  {lease.owner}".rstrip()
-        click.echo(line)
-        sys.stdout.flush()
+        try:
+            click.echo(line)
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            self.broken, self.prints_lines = error, False
+            self._on_end()
 
 
 async def _draw(board: Board, closed: asyncio.Event) -> None:

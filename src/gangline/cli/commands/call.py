@@ -7,16 +7,14 @@ from typing import Any
 
 import click
 
-from ..arguments import parse_arguments
+from ..arguments import duration_option, parse_arguments
 from ..options import Connection, connection_options, json_option
 
 
 @click.command(short_help="Run one task and print its result.")
 @click.argument("target", metavar="ENDPOINT.METHOD")
 @click.argument("arguments", metavar="[JSON]", required=False)
-@click.option(
-    "-t", "--timeout", "timeout_s", type=float, default=30.0, show_default=True, metavar="SECONDS", help="Give up then."
-)
+@duration_option("-t", "--timeout", "timeout_s", text="Give up then.", default="30s")
 @click.option("--key", metavar="TEXT", help="The same key goes to the same worker while that lives.")
 @click.option("--model", metavar="NAME", help="Prefer a worker that has this model loaded.")
 @click.option("--idempotent", is_flag=True, help="May run twice: send it again when the outcome is unknown.")
@@ -38,6 +36,7 @@ def command(
 
     JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; nothing is none.
     A result that is text is printed bare; with --json everything is printed as JSON, on one line.
+    TIME is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
     """
     from ...schemas.names import split_target
     from ..session import run

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..arguments import duration_option
 from ..options import Connection, connection_options, logging_options
 
 
@@ -13,9 +14,9 @@ from ..options import Connection, connection_options, logging_options
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
 @click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: keep these pools only. [all]")
 @click.option("--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Of the shard. No pool is in two shards.")
-@click.option("--starve-after", "starve_after_s", type=float, metavar="SECONDS", help="Then keep slots for a gang. [5]")
+@duration_option("--starve-after", "starve_after_s", text="Then keep slots for a gang. [5s]")
 @click.option("--max-queued", type=int, metavar="N", help="Gangs that may wait. [10000]")
-@click.option("--sweep", "sweep_s", type=float, metavar="SECONDS", help="How often leaked records are looked for. [30]")
+@duration_option("--sweep", "sweep_s", text="How often leaked records are looked for. [30s]")
 @logging_options
 @connection_options
 def command(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..arguments import worker_argument
+from ..arguments import duration_option, worker_argument
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Let a worker finish and leave.")
 @worker_argument
-@click.option(
-    "--grace",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Cancel what still runs then. [the worker's own setting]",
-)
+@duration_option("--grace", text="Cancel what still runs then. [the worker's own setting]")
 @json_option
 @connection_options
 def command(connection: Connection, worker: str, grace: float | None, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import duration_option
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
     "--restart", type=click.Choice(["restart_gang", "restart_member", "fail"]), help="At failures. [restart_gang]"
 )
 @click.option("--max-restarts", type=int, metavar="N", help="Failures before it ends. [3]")
-@click.option("--deadline", "deadline_s", type=float, metavar="SECONDS", help="Give up when not formed by then.")
-@click.option("--ttl", "ttl_s", type=float, metavar="SECONDS", help="It ends when not renewed for so long. [15]")
+@duration_option("--deadline", "deadline_s", text="Give up when not formed by then.")
+@duration_option("--ttl", "ttl_s", text="It ends when not renewed for so long. [15s]")
 @click.option("--owner", metavar="TEXT", help="Who asks and why, for people.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is queued.")
 @click.option("--keep", is_flag=True, help="Stay, renew it, and release it at ctrl-c.")

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from ..arguments import duration_option
 from ..options import Connection, connection_options, logging_options
 
 
 @click.command(short_help="Answer plain NATS requests from any language.")
-@click.option("--timeout", "default_timeout_s", type=float, metavar="SECONDS", help="Of calls that name none. [30]")
+@duration_option("--timeout", "default_timeout_s", text="Of calls that name none. [30s]")
 @click.option("--max-pending", type=int, metavar="N", help="Calls under way at once. [10000]")
-@click.option("--drain-grace", "drain_grace_s", type=float, metavar="SECONDS", help="End what is under way then. [30]")
+@duration_option("--drain-grace", "drain_grace_s", text="End what is under way then. [30s]")
 @click.option("--max-queued", type=int, metavar="N", help="Calls that may wait for a slot, per pool. [10000]")
 @click.option("--node", metavar="NAME", help="Prefer workers of this machine.")
 @click.option("--zone", metavar="NAME", help="Then those of this failure domain.")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
+from ..arguments import duration_option
 from ..options import Connection, connection_options
 
 
 @click.command(short_help="Whether a worker, gateway or dispatcher of this machine answers; for probes.")
 @click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to look for. [host name]")
-@click.option("--timeout", "timeout_s", type=float, default=2.0, show_default=True, metavar="SECONDS", help="Patience.")
+@duration_option("--timeout", "timeout_s", text="Patience.", default="2s")
 @connection_options
 def command(connection: Connection, node: str | None, timeout_s: float) -> None:
     """Whether a worker, gateway or dispatcher of this machine answers, over the server and back: exit code 0, else 3.

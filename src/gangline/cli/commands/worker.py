@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..arguments import duration_option
 from ..options import Connection, connection_options, logging_options
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ HINTS = 6
 @click.option(
     "--label", "labels", multiple=True, metavar="K=V", help="A fact that routing can ask for; may be repeated."
 )
-@click.option("--drain-grace", type=float, metavar="SECONDS", help="Cancel what still runs so long into a drain. [30]")
-@click.option("--freeze-after", type=float, metavar="SECONDS", help="Take a new epoch after so long a standstill. [1]")
+@duration_option("--drain-grace", text="Cancel what still runs so long into a drain. [30s]")
+@duration_option("--freeze-after", text="Take a new epoch after so long a standstill. [1s]")
 @click.option(
     "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Append what happens to slots, as JSON."
 )

@@ -83,6 +83,8 @@ class Arriving:
             if self._books.jobs.get(task.job) != task.seq:
                 self._enter(task)  # its time has come meanwhile
             if task.step is Step.LOOKING:
+                if (Due.UNKNOWN, task.seq) not in self._books.agenda and not self._books.pools.knows(task.submission):
+                    self.unknown(task)  # that was due while its result was looked up
                 self._go_on(task)
 
     def _finished(self, task: Task) -> None:

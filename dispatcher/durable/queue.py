@@ -48,8 +48,8 @@ It matters when a delivery was lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
 """For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02
-_SKEW_S: Final = 2.0
-"""The server's clock may be so much after ours."""
+_HEARD_S: Final = 0.25
+"""Until all servers of a cluster know that we can be asked."""
 _LAST_WORDS_S: Final = 1.0
 """How long the end of a possession waits for what is being written."""
 
@@ -87,8 +87,10 @@ class Queue:
         """Highest sequence that was delivered."""
         self._old_to = 0
         """Up to this sequence a message may have ended before."""
-        self._unsure_until = float("-inf")
-        """Unix time. Whoever cancelled a job until then, when we could not be asked, has left a record and no more."""
+        self._asked_of = False
+        """Whoever cancels a task that arrives now asks us. Else, since we could not be asked, there may be a record."""
+        self._asking: asyncio.Task[None] | None = None
+        self._doubts = 0
         self._hands = Hands(
             context,
             endpoint,
@@ -179,7 +181,7 @@ class Queue:
                 self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
         self.recovery_s = self._loop.time() - began_at
         context.metrics.recovered(self.endpoint, self.recovery_s)
-        self._unsure_until = context.ambient.wall()
+        self._asked_of = False
         self.tell(on.Recovered)
         self._forget_orphans()
         self._log.info(
@@ -189,6 +191,7 @@ class Queue:
             self.core.statistics().running,
             extra={"action": "queue.taken"},
         )
+        await self._be_asked()
 
     async def _let_workers_come_back(self, recovery: Recovery, died: bool) -> None:
         """When the server has just restarted, workers that run tasks of a predecessor may be later than we are."""
@@ -258,8 +261,8 @@ class Queue:
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        works = [work for work in (self._recovering, self._searching) if work is not None]
-        self._recovering = self._searching = None
+        works = [work for work in (self._recovering, self._searching, self._asking) if work is not None]
+        self._recovering = self._searching = self._asking = None
         for work in works:
             work.cancel()
         if works:
@@ -357,7 +360,7 @@ class Queue:
         if known is None:
             self.entries[seq] = Entry(message, None if isinstance(read, GanglineError) else read)
         size = size_of(message)
-        old = seq <= self._old_to or not self.core.open or message.at <= self._unsure_until + _SKEW_S
+        old = seq <= self._old_to or not self._asked_of or not self.core.open
         self._newest = max(self._newest, seq)
         if isinstance(read, GanglineError):
             self.tell(on.Malformed, seq=seq, size=size, error=read, job=job_of(message), published_at=message.at)
@@ -386,11 +389,16 @@ class Queue:
     def _on_doubt(self) -> None:
         # What comes back with a restarted server may be what it had been told is done.
         self._old_to = max(self._old_to, self._newest)
-        self._unsure_until = self._context.ambient.wall()
+        self._asked_of = False
+        self._doubts += 1
         self.tell(on.Doubted)
 
     def _on_sure(self) -> None:
         """Law 5."""
+        if self.core.open:
+            if self._asking is not None:
+                self._asking.cancel()
+            self._asking = self._loop.create_task(self._be_asked(), name=f"gangline-asked-{self.endpoint}")
         if self._searched_at >= self._context.guard.reconnected_at:
             self.tell(on.Sure)
         elif self._searching is None:
@@ -406,6 +414,16 @@ class Queue:
         self._searching = None
         if self._possession is not None and self._possession.certain:
             self.tell(on.Sure)
+
+    async def _be_asked(self) -> None:
+        """We can be asked from now on: only what was published before may have been cancelled without us."""
+        doubts = self._doubts
+        await asyncio.sleep(_HEARD_S)
+        stream = await self._context.streams.tasks()
+        state = await until_answered("looking at the stream of tasks", stream.state, self._log)
+        if doubts == self._doubts:
+            self._old_to = max(self._old_to, state.last_sequence)
+            self._asked_of = True
 
     def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:
         if endpoint == self.endpoint:

@@ -609,6 +609,18 @@ def test_an_endpoint_that_nobody_knows_has_so_long_to_become_known():
     assert started(world) == ["saved"]
 
 
+def test_an_endpoint_that_nobody_knows_is_not_forgotten_while_a_result_is_looked_up():
+    world = World()
+    world.open()
+    world.submit("i1")
+    world.deliver_message()
+    world.advance(31.0, flush=False)
+    world.flush()
+    assert not world.dead
+    world.advance(31.0)
+    assert world.dead == [("i1", "unknown_endpoint")]
+
+
 def test_an_endpoint_with_a_route_or_with_a_pool_that_once_was_waits_for_ever():
     world = World(explicit=True)
     world.open()

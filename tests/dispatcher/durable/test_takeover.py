@@ -410,3 +410,39 @@ async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_ke
             seconds = site.loop.time() - first_at
         await bus.close()
         assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"
+
+
+def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    carry_out = Hands.carry_out
+
+    def counted(self: Hands, effect: do.Effect) -> None:
+        if isinstance(effect, do.Look):
+            looked.append(effect.seq)
+        carry_out(self, effect)
+
+    monkeypatch.setattr(Hands, "carry_out", counted)
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            early = await site.submit("square", {"x": 1})
+            node = site.dispatcher()
+            await site.taken()
+            at_once = await site.submit("square", {"x": 2})
+            await asyncio.sleep(0.5)
+            late = [await site.submit("square", {"x": 3}) for _ in range(3)]
+            for job in (early, at_once, *late):
+                await site.ended(job)
+            assert looked == [1, 2]
+            node.freeze()
+            await site.submit("square", {"x": 4})
+            await asyncio.sleep(1.5)
+            node.thaw()
+            await asyncio.sleep(1.0)
+            await site.ended(await site.submit("square", {"x": 5}))
+            assert looked == [1, 2, 6]
+
+    simulate(story())

@@ -19,6 +19,7 @@ from ..schemas.errors import GanglineError, InvalidRequest
 from ..schemas.jobs import JobFailure, JobState
 from ..schemas.names import check_name
 from ..schemas.task_errors import JobError, UnknownJob
+from .durable.records import buried_sequence
 from .durable.task_streams import TaskStreams
 from .jobs_desk import parse_result
 from .jobs_stored import JobRef
@@ -186,6 +187,7 @@ class DeadLetters:
                 f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
                 "publish it yourself, or drop it"
             )
+        await self._forget_message(letter)
         await self._forget_result(job)
         await (await self._streams.jobs()).purge(self._names.job(job))
         fields = self._fields_again(letter)
@@ -239,6 +241,17 @@ class DeadLetters:
             return
         finally:
             await reading.unsubscribe()
+
+    async def _forget_message(self, letter: DeadLetter) -> None:
+        """Whoever buried it may have been killed before it acknowledged the message. Without a record that message
+        would be taken for a task that has not ended, and the new one for its repetition."""
+        sequence = buried_sequence(letter.headers)
+        tasks = await self._streams.tasks()
+        message = None if sequence is None else await tasks.get(sequence)
+        if message is None or message.subject != letter.subject:
+            return
+        if (_header(message.headers or {}, headers.JOB) or str(message.sequence)) == letter.job:
+            await tasks.delete(message.sequence)
 
     async def _forget_result(self, job: str) -> None:
         """Remove the record that says that the job is dead, so that it can get another one."""

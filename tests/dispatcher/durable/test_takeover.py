@@ -299,6 +299,37 @@ def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_
     simulate(story())
 
 
+def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the message that is left would be taken for the job, and the replayed one for its repetition."""
+    carry_out = Hands.carry_out
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            first = site.dispatcher()
+
+            def until_ack(self: Hands, effect: do.Effect) -> None:
+                if isinstance(effect, do.Ack) and current_node() == first.name:
+                    first.kill()
+                if not site.loop.crashed(first.name) or current_node() != first.name:
+                    carry_out(self, effect)
+
+            monkeypatch.setattr(Hands, "carry_out", until_ack)
+            job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+            assert (await site.ended(job)).state is JobState.DEAD
+            bus = site.hub.connect("client")
+            async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+                await client.replay(job)
+                site.dispatcher()
+                record = await site.ended(job)
+                await site.empty()
+            await bus.close()
+            assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+            assert await site.dead() == []
+
+    simulate(story())
+
+
 @pytest.mark.parametrize("seed", range(10))
 def test_tasks_of_a_killed_worker_start_elsewhere_within_two_seconds_and_a_half(seed: int) -> None:
     async def story() -> None:

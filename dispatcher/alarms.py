@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -35,9 +35,12 @@ class Alarms(Generic[T]):
                 self._loop = asyncio.get_running_loop()
             self._timer = self._loop.call_at(at, self._look)
 
-    def drop(self, item: T) -> None:
-        """Do not ring for it. No-op for one that is not there."""
-        self._due.pop(item, None)
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._due)
+
+    def drop(self, item: T) -> bool:
+        """Do not ring for it; False when it was not there."""
+        return self._due.pop(item, None) is not None
 
     def close(self) -> None:
         """Forget all. Idempotent."""

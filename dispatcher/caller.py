@@ -8,13 +8,13 @@ from typing import Any
 from ..schemas.errors import GanglineError, Unavailable
 from ..schemas.frames import Answer, Frame, Request
 from ..telemetry.tracing import NO_SPAN, Span, tracer
-from .core import Ticket
 from .exchange import Exchange
-from .inflight import Books, Outcome, TaskFlight
+from .inflight import Awaited, Books, Outcome, TaskFlight
 from .order import Order, error_of, result_of
 from .pool import RoutedPool
 from .retry import Fate
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import Worker
 
 
@@ -134,13 +134,13 @@ class Caller:
             if timer is not None:
                 timer.cancel()
 
-    def abandon(self, flight: TaskFlight) -> bool:
+    def abandon(self, flight: Awaited) -> bool:
         """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
         exchange = self.exchange
         if not exchange.is_open(flight):
             return True
         if exchange.recall(flight):
-            flight.books.settle(flight.ticket)
+            flight.settle()
             flight.books.pump()
             return False
         exchange.post(flight.worker, (Request.CANCEL, flight.id))

@@ -43,14 +43,35 @@ class Sink(Protocol):
         """The server takes nothing for that worker, nor took what was sent before: its flights end with the error."""
 
 
+class Parcel:
+    """One message, while it is filled and as long as answers to it are missing."""
+
+    __slots__ = ("channel", "epoch", "flights", "frames", "number", "room", "size")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.frames: list[bytes] = []
+        self.flights: list[Flight | None] = []
+        """Whose frame each is; None: nobody waits for its answer. Both lists are empty again once it was sent."""
+        self.size = 0
+        """Bytes of all frames."""
+        self.room = 0
+        """Most bytes that its frames may have together; 0 before the first."""
+        self.number = 0
+        """How manieth message of its channel it is; 0: it was not sent, or not yet."""
+        self.epoch = 0
+        """The worker's epoch that it names."""
+
+    def __repr__(self) -> str:
+        return f"Parcel(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
+
+
 class Channel:
     """The way to one worker process."""
 
     __slots__ = (
-        "_flights",
-        "_frames",
         "_kept",
-        "_room",
+        "_parcel",
         "_scheduled",
         "_sink",
         "checks",
@@ -69,14 +90,12 @@ class Channel:
         self.number = number
         self.subject = subject
         self.reply = reply
-        self._frames: list[bytes] = []
-        self._flights: list[Flight | None] = []
+        self._parcel = Parcel(self)
+        """What leaves next."""
         self._scheduled = False
-        self._room = 0
-        """`largest_frame` of this turn."""
         self._kept: deque[bytes] = deque()
         self.messages = 0
-        """Messages published so far; each flight knows the number of its own."""
+        """Messages published so far."""
         self.unheard = 0
         """Answers "nobody listens" since the last doubt was settled: so many of the last messages were not received."""
         self.doubted_to = 0
@@ -96,19 +115,17 @@ class Channel:
             PayloadTooLarge: likewise.
         """
         packed = pack(frame)
-        if not self._scheduled:
-            self._room = self.largest_frame
-        if len(packed) > self._room:
-            raise PayloadTooLarge(
-                f"the arguments make a message of {len(packed)} bytes, the server takes {self.largest_frame}: send a "
-                "reference to the data instead, or raise the server's max_payload",
-                details={"size": len(packed), "limit": self.largest_frame},
-            )
+        parcel = self._parcel
+        size = parcel.size + len(packed)
+        if size > parcel.room:
+            parcel = self._parcel_for(len(packed))
+            size = parcel.size + len(packed)
+        parcel.size = size
         if flight is not None:
-            flight.channel = self
-        self._frames.append(packed)
-        self._flights.append(flight)
-        pending = len(self._frames)
+            flight.parcel = parcel
+        parcel.flights.append(flight)
+        parcel.frames.append(packed)
+        pending = len(parcel.frames)
         if pending >= _MIN_HALF and 2 * pending >= self.worker.own:
             self.flush()
             self._sink.bus.push()
@@ -120,7 +137,6 @@ class Channel:
         """Send at once, since nothing else is to be sent in this turn; as `send`."""
         scheduled, self._scheduled = self._scheduled, True
         try:
-            self._room = self.largest_frame
             self.send(frame, flight)
         except BaseException:
             self._scheduled = scheduled
@@ -129,27 +145,21 @@ class Channel:
 
     def unsend(self, flight: Flight) -> bool:
         """Take a frame back; True if it was still here, so that nothing was sent."""
-        if flight.message or flight not in self._flights:
+        parcel = self._parcel
+        if flight.parcel is not parcel:
             return False
-        index = self._flights.index(flight)
-        del self._flights[index], self._frames[index]
+        index = parcel.flights.index(flight)
+        parcel.size -= len(parcel.frames[index])
+        del parcel.flights[index], parcel.frames[index]
         return True
 
     def flush(self) -> None:
         """Publish what is pending."""
         self._scheduled = False
-        frames, flights = self._frames, self._flights
-        if not frames:
-            return
-        self._frames, self._flights = [], []
-        room = self.largest_frame
-        start, size = 0, 0
-        for index, frame in enumerate(frames):
-            if size + len(frame) > room and index > start:
-                self._publish(frames[start:index], flights[start:index])
-                start, size = index, 0
-            size += len(frame)
-        self._publish(frames[start:], flights[start:])
+        parcel = self._parcel
+        if parcel.frames:
+            self._parcel = Parcel(self)
+            self._publish(parcel)
 
     def resume(self) -> None:
         """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
@@ -157,11 +167,13 @@ class Channel:
         if self._kept:
             kept, self._kept = self._kept, deque()
             for frame in kept:
-                self._frames.append(frame)
-                self._flights.append(None)
+                parcel = self._parcel_for(len(frame))
+                parcel.size += len(frame)
+                parcel.frames.append(frame)
+                parcel.flights.append(None)
             self.flush()
 
-    def doubt(self, id: int, task_ids: list[int]) -> None:
+    def doubt(self, check: Flight, task_ids: list[int]) -> None:
         """Ask, in a message of its own, what became of tasks. Its answer (or that there is nobody) says what became of
         all messages before it, since the server keeps the order.
 
@@ -171,14 +183,36 @@ class Channel:
         self.flush()
         self.checks += 1
         self.doubted_to = self.messages
-        frame = encode_frame((Request.CHECK, id, task_ids))
+        check.parcel = Parcel(self)
+        check.parcel.epoch = self.worker.epoch
+        frame = encode_frame((Request.CHECK, check.id, task_ids))
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
 
-    def _publish(self, frames: list[bytes], flights: list[Flight | None]) -> None:
-        sink = self._sink
+    def _parcel_for(self, size: int) -> Parcel:
+        """The message that takes a frame of so many bytes: the one that is filled now, unless that would be too large.
+
+        Raises:
+            PayloadTooLarge: no message takes it.
+        """
+        room = self.largest_frame
+        if size > room:
+            raise PayloadTooLarge(
+                f"the arguments make a message of {size} bytes, the server takes {room}: send a reference to the data "
+                "instead, or raise the server's max_payload",
+                details={"size": size, "limit": room},
+            )
+        if self._parcel.size + size > room:
+            self.flush()
+        self._parcel.room = room
+        return self._parcel
+
+    def _publish(self, parcel: Parcel) -> None:
+        sink, epoch = self._sink, self.worker.epoch
+        frames, flights = parcel.frames, parcel.flights
+        parcel.frames, parcel.flights = [], []  # it outlives its sending, and they need not
         try:
-            sink.bus.publish(self.subject, join_request(self.worker.epoch, sink.sender, frames), reply=self.reply)
+            sink.bus.publish(self.subject, join_request(epoch, sink.sender, frames), reply=self.reply)
         except NotPermitted as error:
             sink.refuse(self, error)
             return
@@ -190,10 +224,9 @@ class Channel:
                     self._kept.append(frame)
             return
         self.messages += 1
-        for flight in flights:
-            if flight is not None:
-                flight.message = self.messages
-                flight.epoch = self.worker.epoch
+        parcel.number, parcel.epoch = self.messages, epoch
 
     def __repr__(self) -> str:
-        return f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._frames)})"
+        return (
+            f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._parcel.frames)})"
+        )

@@ -16,8 +16,8 @@ Laws, which `check` asserts and tests quote:
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
 
 from ..schemas.bounds import plain
 from ..schemas.errors import (
@@ -35,98 +35,14 @@ from ..schemas.errors import (
     WorkerLost,
 )
 from ..schemas.frames import Load
-from ..schemas.names import WorkerId
 from ..schemas.records import Registration
 from .candidates import Candidates, Draw, cost, cost_on, sample
 from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
 from .queue import WaitingLine
 from .retry import Backoff, Fate
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import PoolView, Worker
-
-
-class Stay(Protocol):
-    """A request's stay with the route that chose its pool."""
-
-    def settled(self) -> None:
-        """It no longer counts on a worker."""
-
-    def sent(self) -> None:
-        """A try of it was sent."""
-
-
-class Ticket:
-    """One request on its way to a worker, through all its tries."""
-
-    # No slots: what most requests never set stands in the class, which makes one of them cheaper to make.
-
-    slots: int | None = None
-    """Slots to reserve; None: what the task costs."""
-    key: str | None = None
-    model: str | None = None
-    labels: Mapping[str, str] | None = None
-    idempotent: bool | None = None
-    """None: as the task declares."""
-    patient = False
-    """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
-    repeatable = False
-    """`idempotent`, or what the task of the last try declares."""
-    number = 0
-    queue: Hashable = None
-    waits = False
-    queued_at = 0.0
-    """Since when it has been waiting to be taken, refusals included."""
-    attempts = 0
-    avoid: set[Worker] | None = None
-    worker: Worker | None = None
-    """Where it is placed and charged; None while it is not."""
-    cost = 0
-    """Slots charged there."""
-    last: WorkerId | None = None
-    """Where the last try went."""
-    uncertain: Fate | None = None
-    """The fate of a try that may have started something and was repeated: whatever error comes, it may have run."""
-    fate: Fate | None = None
-    """What became of the last try."""
-    waiter: object | None = None
-    """The shell's own attachment."""
-    endpoint: str | None = None
-    """The endpoint whose route it follows, so that it leaves a pool that leaves the route. None: it means the pool."""
-    moved = False
-    """It waited before, in another pool: that too many wait is no reason to refuse it."""
-    visit: Stay | None = None
-    """None: no route chose its pool."""
-
-    def __init__(
-        self,
-        *,
-        method: str | None,
-        slots: int | None = None,
-        key: str | None = None,
-        model: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        idempotent: bool | None = None,
-        patient: bool = False,
-        max_attempts: int = 10_000,
-    ) -> None:
-        self.method = method
-        self.max_attempts = max_attempts
-        if slots is not None:
-            self.slots = slots
-        if key is not None:
-            self.key = key
-        if model is not None:
-            self.model = model
-        if labels:
-            self.labels = labels
-        if idempotent is not None:
-            self.idempotent = self.repeatable = idempotent
-        if patient:
-            self.patient = patient
-
-    def __repr__(self) -> str:
-        where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"
-        return f"Ticket(#{self.number} {self.method}, {where}, attempts={self.attempts})"
 
 
 class Placed(NamedTuple):
@@ -155,10 +71,10 @@ class PoolCore:
         self.pool = pool
         self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
         self.policy = policy
-        self._by_power_of_two = type(policy).choose in (PowerOfTwo.choose, Sticky.choose)
-        """A request that is not choosy may be placed without asking the policy."""
         hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
         self._tells_policy = hooks != (Hooks.routed, Hooks.completed)
+        self._plain = type(policy).choose in (PowerOfTwo.choose, Sticky.choose) and not self._tells_policy
+        """A request that is not choosy may be placed without asking the policy, nor telling it."""
         self.connected = True
         self._settings = settings
         self._draw = draw
@@ -225,36 +141,58 @@ class PoolCore:
         ticket.number = next(self._numbers)
         return self._impossible(ticket) is None and self._try(ticket, now)
 
-    def place_plain(self, method: str | None, now: float, max_attempts: int) -> Ticket | None:
+    def place_plain(self, method: str | None) -> Worker | None:
         """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
-        `admit` would do, without the general machinery. None: nothing was done, it is not as plain as that (nobody has
-        room, somebody waits, workers differ, the policy is the user's own).
+        `admit` would do, without the general machinery and without a ticket. It counts there until `ended` or
+        `end_plain`.
+
+        None: nothing was done, it is not as plain as that (nobody has room, somebody waits, workers differ, the policy
+        is the user's own).
 
         Args:
             method: None: the slot alone is asked for.
         """
         view = self.view
         table = view.table
-        if table is None or not self.connected or not self._by_power_of_two or self._line:
+        if table is None or not self.connected or not self._plain or self._line.size:
             return None
-        declared = None if method is None else table.get(method)
-        if method is not None and (declared is None or declared.slots != 1):
-            return None
+        if method is not None:
+            declared = table.get(method)
+            if declared is None or declared.slots != 1:
+                return None
         for row in view.open:
             if row:
                 break
         else:
             return None
         worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
-        ticket = Ticket.__new__(Ticket)  # its constructor takes names, which is half of what placing costs
-        ticket.method, ticket.max_attempts = method, max_attempts
-        if method is None:
-            ticket.slots = 1
-        ticket.number = next(self._numbers)
-        ticket.queued_at = now
-        if declared is not None and declared.idempotent:
-            ticket.repeatable = True
-        self._charge(ticket, worker, 1)
+        self._placed += 1
+        view.charge(worker, 1)
+        return worker
+
+    def end_plain(self, worker: Worker, count: int = 1) -> None:
+        """So many plain requests no longer count on the worker. Pump afterwards."""
+        self._placed -= count
+        self.view.discharge(worker, count)
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """The worker took those plain requests that `worker.ended` counts, and they are over."""
+        count, worker.ended = worker.ended, 0
+        self.end_plain(worker, count)
+        self.progressed(None, now)
+
+    def tried_plain(self, ticket: Ticket, worker: Worker, number: int, since: float) -> Ticket:
+        """What the ticket of a plain request would be by now, had it had one: the try on that worker is over, and
+        settled.
+
+        Args:
+            number: its place in the order of arrival.
+            since: when it was taken.
+        """
+        ticket.number, ticket.queued_at = number, since
+        ticket.attempts, ticket.cost, ticket.last = 1, 1, worker.id
+        if ticket.method is not None and ticket.method in worker.methods:
+            ticket.repeatable = worker.methods[ticket.method].idempotent
         return ticket
 
     def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
@@ -305,11 +243,16 @@ class PoolCore:
             self.settle(ticket)
 
     def accepted(self, ticket: Ticket, now: float) -> None:
-        """A worker took it: the pool makes progress, so the others need not be so patient nor so careful."""
+        """A worker took it."""
+        self.progressed(ticket.queue, now)
+
+    def progressed(self, queue: Hashable, now: float) -> None:
+        """A worker took a request of that class: the pool makes progress, so the others need not be so patient nor so
+        careful."""
         self._moving = True
         self._backoff.failures = 0
-        if self._line:
-            self._progress[ticket.queue] = now
+        if self._line.size:
+            self._progress[queue] = now
         elif self._progress:
             self._progress.clear()
 

@@ -15,7 +15,7 @@ from ..schemas.limits import MAX_CHECKED
 from ..schemas.names import Names, Operation
 from ..telemetry.logs import logger_for
 from .channel import Channel
-from .inflight import Flight, ReserveFlight
+from .inflight import Flight
 from .retry import Fate
 from .settings import RouterSettings
 from .view import Worker
@@ -81,9 +81,10 @@ class Exchange:
         self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
         self._flights: dict[int, Flight] = {}
         self._channels: dict[int, Channel] = {}
-        self.new_id: Callable[[], int] = itertools.count(1).__next__
-        """Ids of frames, each greater than those before."""
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
+        """Ids of frames, each greater than those before. Order of arrival is told by them too."""
+        self.new_id: Callable[[], int] = self.numbers.__next__
+        self._channel_numbers = itertools.count(1)
         self.loop: asyncio.AbstractEventLoop
         """The one it was started on."""
         self._check_after_s = settings.check_after_s
@@ -112,7 +113,7 @@ class Exchange:
             sent = not self.recall(flight)
             if sent and flight.checked:
                 self.post(flight.worker, (Request.CANCEL, flight.id))
-            elif sent and isinstance(flight, ReserveFlight):
+            elif sent and flight.reserves:
                 self.post(flight.worker, (Request.RELEASE, flight.id, None))
             flight.fail(ClosedError("this router was stopped", may_have_started=sent))
         self._flights.clear()
@@ -137,34 +138,29 @@ class Exchange:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def launch(self, flight: Flight, frame: Frame, now: float | None = None) -> None:
+    def launch(self, flight: Flight, frame: Frame) -> None:
         """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
-
-        Args:
-            now: the loop's time, if whoever calls has just looked.
 
         Raises:
             InvalidRequest, PayloadTooLarge: nothing was sent.
         """
-        worker = flight.worker
-        channel = worker.link
-        if channel is _GONE:
-            flight.lose(Fate.GONE)
-            return
+        channel = flight.worker.link
         if type(channel) is not Channel:
-            channel = self._channel(worker)
-        alone = self._lone and not self._flights
-        flight.check_every_s = self._check_after_s
-        flight.check_at = (self.loop.time() if now is None else now) + self._check_after_s
+            if channel is _GONE:
+                flight.lose(Fate.GONE)
+                return
+            channel = self._channel(flight.worker)
+        flights = self._flights
+        alone = self._lone and not flights
         # Before it is sent: what leaves at once may be lost at once.
-        self._flights[flight.id] = flight
+        flights[flight.id] = flight
         try:
             if alone:
                 self.bus.prompt(lambda: channel.send_now(frame, flight))
             else:
                 channel.send(frame, flight)
         except BaseException:
-            self._flights.pop(flight.id, None)
+            flights.pop(flight.id, None)
             raise
 
     def post(self, worker: Worker, frame: Frame) -> None:
@@ -182,7 +178,7 @@ class Exchange:
     def recall(self, flight: Flight) -> bool:
         """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
         then, and whoever calls settles."""
-        if flight.channel is not None and flight.channel.unsend(flight):
+        if flight.parcel is not None and flight.parcel.channel.unsend(flight):
             self._flights.pop(flight.id, None)
             return True
         return False
@@ -202,7 +198,7 @@ class Exchange:
 
     def refuse(self, channel: Channel, error: NotPermitted) -> None:
         """See channel.Sink."""
-        for flight in [flight for flight in self._flights.values() if flight.channel is channel]:
+        for flight in self._flights_on(channel):
             del self._flights[flight.id]
             flight.fail(error)
 
@@ -221,8 +217,17 @@ class Exchange:
     # -- asking after tasks ---------------------------------------------------------------------------------------
 
     def check_due(self, now: float) -> None:
-        """Ask after tasks that have been without an answer for long; called now and then."""
-        self._check(flight for flight in self._flights.values() if flight.checked and flight.check_at <= now)
+        """Ask after tasks that have been without an answer for long; called a few times a second."""
+        due: list[Flight] = []
+        for flight in self._flights.values():
+            if flight.checked and flight.check_at <= now:
+                if flight.check_at:
+                    due.append(flight)
+                else:
+                    # Its time begins when it is first seen here: nearly all are answered before, and know no times.
+                    flight.check_every_s = self._check_after_s
+                    flight.check_at = now + self._check_after_s
+        self._check(due)
 
     def check_all(self) -> None:
         """Ask after everything: the connection was lost, and answers with it."""
@@ -256,8 +261,9 @@ class Exchange:
                     flight.check_at = now  # the next time
                     continue
                 ids.append(flight.id)
-            flight.check_at = now + flight.check_every_s
-            flight.check_every_s = min(_CHECK_MAX_S, 2 * flight.check_every_s)
+            every_s = flight.check_every_s or self._check_after_s
+            flight.check_at = now + every_s
+            flight.check_every_s = min(_CHECK_MAX_S, 2 * every_s)
         for worker, ids in by_worker.items():
             for start in range(0, len(ids), _CHECK_BATCH):
                 check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
@@ -327,8 +333,7 @@ class Exchange:
         tasks = list(itertools.islice(mine, MAX_CHECKED))
         check_flight = CheckFlight(self.new_id(), worker, self, tasks)
         try:
-            channel.doubt(check_flight.id, tasks)
-            check_flight.epoch = worker.epoch
+            channel.doubt(check_flight, tasks)
         except (Disconnected, NotPermitted, ClosedError):
             return
         self._flights[check_flight.id] = check_flight
@@ -339,8 +344,8 @@ class Exchange:
         first = channel.doubted_to - channel.unheard + 1
         last = channel.doubted_to
         channel.unheard = channel.doubted_to = 0
-        for flight in list(self._flights.values()):
-            if flight.channel is channel and first <= flight.message <= last:
+        for flight in self._flights_on(channel):
+            if first <= flight.message <= last:
                 self.lose(flight, Fate.UNHEARD)
 
     def _doubt_over(self, channel: Channel, check: int, flight: Flight) -> None:
@@ -355,10 +360,13 @@ class Exchange:
                 channel.resume()
             self.check_all()
 
+    def _flights_on(self, channel: Channel) -> list[Flight]:
+        return [one for one in self._flights.values() if one.parcel is not None and one.parcel.channel is channel]
+
     def _channel(self, worker: Worker) -> Channel:
         channel = worker.link
         if not isinstance(channel, Channel):
-            number = next(self._numbers)
+            number = next(self._channel_numbers)
             subject = self._names.worker(worker.id, Operation.FRAMES)
             channel = Channel(self, worker, number, subject, f"{self._prefix}.{number}")
             self._channels[number] = channel

@@ -19,24 +19,17 @@ from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import tracer
 from .caller import Caller
 from .exchange import Exchange
-from .inflight import TaskFlight
 from .observed import code_of
 from .order import CallOptions
+from .plain_flight import PlainFlight, Way
 from .pool import RoutedPool
 from .settings import RouterSettings
 
 _TASK: Final = int(Request.TASK)
 _deadline: Final = DEADLINE.get
-
-
-class PlainFlight(TaskFlight):
-    """A call on its short way."""
-
-    pool: RoutedPool
-    """Where it was placed."""
-    endpoint: str
-    """What was asked for; for the metrics."""
-    sent_at: float
+_traced: Final = tracer.on
+measured: Final = metrics_enabled.real
+"""Whether anybody wants to know how long each request took."""
 
 
 class Express:
@@ -61,8 +54,9 @@ class Express:
         self._caller = caller
         self._metrics = metrics
         self._targets = targets
+        self._ways: dict[str, Way] = {}
+        """By target; each is good for as long as its pool is the plain one."""
         self._has_deadline = settings.default_timeout_s is not None
-        self._max_attempts = settings.max_attempts
         self._plain: CallOptions | None = None
         """Options that are known to ask for nothing: one client's are the same at every call."""
 
@@ -70,52 +64,53 @@ class Express:
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
     ) -> PlainFlight | None:
         """Send a call, if it is as plain as all that; None: nothing was done."""
-        split = self._targets.get(target)
-        if split is None or not self.allows(options):
+        way = self._ways.get(target)
+        if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
+            way = self._find(target)
+        if way is None or not self.allows(options):
             return None
-        endpoint, method = split
-        pool = self.plain_pools.get(endpoint)
-        if pool is None:
+        pool, exchange = way.pool, self.exchange
+        worker = pool.core.place_plain(way.method)
+        if worker is None:
             return None
-        exchange, core = self.exchange, pool.core
         loop = exchange.loop
-        core.connected = exchange.bus.connected
-        now = loop.time()
-        ticket = core.place_plain(method, now, self._max_attempts)
-        if ticket is None:
-            return None
-        assert ticket.worker is not None
-        flight = PlainFlight(exchange.new_id(), ticket.worker, loop, pool, ticket)
-        flight.pool, flight.endpoint, flight.sent_at = pool, endpoint, now
-        frame = (_TASK, flight.id, method, args or None, kwargs or None, None, None, None, flags, None)
+        flight = PlainFlight(exchange.new_id(), worker, loop.create_future(), pool, loop.time())
         try:
-            exchange.launch(flight, frame, now)
+            exchange.launch(
+                flight, (_TASK, flight.id, way.method, args or None, kwargs or None, None, None, None, flags, None)
+            )
         except GanglineError:
             # Arguments that cannot be sent: the general way says so.
-            pool.settle(ticket)
+            flight.settle()
             pool.pump()
             return None
-        pool.used_at = now
-        self._metrics.request(endpoint, pool.name)
+        pool.taken.count += 1
         return flight
 
     def allows(self, options: CallOptions) -> bool:
         """Whether a request made now, with these options, asks for nothing special."""
-        if options is not self._plain and not self._is_plain(options):
-            return False
-        return not tracer.probe() and _deadline() is None
+        return (options is self._plain or self._is_plain(options)) and not _traced() and _deadline() is None
 
     def answered(self, flight: PlainFlight) -> None:
-        """The task has its result."""
-        if metrics_enabled():
-            seconds = self.exchange.loop.time() - flight.sent_at
-            self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
+        """The task has its result; need only be told while `measured`."""
+        seconds = self.exchange.loop.time() - flight.sent_at
+        self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
 
     def failed(self, flight: PlainFlight, error: BaseException) -> None:
         """Nobody waits for the answer any more: the caller was cancelled, or the router stopped."""
         self._caller.abandon(flight)
         seconds = self.exchange.loop.time() - flight.sent_at
         self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, code_of(error))
+
+    def _find(self, target: str) -> Way | None:
+        split = self._targets.get(target)
+        pool = None if split is None else self.plain_pools.get(split[0])
+        if split is None or pool is None:
+            self._ways.pop(target, None)
+            return None
+        endpoint, method = split
+        way = self._ways[target] = Way(endpoint, method, pool)
+        return way
 
     def _is_plain(self, options: CallOptions) -> bool:
         asked = (options.key, options.model, options.labels, options.timeout_s, options.max_attempts, options.pool)

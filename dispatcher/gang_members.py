@@ -20,7 +20,7 @@ from ..schemas.errors import (
 from ..schemas.gangs import Rendezvous, Seat
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
-from .core import Ticket, outcome_unknown, stale
+from .core import outcome_unknown, stale
 from .inflight import TaskFlight
 from .lease_slots import LeaseSlots
 from .order import Order, result_of
@@ -28,6 +28,7 @@ from .pool import RoutedPool
 from .retry import Backoff, Fate
 from .settings import LOST_AFTER_S
 from .stream import Streamer, StreamFlight, stream_fate
+from .ticket import Ticket
 from .together import Together
 from .view import Worker
 

@@ -26,12 +26,12 @@ from ..schemas.gang_errors import GangFailed
 from ..schemas.gangs import GangRecord, GangSetRecord, GangState, Route
 from ..schemas.records import MethodInfo, Registration
 from ..telemetry.tracing import Span
-from .core import Ticket
 from .gang_members import Formation, LineMaker
 from .gang_run import Arguments, run_on_all, same_for_all
 from .order import Order
 from .pool import RoutedPool
 from .retry import Fate
+from .ticket import Ticket
 from .view import Method, Worker
 
 _WORD_S: Final = 1.0

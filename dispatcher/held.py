@@ -12,55 +12,56 @@ class Held:
     """Whose slots they are, and what they are known by. Stays true after they were given back."""
 
     def __init__(self, hold: Hold) -> None:
-        self._hold = hold
+        self.hold = hold
+        """For the router."""
 
     @property
     def pool(self) -> str:
-        return self._hold.pool.name
+        return self.hold.pool.name
 
     @property
     def endpoint(self) -> str:
         """What was asked for: the pool, or an endpoint whose route led there."""
-        return self._hold.endpoint
+        return self.hold.endpoint
 
     @property
     def worker(self) -> str:
         """`<pool>.<worker>`, as operators name it."""
-        return str(self._hold.worker.id)
+        return str(self.hold.worker.id)
 
     @property
     def node(self) -> str:
-        return self._hold.worker.node
+        return self.hold.worker.node
 
     @property
     def zone(self) -> str:
-        return self._hold.worker.zone
+        return self.hold.worker.zone
 
     @property
     def address(self) -> str:
         """Where others can reach the process, if it told; host or host:port."""
-        return self._hold.worker.address
+        return self.hold.worker.address
 
     @property
     def labels(self) -> Mapping[str, str]:
-        return MappingProxyType(self._hold.worker.labels)
+        return MappingProxyType(self.hold.worker.labels)
 
     @property
     def token(self) -> str:
         """As it stands in the ledger."""
-        return self._hold.token
+        return self.hold.token
 
     @property
     def epoch(self) -> int:
         """The worker's epoch; the token dies with it."""
-        return self._hold.epoch
+        return self.hold.epoch
 
     @property
     def fence(self) -> int:
         """A number that grows with each lease of the worker, for resources that refuse zombies; of a lease with
         `ledger="sync"` it grows over the whole system."""
-        return self._hold.fence
+        return self.hold.fence
 
     @property
     def slots(self) -> int:
-        return self._hold.slots
+        return self.hold.slots

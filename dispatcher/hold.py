@@ -11,21 +11,22 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..schemas.errors import GanglineError, LeaseExpired, WorkerLost
 from ..schemas.frames import Answer, Frame, Request, ReserveFlag
-from ..telemetry.metrics import RouterMetrics
-from .alarms import Alarms
-from .core import Ticket, stale
+from .core import stale
 from .exchange import Exchange
-from .inflight import Flight, Outcome, ReserveFlight
+from .inflight import Awaited, Flight, Outcome, ReserveFlight
 from .order import error_of
 from .pool import RoutedPool
 from .retry import Fate
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import Worker
+
+if TYPE_CHECKING:
+    from .holds import Holds
 
 _RENEWALS_PER_TTL: Final = 3
 
@@ -53,92 +54,116 @@ class RenewFlight(Flight):
         """The timer tries again for as long as the hold is trusted."""
 
 
-class Hold:
-    """Slots held by a token."""
+class Terms:
+    """For how long slots are asked for, and for how long they are trusted then. Made once for many."""
 
-    __slots__ = (
-        "_ended",
-        "_alarms",
-        "_exchange",
-        "_loop",
-        "_metrics",
-        "_renewal",
-        "_timer",
-        "endpoint",
-        "epoch",
-        "failure",
-        "fence",
-        "on_end",
-        "pool",
-        "reserve_id",
-        "slots",
-        "ticket",
-        "token",
-        "trusted_until",
-        "ttl_s",
-        "worker",
-    )
+    __slots__ = ("claim_s", "first_s", "renew_s", "ttl_s", "used_s")
+
+    def __init__(self, ttl_s: float, claim_s: float) -> None:
+        """
+        Args:
+            ttl_s: for how long they are good after a use or a renewal.
+            claim_s: for how long the grant is good without either, if that is less.
+        """
+        self.ttl_s = ttl_s
+        self.claim_s = min(claim_s, ttl_s)
+        self.first_s = self.claim_s - margin_s(self.claim_s)
+        """For how long a grant is trusted, measured from before the request."""
+        self.used_s = ttl_s - margin_s(ttl_s)
+        """For how long a use or a renewal is, likewise."""
+        self.renew_s = self.claim_s / _RENEWALS_PER_TTL
+        """When the first renewal is due, likewise."""
+
+    def granted(self, ttl_s: float) -> Terms:
+        """What the worker made of them."""
+        return self if ttl_s >= self.ttl_s else Terms(ttl_s, self.claim_s)
+
+
+class Hold:
+    """Slots held by a token. Whoever makes one sees to it that it is renewed: see Holds."""
+
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    slots = 1
+    failure: GanglineError | None = None
+    """Why it is lost; None while it is not known to be."""
+    keeper: Holds | None = None
+    """Who keeps it among those that are held now."""
+    charge: Ticket | None = None
+    """What counts for it on the worker. None: it counts as one slot, as a plain request does."""
+    _ended = False
+    _timer: asyncio.TimerHandle | None = None
+    _renewal: RenewFlight | None = None
 
     def __init__(
         self,
-        *,
         exchange: Exchange,
         pool: RoutedPool,
-        metrics: RouterMetrics,
-        ticket: Ticket,
-        flight: ReserveFlight,
+        worker: Worker,
+        reserve_id: int,
         granted: Frame,
-        epoch: int,
-        slots: int,
-        ttl_s: float,
-        first_s: float,
+        terms: Terms,
         asked_at: float,
-        alarms: Alarms[Hold] | None = None,
     ) -> None:
         """
         Args:
-            first_s: for how long the grant is good without a use or renewal.
-            asked_at: before the request.
-            alarms: for the first renewal, in place of a timer.
+            granted: the worker's answer.
+            terms: as they were asked for, `asked_at`: before the request.
+
+        One slot is held, without a ticket, unless `charged` says otherwise.
         """
-        self._alarms = alarms
         self._exchange = exchange
-        self._loop = exchange.loop
-        self._metrics = metrics
-        self._timer: asyncio.TimerHandle | None = None
-        self._renewal: RenewFlight | None = None
-        self._ended = False
         self.pool = pool
         self.endpoint = pool.name
         """What was asked for: the pool, or an endpoint whose route led there."""
-        self.worker = flight.worker
-        self.ticket = ticket
-        self.reserve_id = flight.id
+        self.worker = worker
+        self.reserve_id = reserve_id
         self.token: str = granted[2]
         self.fence: int = granted[3]
-        self.epoch = epoch
-        self.slots = slots
-        self.ttl_s = min(ttl_s, granted[4] / 1000)
-        self.trusted_until = asked_at + min(first_s, self.ttl_s) - margin_s(min(first_s, self.ttl_s))
-        self.on_end: Callable[[Hold], object] | None = None
-        """Called once, when it is released or used up."""
-        self.failure: GanglineError | None = None
-        """Why it is lost; None while it is not known to be."""
-        metrics.reserved(pool.name, slots)
-        first_at = asked_at + min(first_s, self.ttl_s) / _RENEWALS_PER_TTL
-        if alarms is None:
-            self._schedule(first_at)
-        else:
-            alarms.add(self, first_at)
+        self.epoch = worker.epoch
+        self.terms = terms = terms.granted(granted[4] / 1000)
+        self.asked_at = asked_at
+        self.trusted_until = asked_at + terms.first_s
+        pool.held.count += 1
+
+    def charged(self, ticket: Ticket) -> Hold:
+        """Slots are held, as many as the ticket costs, which counts for them on the worker."""
+        self.charge = ticket
+        self.slots = ticket.cost
+        self.pool.held.count += ticket.cost - 1
+        return self
 
     @property
     def ended(self) -> bool:
         """Whether it was released or used up."""
         return self._ended
 
+    @property
+    def ticket(self) -> Ticket:
+        """Its `charge`, which is made now if there was none. After its end: what that would have been, settled."""
+        if self.charge is not None:
+            return self.charge
+        ticket = Ticket(method=None, slots=1)
+        self.pool.core.tried_plain(ticket, self.worker, self.reserve_id, self.asked_at)
+        if not self._ended:
+            ticket.worker = self.worker
+            self.charge = ticket
+        return ticket
+
+    def usable(self, now: float) -> bool:
+        """Whether it may be used now: there is no `trouble`, and it has not ended."""
+        worker = self.worker
+        return (
+            now < self.trusted_until
+            and worker.known
+            and worker.epoch == self.epoch
+            and not self._ended
+            and self.failure is None
+        )
+
     def trouble(self) -> GanglineError | None:
         """Why the hold must not be used, or None. Asked before each use."""
-        if not self.pool.contains(self.worker):
+        if not self.worker.known:
             return WorkerLost(
                 f"{self.worker.id} is gone, and the lease with it; nothing was sent",
                 may_have_started=False,
@@ -148,7 +173,7 @@ class Hold:
             return stale(self.worker, self.epoch)
         if self.failure is not None:
             return self.failure
-        if self._loop.time() >= self.trusted_until:
+        if self._exchange.loop.time() >= self.trusted_until:
             return LeaseExpired(
                 f"the lease on {self.worker.id} may have expired (not renewed in time); nothing was sent: lease again",
                 details={"worker": str(self.worker.id), "token": self.token},
@@ -157,7 +182,9 @@ class Hold:
 
     def used(self, sent_at: float) -> None:
         """The worker took a task of it, which is as good as a renewal."""
-        self.trusted_until = max(self.trusted_until, sent_at + self.ttl_s - margin_s(self.ttl_s))
+        until = sent_at + self.terms.used_s
+        if until > self.trusted_until:
+            self.trusted_until = until
 
     def release(self, *, aside_s: float = 0.0) -> None:
         """Give the slots back. Idempotent, never fails, never waits: it cannot be skipped, nor mask an error.
@@ -169,22 +196,28 @@ class Hold:
         if self._end():
             self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
             if aside_s > 0:
-                self._loop.call_later(aside_s, self._settle)
+                self._exchange.loop.call_later(aside_s, self._settle_and_pump)
             else:
-                self._settle()
+                self._settle_and_pump()
 
-    def _settle(self) -> None:
-        self.pool.settle(self.ticket)
-        self.pool.pump()
+    def settle(self) -> None:
+        """It no longer counts on the worker. Once; after `consume` by whoever took the slot over. Pump afterwards."""
+        if self.charge is None:
+            self.pool.core.end_plain(self.worker)
+        else:
+            self.pool.settle(self.charge)
 
-    def consume(self) -> Ticket:
-        """The task of a single-use token takes the slot over: whoever sends it settles the ticket."""
+    def consume(self) -> None:
+        """The task of a single-use token takes the slot over: whoever sends it settles."""
         self._end()
-        return self.ticket
 
     def give_back(self) -> None:
         """After `consume`: the task may not have arrived, so that the token may still hold the slot."""
         self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+
+    def _settle_and_pump(self) -> None:
+        self.settle()
+        self.pool.pump()
 
     def renew(self) -> None:
         """Ask for more time now; the answer comes later. No-op when it is over."""
@@ -192,12 +225,12 @@ class Hold:
             return
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
-        now = self._loop.time()
+        now, ttl_s = self._exchange.loop.time(), self.terms.ttl_s
         flight = RenewFlight(self._exchange.new_id(), self.worker, self, now)
         self._renewal = flight
-        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, round(self.ttl_s * 1000)))
+        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, round(ttl_s * 1000)))
         # Unanswered, it is asked again sooner; answered, the answer schedules the next.
-        self._schedule(now + self.ttl_s / _RENEWALS_PER_TTL / 4)
+        self._schedule(now + ttl_s / _RENEWALS_PER_TTL / 4)
 
     def renewed(self, flight: RenewFlight, frame: Frame) -> None:
         """The worker answered a renewal."""
@@ -213,10 +246,14 @@ class Hold:
         elif Fate.of_reason(frame[2]) is Fate.STALE:
             self._fail(stale(self.worker, self.epoch))
 
+    def renew_in_time(self) -> None:
+        """Renew it from now on by itself, until it ends."""
+        self._schedule(self.asked_at + self.terms.renew_s)
+
     def _schedule(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self.due)
+        self._timer = self._exchange.loop.call_at(at, self.due)
 
     def due(self) -> None:
         """It is time to renew."""
@@ -232,8 +269,6 @@ class Hold:
         self._stop()
 
     def _stop(self) -> None:
-        if self._alarms is not None:
-            self._alarms.drop(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -246,9 +281,9 @@ class Hold:
             return False
         self._ended = True
         self._stop()
-        self._metrics.reserved(self.pool.name, -self.slots)
-        if self.on_end is not None:
-            self.on_end(self)
+        self.pool.held.count -= self.slots
+        if self.keeper is not None:
+            self.keeper.drop(self)
         return True
 
     def __repr__(self) -> str:
@@ -259,11 +294,11 @@ class Hold:
 class Reserver:
     """Asks workers for slots."""
 
-    def __init__(self, exchange: Exchange, settings: RouterSettings, metrics: RouterMetrics, owner: str) -> None:
+    def __init__(self, exchange: Exchange, settings: RouterSettings, owner: str) -> None:
+        """`owner`: who holds, as the ledger says it."""
         self._exchange = exchange
         self._settings = settings
-        self._metrics = metrics
-        self._owner = owner
+        self._meta = {"owner": owner} if owner else None
 
     async def reserve(
         self,
@@ -311,9 +346,7 @@ class Reserver:
     ) -> Hold | Fate:
         exchange, loop = self._exchange, self._exchange.loop
         flight = ReserveFlight(exchange.new_id(), worker, loop, pool, ticket)
-        asked_at = loop.time()
-        claim_s = min(self._settings.claim_s, ttl_s)
-        meta = {"owner": self._owner} if self._owner else None
+        terms, asked_at = Terms(ttl_s, self._settings.claim_s), loop.time()
         exchange.launch(
             flight,
             (
@@ -321,81 +354,49 @@ class Reserver:
                 flight.id,
                 ticket.cost,
                 round(ttl_s * 1000),
-                round(claim_s * 1000),
+                round(terms.claim_s * 1000),
                 int(flags),
                 max(1, round(probe_s * 1000)),
-                meta,
+                self._meta,
             ),
         )
         timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
         try:
-            return await self.answer(pool, flight, ttl_s=ttl_s, asked_at=asked_at)
+            return self._taken(pool, flight, await flight.future, terms, asked_at)
+        except asyncio.CancelledError:
+            # Granted or not, known or not: one release, and the books are straight.
+            self.undo(flight)
+            raise
         finally:
             timer.cancel()
 
-    async def answer(
-        self,
-        pool: RoutedPool,
-        flight: ReserveFlight,
-        *,
-        ttl_s: float,
-        asked_at: float,
-        alarms: Alarms[Hold] | None = None,
+    def _taken(
+        self, pool: RoutedPool, flight: ReserveFlight, outcome: Outcome, terms: Terms, asked_at: float
     ) -> Hold | Fate:
-        """What a reserve that was sent comes to; `asked_at` and `alarms` as of Hold.
+        if not isinstance(outcome, Fate) and outcome[0] == Answer.GRANTED:
+            return Hold(self._exchange, pool, flight.worker, flight.id, outcome, terms, asked_at).charged(flight.ticket)
+        return self.refused(flight, outcome)
+
+    def refused(self, flight: Awaited, outcome: Outcome) -> Fate:
+        """What an outcome that grants nothing comes to.
 
         Raises:
             GanglineError: what the worker answered.
         """
-        try:
-            outcome = await flight.future
-        except asyncio.CancelledError:
-            # Granted or not, known or not: one release, and the books are straight.
-            self.undo(pool, flight)
-            raise
-        return self.taken(pool, flight, outcome, ttl_s=ttl_s, asked_at=asked_at, alarms=alarms)
-
-    def taken(
-        self,
-        pool: RoutedPool,
-        flight: ReserveFlight,
-        outcome: Outcome,
-        *,
-        ttl_s: float,
-        asked_at: float,
-        alarms: Alarms[Hold] | None = None,
-    ) -> Hold | Fate:
-        """What an outcome comes to; as `answer`."""
-        ticket = flight.ticket
         if isinstance(outcome, Fate):
             if outcome is Fate.SLOW:
-                self.undo(pool, flight)
+                self.undo(flight)
             # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
             return Fate.GONE if outcome.may_have_started else outcome
-        if outcome[0] == Answer.GRANTED:
-            return Hold(
-                exchange=self._exchange,
-                pool=pool,
-                metrics=self._metrics,
-                ticket=ticket,
-                flight=flight,
-                granted=outcome,
-                epoch=flight.worker.epoch,
-                slots=ticket.cost,
-                ttl_s=ttl_s,
-                first_s=min(self._settings.claim_s, ttl_s),
-                asked_at=asked_at,
-                alarms=alarms,
-            )
         if outcome[0] == Answer.REJECTED:
             return Fate.of_reason(outcome[2])
         raise error_of(outcome)
 
-    def undo(self, pool: RoutedPool, flight: ReserveFlight) -> None:
+    def undo(self, flight: Awaited) -> None:
         """Give back what may have been granted, or will be."""
         exchange = self._exchange
         if not exchange.recall(flight):
             exchange.forget(flight)
             exchange.post(flight.worker, (Request.RELEASE, flight.id, None))
-        pool.settle(flight.ticket)
-        pool.pump()
+        flight.settle()
+        flight.books.pump()

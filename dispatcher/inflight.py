@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Answer, Frame
@@ -16,8 +16,8 @@ from .retry import Fate
 from .view import Worker
 
 if TYPE_CHECKING:
-    from .channel import Channel
-    from .core import Ticket
+    from .channel import Parcel
+    from .ticket import Ticket
 
 _HELD: Final = int(Answer.HELD)
 Outcome = Frame | Fate
@@ -41,17 +41,27 @@ class Flight:
 
     checked = False
     """Whether a worker may be asked what became of it (CHECK)."""
-    channel: Channel | None = None
-    message = 0
-    """Number of the message that carried it, on its channel; 0 while it was not sent."""
-    epoch = 0
-    """The worker's epoch that this message named."""
+    reserves = False
+    """Whether slots are held when it is granted, to be given back with RELEASE."""
+    parcel: Parcel | None = None
+    """The message that carries it."""
     check_at = 0.0
+    """Loop time at which its worker is asked; 0: nobody has looked at it so far."""
     check_every_s = 0.0
 
     def __init__(self, id: int, worker: Worker) -> None:
         self.id = id
         self.worker = worker
+
+    @property
+    def message(self) -> int:
+        """Number of the message that carried it, on its channel; 0 while it was not sent."""
+        return 0 if self.parcel is None else self.parcel.number
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch that this message named."""
+        return 0 if self.parcel is None else self.parcel.epoch
 
     def deliver(self, frame: Frame) -> bool:
         """An answer came; True when that was the last."""
@@ -73,11 +83,12 @@ class Flight:
 
 
 class Awaited(Flight):
-    """A flight whose single answer somebody awaits."""
+    """A flight whose single answer somebody awaits, and which counts on its worker until it has ended."""
 
-    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(id, worker)
-        self.future: asyncio.Future[Outcome] = loop.create_future()
+    books: Books
+    """Where it counts."""
+    future: asyncio.Future[Any]
+    """Ends with what `_told` makes of the outcome."""
 
     def deliver(self, frame: Frame) -> bool:
         self._end(frame)
@@ -91,13 +102,23 @@ class Awaited(Flight):
             self.future.set_exception(error)
         self._end(Fate.GONE)
 
+    def settle(self) -> None:
+        """It no longer counts on its worker. Once: at its end, or by whoever takes it back before it was sent."""
+        raise NotImplementedError
+
     def _end(self, outcome: Outcome) -> None:
+        self.settle()
         if not self.future.done():
-            self.future.set_result(outcome)
+            self.future.set_result(self._told(outcome))
+
+    def _told(self, outcome: Outcome) -> Any:
+        return outcome
 
 
 class TaskFlight(Awaited):
     """A TASK: its end settles the ticket, whether or not the caller still waits."""
+
+    future: asyncio.Future[Outcome]
 
     checked = True
     on_held: Callable[[], None] | None = None
@@ -110,24 +131,23 @@ class TaskFlight(Awaited):
         self.books = books
         self.ticket = ticket
 
-    def _end(self, outcome: Outcome) -> None:
+    def settle(self) -> None:
         self.books.settle(self.ticket)
-        if not self.future.done():
-            self.future.set_result(outcome)
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == _HELD:
             if self.on_held is not None:
                 self.on_held()
             return False
-        self.books.settle(self.ticket)
-        if not self.future.done():
-            self.future.set_result(frame)
+        self._end(frame)
         return True
 
 
 class ReserveFlight(Awaited):
     """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
+
+    reserves = True
+    future: asyncio.Future[Outcome]
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
         self.id = id
@@ -136,8 +156,12 @@ class ReserveFlight(Awaited):
         self.books = books
         self.ticket = ticket
 
-    def _end(self, outcome: Outcome) -> None:
-        granted = not isinstance(outcome, Fate) and outcome[0] == Answer.GRANTED
-        if not granted:
-            self.books.settle(self.ticket)
-        super()._end(outcome)
+    def settle(self) -> None:
+        self.books.settle(self.ticket)
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != Answer.GRANTED:
+            self._end(frame)
+        elif not self.future.done():
+            self.future.set_result(frame)
+        return True

@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import Protocol
 
 from ..schemas.errors import GanglineError
-from .core import Ticket
+from .ticket import Ticket
+
+
+class Costly(Protocol):
+    """What takes so many slots: a ticket, or a flight without one."""
+
+    cost: int
 
 
 class LeaseSlots:
@@ -28,7 +35,7 @@ class LeaseSlots:
     def waiting(self) -> int:
         return len(self._waiters)
 
-    def take_nowait(self, ticket: Ticket) -> bool:
+    def take_nowait(self, ticket: Costly) -> bool:
         """Take the ticket's slots if they are free and nobody waits."""
         if self._waiters or self.used + ticket.cost > self.total:
             return False
@@ -60,10 +67,11 @@ class LeaseSlots:
             if timer is not None:
                 timer.cancel()
 
-    def give(self, ticket: Ticket) -> None:
+    def give(self, ticket: Costly) -> None:
         """The ticket's slots are free again."""
         self.used -= ticket.cost
-        self.pump()
+        if self._waiters:
+            self.pump()
 
     def settle(self, ticket: Ticket) -> None:
         """The ticket's task is over: see inflight.Books. Idempotent."""

@@ -19,23 +19,24 @@ from ..schemas.errors import (
     WorkerLost,
     WrongPool,
 )
-from ..schemas.frames import Answer
 from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
-from .core import Ticket, outcome_unknown, stale
+from .core import outcome_unknown, stale
+from .express import measured
 from .express_hold import HeldExpress
 from .held import Held
 from .hold import Hold
 from .inflight import Outcome
 from .lease_slots import LeaseSlots
 from .order import CallOptions, Order, refuses_token, result_of
+from .plain_flight import Detour
 from .retry import Fate
 from .stream import Streamer, StreamFlight, no_stream, stream_fate, streams
+from .ticket import Ticket
 
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05
-_OK: Final = int(Answer.OK)
 
 
 class Observe(Protocol):
@@ -80,9 +81,9 @@ class Lease(Held):
     @property
     def lost(self) -> GanglineError | None:
         """Why the lease cannot be used any more; None while it can."""
-        if self._hold.ended:
+        if self.hold.ended:
             return LeaseExpired(f"the lease on {self.worker} was released")
-        return self._hold.trouble()
+        return self.hold.trouble()
 
     # -- work -----------------------------------------------------------------------------------------------------
 
@@ -97,8 +98,8 @@ class Lease(Held):
             LeaseBusy: all slots are in use and the lease was made with `wait=False`; nothing was sent.
             GanglineError: see Client.call.
         """
-        hold, express = self._hold, self._express
-        flight = express.on_lease(hold, self._slots, method, args, kwargs, self._options)
+        express = self._express
+        flight = express.on_lease(self.hold, self._slots, method, args, kwargs, self._options)
         if flight is None:
             order = self._order(method, args, kwargs)
             with self._observe(order) as (request, span):
@@ -108,14 +109,14 @@ class Lease(Held):
         except BaseException as error:
             express.failed(flight, error)
             raise
-        if type(outcome) is list and outcome[0] == _OK:
-            hold.used(flight.sent_at)
+        if type(outcome) is Detour:
+            order = self._order(method, args, kwargs)
+            with self._observe(order, since=flight.sent_at) as (request, span):
+                request.attempts = 1
+                return await self._run(order, request, span, tried=(outcome.outcome, flight.sent_at))
+        if measured():
             express.answered(flight)
-            return outcome[2]
-        order = self._order(method, args, kwargs)
-        with self._observe(order, since=flight.sent_at) as (request, span):
-            request.attempts = 1
-            return await self._run(order, request, span, tried=(outcome, flight.sent_at))
+        return outcome
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
@@ -126,7 +127,7 @@ class Lease(Held):
         """
         order = self._order(method, args, kwargs)
         with self._observe(order) as (_, span):
-            hold, fate = self._hold, Fate.UNSEEN
+            hold, fate = self.hold, Fate.UNSEEN
             if not streams(hold.worker, order):
                 raise no_stream(order)
             while await self._may_repeat(fate):
@@ -144,11 +145,11 @@ class Lease(Held):
 
     def renew(self) -> None:
         """Ask for the full time to live now, rather than when it is due by itself."""
-        self._hold.renew()
+        self.hold.renew()
 
     def release(self) -> None:
         """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
-        self._hold.release()
+        self.hold.release()
         self._slots.close()
 
     def __repr__(self) -> str:
@@ -173,7 +174,7 @@ class Lease(Held):
     async def _enter(self, order: Order) -> Ticket:
         """Take slots of the lease for one task; they are given back when its flight has ended."""
         self._check()
-        worker = self._hold.worker
+        worker = self.hold.worker
         ticket = order.ticket(1)
         method = worker.methods.get(order.method)
         ticket.cost = method.slots if method is not None else 1
@@ -192,7 +193,7 @@ class Lease(Held):
 
     async def _run(self, order: Order, request: Ticket, span: Span, tried: tuple[Outcome, float] | None = None) -> Any:
         """`tried`: what a first try, sent elsewhere at that time, has come to."""
-        hold, caller, fate = self._hold, self._caller, Fate.UNSEEN
+        hold, caller, fate = self.hold, self._caller, Fate.UNSEEN
         while tried is not None or await self._may_repeat(fate):
             if tried is None:
                 ticket = await self._enter(order)
@@ -224,7 +225,7 @@ class Lease(Held):
         return fate is Fate.UNSEEN
 
     def _error(self, fate: Fate) -> GanglineError:
-        worker = self._hold.worker
+        worker = self.hold.worker
         if fate.may_have_started:
             return outcome_unknown(fate, self.worker, 1)
         if fate is Fate.STALE:

@@ -8,8 +8,8 @@ from types import TracebackType
 from ..schemas.errors import GanglineError
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import NO_SPAN, Span, tracer
-from .core import Ticket
 from .order import Order
+from .ticket import Ticket
 
 
 class Observed:

@@ -18,8 +18,8 @@ from ..schemas.errors import (
 from ..schemas.frames import Answer, Frame, Request
 from ..schemas.limits import MAX_DEADLINE_S
 from ..schemas.names import check_name
-from .core import Ticket
 from .submit_options import SubmitOptions
+from .ticket import Ticket
 
 _TASK: Final = int(Request.TASK)
 

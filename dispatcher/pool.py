@@ -13,11 +13,12 @@ from ..schemas.records import Heartbeat, Registration
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from .candidates import Draw
-from .core import Effect, PoolCore, Refused, Ticket
+from .core import Effect, PoolCore, Refused
 from .exchange import Exchange
 from .policy import Policy
 from .retry import Fate
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import Worker
 
 if TYPE_CHECKING:
@@ -63,6 +64,10 @@ class RoutedPool:
         self.core = PoolCore(name, settings, policy, draw, numbers)
         self.discovery: Discovery | None = None
         self.used_at = self._opened_at = exchange.loop.time()
+        self.taken = metrics.taken(name, name)
+        """Counts requests that it took for the endpoint of its name."""
+        self.held = metrics.held(name)
+        """Counts slots that are held here."""
         self._strays = strays
         self._exchange = exchange
         self._settings = settings
@@ -172,8 +177,12 @@ class RoutedPool:
     # -- exchange.Listener ----------------------------------------------------------------------------------------
 
     def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+        now = self._loop.time()
+        if worker.ended:
+            self.core.ended(worker, now)
+        self.used_at = now
         if self.contains(worker):
-            self.core.loaded(worker, load, epoch, self._loop.time())
+            self.core.loaded(worker, load, epoch, now)
             self.pump(worker)
 
     def invited(self, worker: Worker) -> None:

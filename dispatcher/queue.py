@@ -29,14 +29,15 @@ W = TypeVar("W", bound=Waiting)
 class WaitingLine(Generic[W]):
     """Lines by class, each a heap on `number`; those that left are dropped when they come up."""
 
-    __slots__ = ("_lines", "_size")
+    __slots__ = ("_lines", "size")
 
     def __init__(self) -> None:
         self._lines: dict[Hashable, list[tuple[int, W]]] = {}
-        self._size = 0
+        self.size = 0
+        """How many wait."""
 
     def __len__(self) -> int:
-        return self._size
+        return self.size
 
     def __iter__(self) -> Iterator[W]:
         """All that wait, oldest first."""
@@ -51,7 +52,7 @@ class WaitingLine(Generic[W]):
         """Let it wait at the place that its number gives it."""
         assert not item.waits, item
         item.waits = True
-        self._size += 1
+        self.size += 1
         heapq.heappush(self._lines.setdefault(item.queue, []), (item.number, item))
 
     def remove(self, item: W) -> bool:
@@ -59,8 +60,8 @@ class WaitingLine(Generic[W]):
         if not item.waits:
             return False
         item.waits = False
-        self._size -= 1
-        if self._size == 0:
+        self.size -= 1
+        if self.size == 0:
             self._lines.clear()
         else:
             self._head(item.queue)  # drops a class that nobody waits in any more

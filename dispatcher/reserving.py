@@ -7,17 +7,19 @@ from collections.abc import Callable
 
 from ..schemas.errors import ClosedError, NoWorkers
 from ..schemas.frames import ReserveFlag
-from ..schemas.limits import MIN_TTL_S
 from ..telemetry.tracing import tracer
-from .core import Ticket
 from .express_hold import HeldExpress
 from .hold import Hold, Reserver
+from .holds import Holds
+from .inflight import Outcome
 from .order import CallOptions
+from .plain_flight import Detour, PlainReserve
 from .pool import Moved, RoutedPool
 from .pools import Pools
 from .retry import Fate
 from .route_traffic import Traffic
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import Worker
 
 _DEFAULTS = CallOptions()
@@ -49,45 +51,46 @@ class Reserving:
         self._check_open = check_open
         self._deadline = deadline
         self._max_attempts = settings.max_attempts
-        self._chosen_s = max(MIN_TTL_S, settings.claim_s)
-        """Time to live of what is held for one task."""
-        self._holds: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
+        self._holds = Holds()
 
     def __len__(self) -> int:
         return len(self._holds)
 
     def release_all(self) -> None:
         """The router stops."""
-        for hold in list(self._holds):
-            hold.release()
+        self._holds.release_all()
         self._express.close()
 
     async def choose(self, endpoint: str, options: CallOptions) -> Hold:
         """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
         self._check_open()
-        express, ttl_s = self._express, self._chosen_s
+        express = self._express
         asked = express.reserve(endpoint, options)
         if asked is None:
-            flags, deadline = ReserveFlag.SINGLE_USE, self._deadline(options)
+            flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), express.terms.ttl_s
             return await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
-        pool = asked.pool
         try:
             outcome = await asked.future
         except asyncio.CancelledError:
-            self._reserver.undo(pool, asked)
+            self._reserver.undo(asked)
             raise
         finally:
             express.reserved(asked)
-        found = self._reserver.taken(
-            pool, asked, outcome, ttl_s=ttl_s, asked_at=asked.asked_at, alarms=express.renewals
-        )
-        if isinstance(found, Hold):
-            pool.accepted(asked.ticket)
-            found.endpoint = endpoint
-        else:
-            tried = (pool, (asked.worker, found))
-            found = await self._somewhere(endpoint, asked.ticket, ttl_s, ReserveFlag.SINGLE_USE, None, _DEFAULTS, tried)
-        return self._held(found)
+        if type(outcome) is Detour:
+            return self._held(await self._go_on(endpoint, asked, outcome.outcome))
+        hold = express.granted(asked, outcome)
+        self._holds.keep_briefly(hold)
+        self._check_held(hold)
+        return hold
+
+    async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> Hold:
+        """What was asked for the short way was not granted: from here on it goes the general way."""
+        fate = self._reserver.refused(asked, outcome)
+        ticket = Ticket(method=None, slots=1, max_attempts=self._max_attempts)
+        asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.asked_at)
+        tried = (asked.pool, (asked.worker, fate))
+        flags = ReserveFlag.SINGLE_USE
+        return await self._somewhere(endpoint, ticket, self._express.terms.ttl_s, flags, None, _DEFAULTS, tried)
 
     async def reserve(
         self,
@@ -124,14 +127,17 @@ class Reserving:
         return self._held(hold)
 
     def _held(self, hold: Hold) -> Hold:
+        self._holds.keep(hold)
+        self._check_held(hold)
+        return hold
+
+    def _check_held(self, hold: Hold) -> None:
+        """It was granted; but the router may have stopped since."""
         try:
             self._check_open()
         except ClosedError:
             hold.release()
             raise
-        self._holds[hold] = None
-        hold.on_end = self._holds.pop
-        return hold
 
     async def _somewhere(
         self,

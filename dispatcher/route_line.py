@@ -14,9 +14,9 @@ from .route_core import Admitted, Draw, RouteCore
 from .settings import RouterSettings
 
 if TYPE_CHECKING:
-    from .core import Ticket
     from .order import Order
     from .route_shadow import Shadows
+    from .ticket import Ticket
 
 Waiter = asyncio.Future[str | GanglineError]
 """Ends with the pool, or why there is none."""

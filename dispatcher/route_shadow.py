@@ -26,7 +26,6 @@ from ..schemas.routes import RouteRecord
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import NO_SPAN, Span, tracer
-from .core import Ticket
 from .exchange import Exchange
 from .inflight import Flight
 from .order import Order
@@ -34,6 +33,7 @@ from .pool import RoutedPool
 from .retry import Fate
 from .route_core import Draw
 from .settings import RouterSettings
+from .ticket import Ticket
 from .view import Worker
 
 _log = logger_for("dispatcher")

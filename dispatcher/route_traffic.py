@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from ..schemas.errors import GanglineError
 from ..schemas.routes import RouteRecord
 from ..telemetry.metrics import RouterMetrics
-from .core import Ticket
 from .gangset import RoutedSet
 from .gangsets import GangSets
 from .pool import RoutedPool
@@ -21,6 +20,7 @@ from .route_line import Route, Visit
 from .route_shadow import Shadows
 from .route_table import RouteTable
 from .settings import RouterSettings
+from .ticket import Ticket
 
 if TYPE_CHECKING:
     from .order import Order

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
@@ -14,16 +13,15 @@ from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
 from ..schemas.errors import ClosedError, InvalidSettings, NoWorkers
-from ..schemas.frames import Answer, ReserveFlag
+from ..schemas.frames import ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import Span
 from .caller import Caller
-from .core import Ticket
 from .exchange import Exchange
-from .express import Express, PlainFlight
+from .express import Express, measured
 from .express_hold import HeldExpress
 from .gang_members import LineMaker
 from .gangs import Gangs
@@ -34,6 +32,7 @@ from .inflight import Outcome
 from .leases import Lease, Leasing
 from .observed import Observed
 from .order import CallOptions, Order
+from .plain_flight import Detour, PlainFlight
 from .policy import Policy, Sticky
 from .pool import Moved, RoutedPool
 from .pools import Pools
@@ -44,12 +43,12 @@ from .route_traffic import Traffic
 from .selection import Choosing, Dispatcher, Selection
 from .settings import RouterSettings
 from .stream import Streamer
+from .ticket import Ticket
 
 _log = logger_for("dispatcher")
 
 _DEFAULTS = CallOptions()
 _MAX_TARGETS = 4096
-_OK = int(Answer.OK)
 
 
 class Router:
@@ -84,11 +83,11 @@ class Router:
         self._max_attempts = self.settings.max_attempts
         ambient = ambient or Ambient()
         self._pools: dict[str, RoutedPool] = {}
-        self._numbers = itertools.count(1)
         self._targets: dict[str, tuple[str, str]] = {}
         """Targets that were taken apart and found right."""
         self._state = "new"
         self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
+        self._numbers = self.exchange.numbers
         policy = policy or (lambda _pool: Sticky())
         # A generator of its own: the system's is a system call for every draw.
         chance = random.Random(ambient.random.getrandbits(64))
@@ -161,11 +160,12 @@ class Router:
         except BaseException as error:
             self._express.failed(flight, error)
             raise
-        if type(outcome) is list and outcome[0] == _OK:
-            flight.pool.core.accepted(flight.ticket, self.exchange.loop.time())
+        if type(outcome) is Detour:
+            order = self.order(target, args, kwargs or {}, options, flags=flags)
+            return await self._go_on(flight, outcome.outcome, order)
+        if measured():
             self._express.answered(flight)
-            return outcome[2]
-        return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
+        return outcome
 
     async def execute(self, order: Order) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
@@ -244,14 +244,14 @@ class Router:
             # The task may not have reached the worker: then the token still has the slot.
             selection.hold.give_back()
             raise
-        if type(outcome) is list and outcome[0] == _OK:
-            flight.pool.accepted(flight.ticket)
+        if type(outcome) is Detour:
+            order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
+            order.pool = selection.pool
+            with self._observed(order, since=flight.sent_at) as (_, span):
+                return await self._dispatcher.go_on(selection, order, outcome.outcome, span)
+        if measured():
             self._express.answered(flight)
-            return outcome[2]
-        order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
-        order.pool = selection.pool
-        with self._observed(order, since=flight.sent_at) as (_, span):
-            return await self._dispatcher.go_on(selection, order, outcome, span)
+        return outcome
 
     async def _dispatch(
         self,
@@ -409,7 +409,7 @@ class Router:
 
     def _holds_of(self, owner: str) -> Reserving:
         return Reserving(
-            Reserver(self.exchange, self.settings, self.metrics, owner),
+            Reserver(self.exchange, self.settings, owner),
             self._held_express,
             self._traffic,
             self._following,
@@ -526,9 +526,10 @@ class Router:
 
     async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Order) -> Any:
         """A plain call was not simply answered: from here on it goes the general way."""
-        pool, ticket = flight.pool, flight.ticket
+        pool, since = flight.pool, flight.sent_at
+        ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
         ticket.endpoint = order.endpoint
-        with Observed(order, ticket, self.metrics, self.exchange.loop, since=ticket.queued_at) as (_, span):
+        with Observed(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
             try:
                 return await self.caller.run(pool, order, ticket, span, tried=(flight.worker, outcome))
             except Moved:

@@ -39,18 +39,7 @@ class State(Enum):
 class Selection(Held):
     """Who was chosen. Renewed by itself while it is held."""
 
-    def __init__(self, hold: Hold) -> None:
-        super().__init__(hold)
-        self._state = State.OPEN
-
-    @property
-    def state(self) -> State:
-        return self._state
-
-    @property
-    def hold(self) -> Hold:
-        """For the router."""
-        return self._hold
+    state = State.OPEN
 
     def check_usable(self, pool: str) -> None:
         """Whether it can be dispatched; asked before anything is sent.
@@ -58,29 +47,29 @@ class Selection(Held):
         Raises:
             SelectionUsed, SelectionClosed, WrongPool, LeaseExpired.
         """
-        if self._state is State.USED:
+        if self.state is State.USED:
             raise SelectionUsed(
                 f"this selection of {self.worker} was dispatched already: choose again for another task"
             )
-        if self._state is State.CLOSED:
+        if self.state is State.CLOSED:
             raise SelectionClosed(f"this selection of {self.worker} was closed: dispatch inside its `async with` block")
         if pool != self.pool:
             raise WrongPool(f"this selection is of pool {self.pool!r}, not of {pool!r}: choose a worker of that pool")
-        trouble = self._hold.trouble()
+        trouble = self.hold.trouble()
         if isinstance(trouble, LeaseExpired):
             raise trouble
 
     def mark_used(self) -> None:
-        self._state = State.USED
+        self.state = State.USED
 
     def close(self) -> None:
         """Release the slot if it was not used. Idempotent, never fails, never waits."""
-        if self._state is State.OPEN:
-            self._state = State.CLOSED
-            self._hold.release()
+        if self.state is State.OPEN:
+            self.state = State.CLOSED
+            self.hold.release()
 
     def __repr__(self) -> str:
-        return f"Selection({self.worker}, {self._state.value}, epoch={self.epoch}, fence={self.fence})"
+        return f"Selection({self.worker}, {self.state.value}, epoch={self.epoch}, fence={self.fence})"
 
 
 class Choosing:

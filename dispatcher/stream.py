@@ -12,11 +12,12 @@ from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
 from ..schemas.frames import Answer, Frame, Request, TaskFlag
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
-from .core import Ticket, outcome_unknown
+from .core import outcome_unknown
 from .inflight import Books, Flight, Outcome
 from .order import Order, error_of
 from .pool import RoutedPool
 from .retry import Fate
+from .ticket import Ticket
 from .view import Worker
 
 

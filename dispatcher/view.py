@@ -43,10 +43,12 @@ class Worker:
         "chosen",
         "confirmed",
         "draining",
+        "ended",
         "epoch",
         "heard_at",
         "id",
         "instance",
+        "known",
         "labels",
         "link",
         "loaded_at",
@@ -68,6 +70,8 @@ class Worker:
     def __init__(self, id: WorkerId, instance: str) -> None:
         self.id = id
         self.instance = instance
+        self.known = False
+        """Whether it is in its pool's view: false again for one that left or is lost."""
         self.epoch = 0
         """The newest that we know of. An answer may name it before we know that another process gave it."""
         self.confirmed = 0
@@ -86,6 +90,8 @@ class Worker:
         """Estimate of running + reserved, from all routers: + when sent, - when settled, absolute on answers."""
         self.own = 0
         """The part of it that is certainly there, since it is this router's."""
+        self.ended = 0
+        """Of these, slots of plain requests that the message being read answers; see PoolCore.ended."""
         self.draining = False
         self.reachable = True
         """False after the server said that nobody listens there, until the worker is heard again."""
@@ -199,6 +205,7 @@ class PoolView:
             known = Worker(WorkerId(record.pool, record.worker), record.instance)
             known.heard_at = now
             known.tier = self._tier(record)
+            known.known = True
             self.workers[record.worker] = known
             self.version += 1
         elif record.epoch < known.epoch or (revision and revision < known.revision):
@@ -290,7 +297,7 @@ class PoolView:
         if self.workers.get(worker.id.worker) is not worker:
             return
         del self.workers[worker.id.worker]
-        worker.reachable = False
+        worker.known = worker.reachable = False
         self._place(worker)
         methods, labels = worker.methods, worker.labels
         self._index_models(worker, ())
@@ -324,6 +331,7 @@ class PoolView:
     def check(self) -> None:
         """Assert the laws; tests call it after every event."""
         for worker in self.workers.values():
+            assert worker.known and not worker.ended, worker
             assert worker.own >= 0, worker
             assert worker.ongoing >= worker.own, worker
             is_open = worker._index >= 0

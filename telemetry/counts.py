@@ -13,7 +13,39 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 Key = tuple[str, ...]
-Numbers = defaultdict[Key, int]
+
+
+class Tally:
+    """One number that is counted so often that finding it each time would cost more than counting."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __repr__(self) -> str:
+        return f"Tally({self.count})"
+
+
+class Numbers(defaultdict[Key, int]):
+    """The numbers of one owner. Read them by `now`, which knows of those that have a tally."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self._tallies: dict[Key, Tally] = {}
+
+    def tally(self, key: Key) -> Tally:
+        """What is counted there counts for the key as well."""
+        return self._tallies.setdefault(key, Tally())
+
+    def now(self) -> list[tuple[Key, int]]:
+        """Keys and numbers, some keys twice; add them up. May be called from any thread."""
+        # list() of a dictionary with tuple keys runs no Python code, so it is atomic beside a writing thread.
+        return list(self.items()) + [(key, tally.count) for key, tally in list(self._tallies.items())]
+
+    def sum(self) -> int:
+        """Of all."""
+        return sum(number for _, number in self.now())
 
 
 class Counts:
@@ -27,11 +59,11 @@ class Counts:
         self._keep = keep
         self._lock = threading.Lock()
         self._living: dict[int, Numbers] = {}
-        self._retired: Numbers = defaultdict(int)
+        self._retired = Numbers()
 
     def of(self, owner: object) -> Numbers:
         """New numbers, at home with `owner`; written by one thread only."""
-        numbers: Numbers = defaultdict(int)
+        numbers = Numbers()
         with self._lock:
             self._living[id(numbers)] = numbers
         weakref.finalize(owner, self._retire, numbers).atexit = False
@@ -41,10 +73,9 @@ class Counts:
         """The sum over all owners. May be called from any thread."""
         with self._lock:
             parts = [self._retired, *self._living.values()]
-            summed: Numbers = defaultdict(int)
+            summed: defaultdict[Key, int] = defaultdict(int)
             for part in parts:
-                # list() of a dictionary with tuple keys runs no Python code, so it is atomic beside a writing thread.
-                for key, number in list(part.items()):
+                for key, number in part.now():
                     summed[key] += number
         return summed.items()
 
@@ -52,5 +83,5 @@ class Counts:
         with self._lock:
             self._living.pop(id(numbers), None)
             if self._keep:
-                for key, number in numbers.items():
+                for key, number in numbers.now():
                     self._retired[key] += number

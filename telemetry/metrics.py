@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from ..schemas.frames import Load
+from .counts import Tally
 from .instruments import ATTEMPTS, SECONDS, counter, gauge, histogram, level, metrics_enabled
 from .logs import logger_for
 
@@ -72,6 +73,10 @@ class RouterMetrics:
         """A request was taken."""
         self._requests[endpoint, pool] += 1
 
+    def taken(self, endpoint: str, pool: str) -> Tally:
+        """For whoever takes many: each one counted there is a `request`."""
+        return self._requests.tally((endpoint, pool))
+
     def finished(self, endpoint: str, pool: str, seconds: float, attempts: int, error_code: str | None) -> None:
         """A request ended, after so many seconds and tries. `error_code` None: it succeeded."""
         if error_code is not None:
@@ -84,6 +89,10 @@ class RouterMetrics:
     def queued(self, pool: str, change: int) -> None:
         """A request began (+1) or ceased (-1) to wait for a worker."""
         self._queue_size[pool,] += change
+
+    def held(self, pool: str) -> Tally:
+        """For whoever reserves often: the slots that are held, as `reserved` counts them."""
+        return self._reserved.tally((pool,))
 
     def reserved(self, pool: str, change: int) -> None:
         """So many slots were reserved (+n) or are no longer held (-n)."""
@@ -104,10 +113,10 @@ class RouterMetrics:
     def statistics(self) -> dict[str, int]:
         """Sums over endpoints and pools: requests, errors, queue_size, reserved_slots, backoffs."""
         return {
-            "requests": sum(self._requests.values()),
+            "requests": self._requests.sum(),
             "errors": sum(self._errors.values()),
             "queue_size": sum(self._queue_size.values()),
-            "reserved_slots": sum(self._reserved.values()),
+            "reserved_slots": self._reserved.sum(),
             "backoffs": sum(self._backoffs.values()),
         }
 

@@ -14,7 +14,7 @@ from types import ModuleType
 class ProviderProbe:
     """Answers whether the global provider is a real one, and notices when one is set later."""
 
-    __slots__ = ("_get", "_module", "_noop", "_real", "_seen", "_variable")
+    __slots__ = ("_get", "_noop", "_real", "_seen", "_variable", "_variables")
 
     def __init__(self, module: ModuleType, variable: str, get: Callable[[], object], noop: type) -> None:
         """
@@ -25,22 +25,25 @@ class ProviderProbe:
             noop: the API's own provider that does nothing.
         """
         get()  # makes the provider that OTEL_PYTHON_*_PROVIDER names, if it names one
-        self._module = module
+        self._variables = vars(module)
         self._variable = variable
         self._get = get
         self._noop = noop
         self._seen: object = None
         self._real = False
 
-    def __call__(self) -> bool:
+    def real(self) -> bool:
+        """For hot paths, since calling a method costs half of what calling an object does."""
         try:
-            provider = self._module.__dict__[self._variable]
+            provider = self._variables[self._variable]
         except KeyError:
             provider = self._get()
         if provider is not self._seen:
             self._seen = provider
             self._real = self._is_real(provider)
         return self._real
+
+    __call__ = real
 
     def _is_real(self, provider: object) -> bool:
         # The proxies that stand in until a provider is set are private classes of the API, of several names.

@@ -102,7 +102,7 @@ class Tracer:
 
     def __init__(self) -> None:
         self._probe = ProviderProbe(_trace, "_TRACER_PROVIDER", _trace.get_tracer_provider, _trace.NoOpTracerProvider)
-        self.probe = self._probe
+        self.on = self._probe.real
         """What `enabled` asks; for hot paths."""
         self._tracer: _trace.Tracer | None = None
         self._provider: object = None

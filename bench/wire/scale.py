@@ -14,10 +14,11 @@ from ..bus.memory import MemoryHub
 from ..bus.port import BucketSettings
 from ..coordinator.placement import place
 from ..coordinator.slots import Place, SlotMap
-from ..dispatcher.core import PoolCore, Ticket
+from ..dispatcher.core import PoolCore
 from ..dispatcher.policy import Sticky
 from ..dispatcher.router import Router
 from ..dispatcher.settings import RouterSettings
+from ..dispatcher.ticket import Ticket
 from ..schemas.gangs import Bundle, GangSpec, Strategy
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Heartbeat, MethodInfo, Registration

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.core import Placed, PoolCore, Refused, Ticket
+from gangline.dispatcher.core import Placed, PoolCore, Refused
 from gangline.dispatcher.policy import Sticky
 from gangline.dispatcher.retry import Fate
 from gangline.dispatcher.settings import RouterSettings
+from gangline.dispatcher.ticket import Ticket
 from gangline.schemas.errors import Draining, NoWorkers, Saturated, UnknownMethod
 from gangline.schemas.frames import Load, LoadFlag
 from gangline.schemas.records import MethodInfo, Registration

@@ -10,10 +10,11 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, precondition, rule
 
-from gangline.dispatcher.core import Placed, PoolCore, Refused, Ticket
+from gangline.dispatcher.core import Placed, PoolCore, Refused
 from gangline.dispatcher.policy import Sticky
 from gangline.dispatcher.retry import Fate
 from gangline.dispatcher.settings import RouterSettings
+from gangline.dispatcher.ticket import Ticket
 from gangline.dispatcher.view import Worker
 from gangline.schemas.errors import GanglineError, InvalidRequest, QueueFull, Saturated, UnknownMethod
 from gangline.schemas.frames import Load, LoadFlag

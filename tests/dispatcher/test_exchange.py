@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from gangline.dispatcher import exchange as exchange_module
+from gangline.dispatcher.order import CallOptions
 from gangline.schemas.errors import Disconnected
 from gangline.schemas.frames import Request
 
@@ -62,3 +63,47 @@ async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(mo
         await give_up(calls)
 
     await run()
+
+
+@on_rig()
+async def test_frames_that_are_too_large_for_one_message_together_leave_in_several(rig: Rig) -> None:
+    worker = await rig.worker(slots=100)
+    await rig.client.call("images.echo")
+    before = worker.messages
+    third = b"x" * (rig.hub.max_payload // 3)
+    answers = await asyncio.gather(*(rig.client.call("images.echo", third) for _ in range(5)))
+    assert answers == [["w1", "echo"]] * 5
+    assert worker.messages - before == 3
+    rig.balanced()
+
+
+@on_rig()
+async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
+    worker = await rig.worker(slots=100)
+    await rig.client.call("images.echo")
+    await asyncio.sleep(1)
+    before, half = worker.messages, b"x" * (rig.hub.max_payload // 2)
+    express = rig.router._express
+    first = express.launch("images.echo", (half,), {}, CallOptions(), 0)
+    express.failed(first, asyncio.CancelledError())
+    second = express.launch("images.echo", (half,), {}, CallOptions(), 0)
+    third = express.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
+    assert await second.future == await third.future == ["w1", "echo"]
+    assert worker.messages - before == 1
+    rig.balanced()
+
+
+@on_rig(check_after_s=2.0)
+async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_rarely(rig: Rig) -> None:
+    worker = await rig.worker()
+    await rig.client.call("images.echo")
+    worker.behave = silent
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    asked_at: list[float] = []
+    began_at = asyncio.get_running_loop().time()
+    for count in (1, 2, 3):
+        await worker.hears(Request.CHECK, count)
+        asked_at.append(asyncio.get_running_loop().time() - began_at)
+    first, second, third = asked_at
+    assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
+    await give_up([call])

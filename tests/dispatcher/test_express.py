@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.core import PoolCore, Ticket
+from gangline.dispatcher.core import PoolCore
 from gangline.dispatcher.order import CallOptions
 from gangline.dispatcher.policy import PowerOfTwo, Sticky
 from gangline.dispatcher.settings import RouterSettings
+from gangline.dispatcher.ticket import Ticket
 from gangline.schemas.deadline import deadline
 from gangline.schemas.errors import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
 from gangline.schemas.frames import Answer, Reason, Request
@@ -50,33 +51,44 @@ def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info:
 def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
     short, general = pool_of(loads, seed=seed), pool_of(loads, seed=seed)
     for _ in range(requests):
-        ticket, other = short.place_plain("echo", 1.0, 7), Ticket(method="echo", max_attempts=7)
+        worker, other = short.place_plain("echo"), Ticket(method="echo", max_attempts=7)
         placed = general.admit(other, 1.0)
-        assert (ticket is not None) == placed
-        if ticket is None:
+        assert (worker is not None) == placed
+        if worker is None:
             break
-        assert ticket.worker.id == other.worker.id
-        facts = ("method", "max_attempts", "number", "queued_at", "cost", "attempts", "last", "repeatable", "queue")
-        assert [getattr(ticket, name) for name in facts] == [getattr(other, name) for name in facts]
+        assert worker.id == other.worker.id and loads_of(short) == loads_of(general)
+        assert short.placed == general.placed == 1
         short.check()
-        short.settle(ticket)
+        short.end_plain(worker)
         general.settle(other)
+        assert loads_of(short) == loads_of(general)
+        # Tried again, it is to the pool as any other.
+        ticket = short.tried_plain(Ticket(method="echo", max_attempts=7), worker, other.number, 1.0)
+        assert all_of(ticket) == all_of(other)
     assert short.placed == 0
+
+
+def all_of(ticket: Ticket) -> dict[str, object]:
+    return {name: getattr(ticket, name) for name in dir(ticket) if not name.startswith("__")}
+
+
+def loads_of(core: PoolCore) -> list[tuple[int, int, int]]:
+    return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
 
 
 @pytest.mark.parametrize("policy", [PowerOfTwo(), Sticky()])
 def test_policies_that_draw_two_need_not_be_asked(policy):
-    assert pool_of([0], seed=1, policy=policy).place_plain("echo", 1.0, 7) is not None
+    assert pool_of([0], seed=1, policy=policy).place_plain("echo") is not None
 
 
 def test_what_is_not_plain_is_left_to_the_general_way():
-    assert pool_of([0], seed=1).place_plain("unknown", 1.0, 7) is None
-    assert pool_of([4], seed=1).place_plain("echo", 1.0, 7) is None
-    assert pool_of([], seed=1).place_plain("echo", 1.0, 7) is None
-    assert pool_of([0], seed=1, policy=Mine()).place_plain("echo", 1.0, 7) is None
+    assert pool_of([0], seed=1).place_plain("unknown") is None
+    assert pool_of([4], seed=1).place_plain("echo") is None
+    assert pool_of([], seed=1).place_plain("echo") is None
+    assert pool_of([0], seed=1, policy=Mine()).place_plain("echo") is None
     core = pool_of([0], seed=1)
     core.connected = False
-    assert core.place_plain("echo", 1.0, 7) is None
+    assert core.place_plain("echo") is None
 
 
 def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
@@ -85,7 +97,7 @@ def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
         pool="p", worker="w0", epoch=1, instance="i0", slots=4, methods={"echo": MethodInfo(slots=2)}, node="n0"
     )
     core.registered(record, 2, 0.0)
-    assert core.place_plain("echo", 1.0, 7) is None
+    assert core.place_plain("echo") is None
 
 
 def test_nobody_is_overtaken_by_the_short_way():
@@ -93,9 +105,9 @@ def test_nobody_is_overtaken_by_the_short_way():
     waiting = Ticket(method="echo")
     assert not core.admit(waiting, 1.0)
     core.view.discharge(core.view.workers["w0"], 2)
-    assert core.place_plain("echo", 2.0, 7) is None
+    assert core.place_plain("echo") is None
     assert [effect.ticket for effect in core.pump(2.0)] == [waiting]
-    assert core.place_plain("echo", 3.0, 7) is not None
+    assert core.place_plain("echo") is not None
 
 
 # -- the same fates as by the general way, after a first call that opens the pool --------------------------------------
@@ -272,7 +284,7 @@ def test_options_that_ask_for_something_are_not_plain(options):
         express = rig.router._express
         assert express.launch("images.echo", (), {}, CallOptions(**options), 0) is None
         flight = express.launch("images.echo", (), {}, CallOptions(), 0)
-        assert flight is not None and (await flight.future)[0] == Answer.OK
+        assert flight is not None and await flight.future == ["w1", "echo"]
 
     asyncio.run(run())
 

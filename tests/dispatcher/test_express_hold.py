@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from gangline.dispatcher.hold import margin_s
 from gangline.schemas.errors import (
+    DeadlineExceeded,
     InvalidRequest,
     LeaseBusy,
     SelectionUsed,
@@ -36,8 +38,8 @@ def refuses(code: str, started: bool = False):
 
 
 def short(rig: Rig) -> int:
-    """How many requests are on the short way's own clocks."""
-    return len(rig.router._held_express.renewals)
+    """How many holds have no timer of their own so far."""
+    return len(rig.router._reserving._holds._brief)
 
 
 # -- choosing -----------------------------------------------------------------------------------------------------
@@ -211,6 +213,52 @@ async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) 
     rig.balanced()
 
 
+@on_rig()
+async def test_what_was_chosen_the_short_way_may_be_used_the_general_way(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.charge is None
+        assert await rig.client.options(timeout_s=5).dispatch(selection, "echo", 1) == ["w1", "echo"]
+    rig.balanced()
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        with pytest.raises(DeadlineExceeded):
+            await rig.client.options(timeout_s=1).dispatch(selection, "echo", 1)
+        assert rig.router.pools["images"].core.placed == 1
+    [sent] = worker.heard_of(Request.TASK)[2:]
+    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    await turns()
+    rig.balanced()
+
+
+@on_rig()
+async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.charge is not None
+        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
+    rig.balanced()
+    async with rig.client.options(key="k").choose_worker("images") as selection:
+        worker.behave = refuses("task_failed", True)
+        with pytest.raises(TaskFailed):
+            await rig.client.dispatch(selection, "echo", 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_only(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = lambda worker, frame: (
+        [(*worker.grant(frame)[:4], 1000)] if frame[0] == Request.RESERVE else obedient(worker, frame)
+    )
+    began_at = asyncio.get_running_loop().time()
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.trusted_until == began_at + 1 - margin_s(1)
+    rig.balanced()
+
+
 # -- leases -------------------------------------------------------------------------------------------------------
 
 
@@ -237,10 +285,10 @@ async def test_calls_on_a_lease_are_as_many_at_once_as_it_has_slots(rig: Rig) ->
 async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ttl_s=2) as lease:
-        before = lease._hold.trusted_until
+        before = lease.hold.trusted_until
         await asyncio.sleep(0.3)
         await lease.call("echo")
-        assert lease._hold.trusted_until > before
+        assert lease.hold.trusted_until > before
         assert worker.heard_of(Request.RENEW) == []
     rig.balanced()
 

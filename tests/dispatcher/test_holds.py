@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.core import Ticket
 from gangline.dispatcher.hold import margin_s
 from gangline.dispatcher.lease_slots import LeaseSlots
 from gangline.dispatcher.policy import Sticky
+from gangline.dispatcher.ticket import Ticket
 from gangline.schemas.errors import (
     ClosedError,
     GanglineError,

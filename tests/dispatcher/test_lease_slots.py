@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.core import Ticket
 from gangline.dispatcher.lease_slots import LeaseSlots
+from gangline.dispatcher.ticket import Ticket
 from gangline.schemas.errors import GanglineError
 
 from .fakes import turns

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from gangline.dispatcher.candidates import Candidates, Demand
-from gangline.dispatcher.core import PoolCore, Ticket
+from gangline.dispatcher.core import PoolCore
 from gangline.dispatcher.policy import Sticky
 from gangline.dispatcher.settings import RouterSettings
+from gangline.dispatcher.ticket import Ticket
 from gangline.dispatcher.view import Worker
 from gangline.schemas.records import MethodInfo, Registration
 

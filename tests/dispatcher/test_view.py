@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.candidates import Candidates
-from gangline.dispatcher.core import Ticket
 from gangline.dispatcher.policy import PowerOfTwo, Sticky
+from gangline.dispatcher.ticket import Ticket
 from gangline.dispatcher.view import ANYWHERE, SAME_NODE, SAME_ZONE, PoolView, Worker
 from gangline.schemas.frames import Load, LoadFlag
 from gangline.schemas.records import MethodInfo, Registration

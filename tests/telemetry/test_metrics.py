@@ -26,6 +26,23 @@ def test_what_was_reserved_before_the_provider_came_does_not_make_the_gauge_nega
     assert read("gangline.router.reserved_slots")["early",] == 0
 
 
+def test_what_is_tallied_counts_as_what_is_told_one_by_one(read):
+    metrics = RouterMetrics()
+    metrics.request("tallied", "tallied")
+    taken, held = metrics.taken("tallied", "tallied"), metrics.held("tallied")
+    taken.count += 3
+    held.count += 2
+    metrics.reserved("tallied", -1)
+    assert metrics.taken("tallied", "tallied") is taken
+    assert read("gangline.router.requests")["tallied", "tallied"] == 4
+    assert read("gangline.router.reserved_slots")["tallied",] == 1
+    assert (metrics.statistics()["requests"], metrics.statistics()["reserved_slots"]) == (4, 1)
+    del metrics
+    gc.collect()
+    assert read("gangline.router.requests")["tallied", "tallied"] == 4
+    assert ("tallied",) not in read("gangline.router.reserved_slots")
+
+
 def test_two_routers_of_a_process_add_up(read):
     one, two = RouterMetrics(), RouterMetrics()
     one.queued("shared", +1)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..schemas.errors import Disconnected
 from .jetstream_api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
 from .port import ConnectionEvent, NotPermitted, StorageUnavailable
+from .stream_room import TOO_MANY_CONSUMERS, UNLIMITED
 
 if TYPE_CHECKING:
     from .jetstream import JetStreamBus
@@ -59,6 +60,8 @@ class Upkeep:
         """Whether the stream was ever there, or made by us."""
         self.created = ""
         """When it was made, as the server writes it: tells a new stream from an old one of the same name."""
+        self._few_consumers = False
+        """This account may not have streams of as many consumers as ours ask for."""
         self._making: asyncio.Future[bool] | None = None
         self._stop_listening = bus.on_connection(self._on_connection)
 
@@ -178,12 +181,14 @@ class Upkeep:
             await self._skip_used(found.get("state") or {}, timeout_s)
             self.created = str(found.get("created", ""))
             return False
+        configuration = dict(self._configuration)
+        if self._first is not None:
+            configuration["first_seq"] = self._first()
+        if self._few_consumers:
+            configuration["max_consumers"] = UNLIMITED
         try:
             made = await api.call(
-                f"STREAM.CREATE.{self._stream}",
-                self._configuration if self._first is None else {**self._configuration, "first_seq": self._first()},
-                what=f"make {self._label}",
-                timeout_s=timeout_s,
+                f"STREAM.CREATE.{self._stream}", configuration, what=f"make {self._label}", timeout_s=timeout_s
             )
         except NotPermitted as error:
             raise _OthersMake(
@@ -192,6 +197,9 @@ class Upkeep:
                 details=error.details,
             ) from error
         except ApiError as error:
+            if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
+                self._few_consumers = True
+                return await self._look_or_create(timeout_s)
             if error.number != STREAM_EXISTS:  # somebody else was faster
                 raise
             return False

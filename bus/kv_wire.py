@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..schemas.errors import InvalidName, InvalidSettings
 from .port import BucketSettings, KvEntry, KvOperation, KvWrite
+from .stream_room import MAX_CONSUMERS
 from .wire import decode_headers
 
 _SECOND_NS: Final = 1_000_000_000
@@ -56,7 +57,7 @@ def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
         "retention": "limits",
-        "max_consumers": -1,
+        "max_consumers": MAX_CONSUMERS,
         "max_msgs": -1,
         "max_bytes": settings.max_bytes,
         "max_age": 0,

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ..schemas.errors import InvalidName, InvalidSettings
 from .port import ConsumerSettings, ConsumerState, Message, Retention, StreamMessage, StreamSettings
+from .stream_room import MAX_CONSUMERS
 from .wire import decode_headers
 
 SECOND_NS: Final = 1_000_000_000
@@ -31,7 +32,7 @@ def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
         "name": name,
         "subjects": list(settings.subjects),
         "retention": str(settings.retention),
-        "max_consumers": -1,
+        "max_consumers": MAX_CONSUMERS,
         "max_msgs": -1,
         "max_bytes": settings.max_bytes,
         "max_age": int(settings.max_age_s * SECOND_NS),

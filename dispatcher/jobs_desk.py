@@ -100,6 +100,8 @@ class JobDesk:
             return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
         if not await self._cancel_stored(ref, found, held=held):
             return False
+        if await self._schedule(ref) is not None:  # its dispatcher gave it back to the server just before
+            await (await self.streams.tasks()).purge(self._names.schedule(ref.id))
         await self._stop_started(ref, timeout_s)
         return True
 

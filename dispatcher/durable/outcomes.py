@@ -19,7 +19,7 @@ from ...bus.ambient import Ambient
 from ...bus.port import Bus, KvEntry, Published, Refused
 from ...schemas import headers
 from ...schemas.errors import GanglineError, PayloadTooLarge
-from ...schemas.jobs import JobState, ResultRecord
+from ...schemas.jobs import JobState
 from ...schemas.names import Names
 from ...schemas.task_errors import InvalidSchedule
 from ...telemetry.logs import Log
@@ -36,6 +36,8 @@ _HEADERS_BYTES: Final = 8192
 _LOOKS: Final = 64
 """Results looked up at once."""
 _BAD_PATTERN: Final = 10189
+_SAME_S: Final = 0.001
+"""When a message was stored is told with more digits here, with fewer there."""
 _LOGGED_CHARS: Final = 400
 """Of a dead letter's error: it may be as long as whoever raised it liked."""
 
@@ -108,10 +110,8 @@ class Outcomes:
             async with self._looks:
                 key = self._names.result_key(job)
                 found = await until_taken("looking a result up", lambda: results.get(key), self._log)
-            try:
-                return found is not None and ResultRecord.model_validate_json(found.value).state is JobState.CANCELLED
-            except ValidationError:
-                return False
+            record = records.parse_result(found)
+            return record is not None and record.state is JobState.CANCELLED
 
         asked = list(jobs)
         return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
@@ -158,8 +158,8 @@ class Outcomes:
 
         async def drop() -> None:
             results = await self._streams.results()
-            entry = await results.get(self._names.result_key(job))
-            if entry is None or ResultRecord.model_validate_json(entry.value).object != name:
+            record = records.parse_result(await results.get(self._names.result_key(job)))
+            if record is None or record.object != name:
                 await (await self._streams.objects()).delete(name)
 
         with contextlib.suppress(GanglineError, ValidationError):  # people can write there, too
@@ -224,8 +224,8 @@ class Outcomes:
 
     async def _ended_otherwise(self, job: str) -> bool:
         """Somebody's record was first, and it is no dead letter's."""
-        entry = await (await self._streams.results()).get(self._names.result_key(job))
-        return entry is not None and ResultRecord.model_validate_json(entry.value).state is not JobState.DEAD
+        record = records.parse_result(await (await self._streams.results()).get(self._names.result_key(job)))
+        return record is not None and record.state is not JobState.DEAD
 
     async def _told_before(self, effect: Bury, sequence: int) -> Bury:
         """The letter stands since before its dispatcher was killed, and may give another reason than we would."""
@@ -277,7 +277,19 @@ class Outcomes:
         except GanglineError as error:
             answer(error)
         else:
+            await until_taken("looking a result up", lambda: self._unschedule_cancelled(entry, subject), self._log)
             answer(None)
+
+    async def _unschedule_cancelled(self, entry: Entry, subject: str) -> None:
+        """Whoever cancelled it while it was a task still has left a record of that very message; such a record of an
+        earlier one says nothing of this."""
+        assert entry.submission is not None
+        key = self._names.result_key(entry.submission.job)
+        record = records.parse_result(await (await self._streams.results()).get(key))
+        if record is None or record.state is not JobState.CANCELLED:
+            return
+        if abs(record.submitted_at - entry.message.at) < _SAME_S:
+            await (await self._streams.tasks()).purge(subject)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         errand = asyncio.get_running_loop().create_task(work, name="gangline-outcome")

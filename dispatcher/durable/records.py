@@ -9,7 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ...bus.port import StreamMessage
+from pydantic import ValidationError
+
+from ...bus.port import KvEntry, StreamMessage
 from ...schemas import codec, headers
 from ...schemas.codec import Format
 from ...schemas.errors import GanglineError, error_from_wire
@@ -76,6 +78,14 @@ def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | 
     value = json.dumps(base64.b64encode(entry.body).decode()).encode() if as_msgpack else entry.body
     head = record.model_dump_json(exclude={"result"}).encode()
     return head[:-1] + b',"result":' + value + b"}"
+
+
+def parse_result(entry: KvEntry | None) -> ResultRecord | None:
+    """The record; None: there is none, or something that is none, since people can write there, too."""
+    try:
+        return None if entry is None else ResultRecord.model_validate_json(entry.value)
+    except ValidationError:
+        return None
 
 
 def try_of(effect: Note) -> bytes:
@@ -212,6 +222,7 @@ __all__ = [
     "dead_headers",
     "failure_of",
     "moment",
+    "parse_result",
     "result_of",
     "schedule_of",
     "size_of_headers",

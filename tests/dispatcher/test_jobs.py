@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory import MemoryHub
-from gangline.bus.port import StorageUnavailable
+from gangline.bus.port import StorageUnavailable, StreamMessage
 from gangline.dispatcher import jobs_stored
 from gangline.dispatcher.client import Client
+from gangline.dispatcher.jobs_desk import JobDesk
+from gangline.dispatcher.jobs_stored import JobRef
 from gangline.schemas import codec
 from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
 from gangline.schemas.jobs import DeadReason, JobFailure, JobInfo, JobState
@@ -297,6 +299,25 @@ async def test_a_task_that_its_dispatcher_has_not_seen_is_cancelled_in_the_strea
         await job.result()
     assert not await job.cancel()
     assert (await job.status()).state is JobState.CANCELLED
+
+
+@on_both_buses
+async def test_a_schedule_that_its_dispatcher_gave_to_the_server_meanwhile_is_cancelled_there(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks, subject = await rig.tasks(), rig.names.task("images", "echo")
+    await tasks.publish(subject, b"", headers={"Gangline-Cron": "@every 1h", "Gangline-Job": "hourly"})
+    await rig.take_queue()
+    cancel_stored = JobDesk._cancel_stored
+
+    async def slowly(self: JobDesk, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
+        fields = {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": subject}
+        await tasks.publish(rig.names.schedule("hourly"), b"", headers=fields)
+        return await cancel_stored(self, ref, found, held=held)
+
+    monkeypatch.setattr(JobDesk, "_cancel_stored", slowly)
+    assert await rig.client.job("hourly", "images").cancel()
+    assert (await tasks.state(rig.names.schedules)).messages == 0
 
 
 @on_both_buses

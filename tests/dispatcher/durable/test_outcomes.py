@@ -10,15 +10,14 @@ import pytest
 from gangline.bus.ambient import Ambient
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import StreamMessage
-from gangline.dispatcher.durable import records
-from gangline.dispatcher.durable.effects import Bury, Look, Store
+from gangline.dispatcher.durable.effects import Bury, Look, Schedule, Store
 from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.inlet import read_message
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.scribe import Scribe
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.durable.task_streams import TaskStreams
-from gangline.schemas.errors import TaskFailed
+from gangline.schemas.errors import GanglineError, TaskFailed
 from gangline.schemas.jobs import DeadReason, JobState, ResultRecord
 from gangline.schemas.names import Names
 from gangline.schemas.submission import Submission
@@ -47,11 +46,11 @@ class Desk:
     async def _sure(self) -> None:
         pass
 
-    async def ends(self, state: JobState) -> None:
+    async def ends(self, state: JobState, job: str = "7", submitted_at: float = 1.0) -> None:
         """Somebody writes that the job has ended."""
-        effect = Store(seq=7, job="7", state=state, attempts=0, started_at=None, result_ttl_s=60)
-        record = records.result_of(self.entry(), effect, wall=1.0)
-        await (await self.streams.results()).put(NAMES.result_key("7"), record, revision=0)
+        record = ResultRecord(job=job, endpoint="images", method="resize", state=state, submitted_at=submitted_at)
+        value = record.model_dump_json().encode()
+        await (await self.streams.results()).put(NAMES.result_key(job), value, revision=0)
 
     def entry(self, body: bytes = b"{}", **given: str) -> Entry:
         named = {name.replace("_", "-"): value for name, value in given.items()}
@@ -134,6 +133,31 @@ async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(d
         await ends_it()
         await desk.scribe.settled()
         assert await results.get(NAMES.try_key("images", "7")) is None
+
+
+async def test_what_is_no_record_hinders_no_burial(desk: Desk) -> None:
+    await (await desk.streams.results()).put(NAMES.result_key("7"), b"garbage")
+    done = asyncio.Event()
+    error = TaskFailed("it raised")
+    effect = Bury(seq=7, job="7", reason=DeadReason.FAILED, error=error, attempts=1, started_at=None, result_ttl_s=60)
+    desk.outcomes.bury(desk.entry(), effect, done.set)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert (await (await desk.streams.dead()).state()).messages == 1
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_server_is_taken_back(
+    desk: Desk, earlier: bool
+) -> None:
+    """Unless that was another of the same name, an hour before."""
+    entry = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
+    await desk.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
+    answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
+    desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+    assert await answered is None
+    schedule = await (await desk.streams.tasks()).last(NAMES.schedule("nightly"))
+    assert (schedule is not None) == earlier
 
 
 async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:

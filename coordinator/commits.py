@@ -14,7 +14,7 @@ In a replicated stream batches in flight that share a condition conflict, so mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ from ..schemas.gangs import ENDED_TTL_S, GangRecord, GangState, HeldSeat, Member
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Record
 from .effects import LedgerWrite
-from .gang import Gang
+from .gang import Attempt, Gang
 from .states import GRANTED
 
 _NAMES = Names()  # keys are the same in every namespace: each has a bucket of its own
@@ -93,7 +93,8 @@ class Ledger:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=self.leader_key, revision=self.fence)
 
 
-def record_of(gang: Gang, state: GangState, *, fence: int | None = None) -> GangRecord:
+def record_of(gang: Gang, state: GangState) -> GangRecord:
+    """What is true of a gang now."""
     closing = gang.closing
     return GangRecord(
         id=gang.id,
@@ -102,7 +103,7 @@ def record_of(gang: Gang, state: GangState, *, fence: int | None = None) -> Gang
         generation=gang.generation,
         seats=gang.seats,
         rendezvous=gang.rendezvous,
-        fence=gang.fence if fence is None else fence,
+        fence=gang.fence,
         owner_token=gang.owner_token,
         restarts=gang.restarts,
         reason=closing.failure.text if closing is not None else gang.reason,
@@ -115,16 +116,33 @@ def record_of(gang: Gang, state: GangState, *, fence: int | None = None) -> Gang
     )
 
 
+def record_to_be(gang: Gang, attempt: Attempt, wall: float) -> GangRecord:
+    """What will be true of it when its attempt is granted. Its fence is the record's own revision."""
+    return GangRecord(
+        id=gang.id,
+        state=GangState.FORMED,
+        spec=gang.spec,
+        generation=gang.next_generation,
+        seats=attempt.seats,
+        rendezvous=attempt.rendezvous,
+        owner_token=gang.owner_token,
+        restarts=gang.restarts,
+        gangset=gang.gangset,
+        created_at=gang.created_at,
+        formed_at=wall,
+        deadline_at=gang.deadline_wall,
+    )
+
+
 def _member(gang_id: str, generation: int, here: list[Seat]) -> MemberRecord:
     held = tuple(HeldSeat(rank=s.rank, part=s.part, slots=s.slots, token=s.token) for s in here)
     return MemberRecord(gang=gang_id, generation=generation, epoch=here[0].epoch, seats=held)
 
 
-def grants(gang_id: str, generation: int, seats: Iterable[Seat], revisions: dict[WorkerId, int]) -> list[LedgerWrite]:
+def grants(
+    gang_id: str, generation: int, seats: Mapping[WorkerId, list[Seat]], revisions: dict[WorkerId, int]
+) -> list[LedgerWrite]:
     """The member records of a generation, one for each worker, each conditioned on the worker's registration."""
-    by_worker: dict[WorkerId, list[Seat]] = {}
-    for seat in seats:
-        by_worker.setdefault(WorkerId(seat.pool, seat.worker), []).append(seat)
     return [
         LedgerWrite(
             key=Names.member_key(worker, gang_id),
@@ -132,7 +150,7 @@ def grants(gang_id: str, generation: int, seats: Iterable[Seat], revisions: dict
             condition_key=_NAMES.registration_key(worker),
             revision=revisions[worker],
         )
-        for worker, here in by_worker.items()
+        for worker, here in seats.items()
     ]
 
 

@@ -63,6 +63,9 @@ class Forming:
         books = self._books
         if gang.not_before > books.now:
             return None
+        fit, gang.fit = gang.fit, None
+        if fit is not None and fit.still is not None:
+            return fit.still
         head = books.head
         kept = head.kept if head is not None and head.gang == gang.id else {}
         return place(gang.spec, books.inventory.free, changes=kept)

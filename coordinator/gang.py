@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..schemas.gang_messages import GangReply
 from ..schemas.gangs import GangSpec, GangState, Rendezvous, Seat
 from ..schemas.names import WorkerId
 from .events import Cause, HoldAnswered
-from .placement import Assignment
+from .placement import Assignment, Fit
 from .states import Step
+
+
+def by_worker(seats: Iterable[Seat]) -> dict[WorkerId, list[Seat]]:
+    found: dict[WorkerId, list[Seat]] = {}
+    for seat in seats:
+        found.setdefault(WorkerId(seat.pool, seat.worker), []).append(seat)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +50,10 @@ class Attempt:
     hold_until: float
     """Measured from before the first hold was sent: workers keep the slots at least so long."""
 
+    fresh: dict[WorkerId, list[Seat]] = field(default_factory=dict[WorkerId, list[Seat]])
+    """What was answered, as seats of the coming generation."""
     seats: tuple[Seat, ...] = ()
-    """All seats of the coming generation; made when the batch is."""
+    """All seats of the coming generation; gathered when the batch is made."""
     rendezvous: Rendezvous | None = None
 
     @property
@@ -108,6 +118,8 @@ class Gang:
     formed_at: float = 0.0
     """Monotonic."""
     formed_wall: float = 0.0
+    fit: Fit | None = None
+    """Where it had room when it was asked for, if it had; until it is tried for the first time."""
     attempt: Attempt | None = None
     """In HOLDING, COMMITTING, REJOINING, and in REPAIRING while replacements are held."""
     doom: Failure | None = None
@@ -121,6 +133,8 @@ class Gang:
     """In CLOSING, STOPPING and BACKOFF."""
     reason: str = ""
     rank: int | None = None
+    _placed: tuple[tuple[Seat, ...], dict[WorkerId, list[Seat]]] = field(default=((), {}), repr=False)
+    """Seats, and the same by worker; to be made anew when `seats` are others."""
 
     def __repr__(self) -> str:
         return f"<Gang {self.id} {self.step.value} generation={self.generation} size={self.spec.size}>"
@@ -149,11 +163,10 @@ class Gang:
         return self.generation + 1 if self.seats else self.generation
 
     @property
-    def seats_by_worker(self) -> dict[WorkerId, list[Seat]]:
-        found: dict[WorkerId, list[Seat]] = {}
-        for seat in self.seats:
-            found.setdefault(WorkerId(seat.pool, seat.worker), []).append(seat)
-        return found
+    def seats_by_worker(self) -> Mapping[WorkerId, list[Seat]]:
+        if self._placed[0] is not self.seats:
+            self._placed = (self.seats, by_worker(self.seats))
+        return self._placed[1]
 
     def describe(self, *, to_owner: bool = False) -> GangReply:
         return GangReply(

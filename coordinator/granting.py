@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from ..schemas.gang_messages import FormRequest, GangEventKind
-from ..schemas.gangs import GangState, Rendezvous, Seat
+from ..schemas.gangs import Rendezvous, Seat
 from ..schemas.names import Names, WorkerId
 from .books import Books
-from .commits import grants, record_of
+from .commits import grants, record_to_be
 from .effects import LedgerWrite, SendForm
-from .events import HoldAnswered, WorkerFacts
-from .gang import Attempt, Gang
+from .gang import Attempt, Gang, by_worker
 from .members import Members
-from .placement import Assignment
 from .restarts import FINAL
 from .states import Move, move
 from .teardown import Teardown
@@ -35,23 +35,14 @@ class Granting:
         if late or doomed or revisions is None:
             self._members.refused(gang)
             return None
-        fresh = [seat for worker, wanted in attempt.wanted.items() for seat in self._seats(attempt, worker, wanted)]
         stay = [seat for seat in gang.seats if seat.rank not in gang.lost]
-        attempt.seats = tuple(sorted(stay + fresh, key=lambda seat: (seat.rank, seat.part)))
+        placed = {worker: attempt.fresh[worker] for worker in attempt.wanted}
+        if stay:
+            placed = by_worker(sorted(chain(stay, *placed.values()), key=_place))
+        attempt.seats = tuple(sorted(chain.from_iterable(placed.values()), key=_place))
         attempt.rendezvous = gang.rendezvous if any(seat.rank == 0 for seat in stay) else self._rendezvous(attempt)
-        generation = gang.next_generation
-        record = record_of(gang, GangState.FORMED, fence=0).model_copy(
-            update={
-                "seats": attempt.seats,
-                "rendezvous": attempt.rendezvous,
-                "generation": generation,
-                "formed_at": books.wall,
-                "reason": "",
-                "rank": None,
-                "ends": False,
-            }
-        )
-        members = grants(gang.id, generation, attempt.seats, revisions)
+        record = record_to_be(gang, attempt, books.wall)
+        members = grants(gang.id, record.generation, placed, revisions)
         used = {write.key for write in members}
         left = [Names.member_key(worker, gang.id) for worker in gang.seats_by_worker]
         gone = [LedgerWrite(key=key, record=None) for key in left if key not in used]
@@ -72,26 +63,6 @@ class Granting:
                 return None
             revisions[worker] = view.facts.revision
         return revisions
-
-    def _seats(self, attempt: Attempt, worker: WorkerId, wanted: list[Assignment]) -> list[Seat]:
-        answer: HoldAnswered = attempt.answers[worker]
-        facts: WorkerFacts = self._books.inventory.workers[worker].facts
-        return [
-            Seat(
-                rank=item.rank,
-                part=item.part,
-                pool=worker.pool,
-                worker=worker.worker,
-                slots=item.slots,
-                token=token,
-                epoch=answer.epoch,
-                node=facts.node,
-                zone=facts.zone,
-                address=facts.address,
-                labels=facts.labels,
-            )
-            for item, token in zip(wanted, answer.tokens, strict=True)
-        ]
 
     def _rendezvous(self, attempt: Attempt) -> Rendezvous | None:
         first = attempt.seats[0]
@@ -154,3 +125,7 @@ class Granting:
             books.out.append(SendForm(worker=worker, request=request))
             if ("ping", str(worker)) not in books.agenda:
                 books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
+
+
+def _place(seat: Seat) -> tuple[int, int]:
+    return seat.rank, seat.part

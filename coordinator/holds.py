@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..schemas.gang_messages import HoldRequest, SeatRequest, UnholdRequest
+from ..schemas.gangs import Seat
 from ..schemas.names import WorkerId
 from .books import Books
 from .effects import ReleaseHold, SendHold
@@ -37,11 +38,28 @@ def send(books: Books, gang: Gang, placement: Placement) -> None:
 
 
 def accept(books: Books, attempt: Attempt, event: HoldAnswered) -> None:
-    """Note a yes."""
-    slots = _slots(attempt.wanted[event.worker])
-    books.inventory.charge(event.worker, -slots)
-    books.inventory.occupy(event.worker, slots)
-    attempt.answers[event.worker] = event
+    """Note a yes of a worker that is there, with a token for each seat. While the others have yet to answer, there is
+    time to make its seats."""
+    worker, wanted = event.worker, attempt.wanted[event.worker]
+    facts = books.inventory.workers[worker].facts
+    books.inventory.held(worker, _slots(wanted))
+    attempt.answers[worker] = event
+    attempt.fresh[worker] = [
+        Seat(
+            rank=item.rank,
+            part=item.part,
+            pool=worker.pool,
+            worker=worker.worker,
+            slots=item.slots,
+            token=token,
+            epoch=event.epoch,
+            node=facts.node,
+            zone=facts.zone,
+            address=facts.address,
+            labels=facts.labels,
+        )
+        for item, token in zip(wanted, event.tokens, strict=True)
+    ]
 
 
 def abandon(books: Books, gang: Gang) -> None:

@@ -95,6 +95,14 @@ class Inventory:
             view.ongoing = max(0, view.ongoing + slots)
             self.free.set(worker, view.free)
 
+    def held(self, worker: WorkerId, slots: int) -> None:
+        """What was charged is in use now: it said yes to a hold."""
+        view = self.workers.get(worker)
+        if view is not None:
+            view.charged = max(0, view.charged - slots)
+            view.ongoing += slots
+            self.free.set(worker, view.free)
+
     def grant(self, worker: WorkerId, slots: int) -> None:
         """`slots` more belong to members in the ledger; negative: fewer."""
         view = self.workers.get(worker)

@@ -10,7 +10,7 @@ from .commits import CommitKind
 from .effects import Answer
 from .events import AcquireAsked, Cause, ReleaseAsked, RenewAsked
 from .gang import Failure, Gang
-from .placement import place
+from .placement import Fit, place
 from .restarts import FINAL
 from .shortage import lacks
 from .states import GRANTED, Step
@@ -39,13 +39,17 @@ class Owners:
             else:
                 self._refuse(event.reply_to, _ended(gang_id, ended.reply.reason))
             return
-        error = self._objection(request)
+        if len(books.queue) >= books.settings.max_queued:
+            self._refuse(event.reply_to, QueueFull(f"{len(books.queue)} gangs wait already: ask again later"))
+            return
+        fit = Fit.of(request, books.inventory.free)
+        error = self._impossible(request) if fit is None else None
         if error is not None:
             self._refuse(event.reply_to, error)
             return
-        self._queue(event, gang_id)
+        self._queue(event, gang_id, fit)
 
-    def _queue(self, event: AcquireAsked, gang_id: str) -> None:
+    def _queue(self, event: AcquireAsked, gang_id: str, fit: Fit | None) -> None:
         books, request = self._books, event.request
         gang = Gang(
             id=gang_id,
@@ -53,6 +57,7 @@ class Owners:
             owner_token=request.owner_token or event.new_token,
             created_at=books.wall,
             queued_at=books.now,
+            fit=fit,
         )
         if request.deadline_s is not None:
             gang.deadline_at = books.now + request.deadline_s
@@ -87,13 +92,12 @@ class Owners:
         else:
             self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
 
-    def _objection(self, request: AcquireRequest) -> GanglineError | None:
-        """Why this gang is not even queued. What fits now is not looked at further: cost in proportion to the gang."""
-        books = self._books
-        if len(books.queue) >= books.settings.max_queued:
-            return QueueFull(f"{len(books.queue)} gangs wait already: ask again later")
-        if place(request, books.inventory.free) is None and place(request, books.inventory.total) is None:
-            missing = lacks(request, books.inventory.total)
+    def _impossible(self, request: AcquireRequest) -> GangImpossible | None:
+        """Why this gang, for which there is no room now, is not even queued. Of one that fits this is not asked: cost
+        in proportion to the gang."""
+        total = self._books.inventory.total
+        if place(request, total) is None:
+            missing = lacks(request, total)
             text = "; ".join(lack.text for lack in missing)
             return GangImpossible(
                 f"this gang can never be formed on the workers that are registered: {text}",

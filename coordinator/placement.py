@@ -67,6 +67,25 @@ class Placement:
         return {worker: sum(seat.slots for seat in seats) for worker, seats in self.by_worker().items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A placement that is not acted on yet: good as long as no slots have changed."""
+
+    placement: Placement
+    slots: SlotMap
+    changes: int
+
+    @classmethod
+    def of(cls, spec: GangSpec, slots: SlotMap) -> Fit | None:
+        found = place(spec, slots)
+        return None if found is None else cls(placement=found, slots=slots, changes=slots.changes)
+
+    @property
+    def still(self) -> Placement | None:
+        """The placement; None when it must be looked for again."""
+        return self.placement if self.slots.changes == self.changes else None
+
+
 def wanted_of(spec: GangSpec) -> list[Wanted]:
     return [
         Wanted(rank=rank, part=part, want=want)
@@ -118,6 +137,8 @@ class _Table:
 
     def __init__(self, slots: SlotMap) -> None:
         self.slots = slots
+        self._rooms: dict[int, FilteredSlots] = {}
+        """By the identity of what is wanted, which lives as long as this: members of a bundle want the same."""
         self.taken: dict[tuple[int, int], tuple[Wanted, WorkerId]] = {}
         self.on: dict[WorkerId, dict[tuple[int, int], Wanted]] = {}
 
@@ -125,7 +146,10 @@ class _Table:
         return self.slots.place_of(worker).node
 
     def room(self, want: Part) -> FilteredSlots:
-        return self.slots.filtered(want.pool, want.labels)
+        room = self._rooms.get(id(want))
+        if room is None:
+            room = self._rooms[id(want)] = self.slots.filtered(want.pool, want.labels)
+        return room
 
     def fits(self, worker: WorkerId, want: Part, *, used: int = 0) -> bool:
         return (
@@ -136,7 +160,7 @@ class _Table:
 
     def take(self, item: Wanted, worker: WorkerId) -> None:
         key = (item.rank, item.part)
-        self.slots.set(worker, self.slots.get(worker) - item.want.slots)
+        self.slots.change(worker, -item.want.slots)
         self.taken[key] = (item, worker)
         self.on.setdefault(worker, {})[key] = item
 
@@ -144,7 +168,7 @@ class _Table:
         key = (item.rank, item.part)
         _, worker = self.taken.pop(key)
         del self.on[worker][key]
-        self.slots.set(worker, self.slots.get(worker) + item.want.slots)
+        self.slots.change(worker, item.want.slots)
         return worker
 
     def assignments(self, wanted: list[Wanted]) -> tuple[Assignment, ...]:
@@ -197,16 +221,20 @@ def _candidates(table: _Table, want: Part) -> Iterator[WorkerId]:
     """Workers with room, fullest last."""
     room = table.room(want)
     many = len(want.labels) > 1
-    for worker in room.workers.descending(want.slots):
-        if not many or table.slots.place_of(worker).has(want.labels):
-            yield worker
+    for entry in room.workers.descending(want.slots):
+        if not many or entry.place.has(want.labels):
+            yield entry.place.worker
 
 
 def _best_of_node(table: _Table, node: str, want: Part) -> WorkerId | None:
     members = table.room(want).nodes.get(node)
     if members is None:
         return None
-    return next((worker for worker in members.descending(want.slots) if table.fits(worker, want)), None)
+    if len(want.labels) <= 1:
+        entry = members.best(want.slots)  # whoever is in that room has them
+        return None if entry is None else entry.place.worker
+    found = (entry for entry in members.descending(want.slots) if entry.place.has(want.labels))
+    return next((entry.place.worker for entry in found), None)
 
 
 # -- PACK -----------------------------------------------------------------------------------------------------------
@@ -267,7 +295,8 @@ def _fit_node(table: _Table, node: str, items: list[Wanted]) -> list[tuple[Wante
     found: list[tuple[Wanted, WorkerId]] = []
     for item in items:
         members = table.room(item.want).nodes.get(node)
-        for worker in members.descending(item.want.slots) if members is not None else ():
+        for entry in members.descending(item.want.slots) if members is not None else ():
+            worker = entry.place.worker
             if not table.fits(worker, item.want, used=used.get(worker, 0)):
                 continue
             used[worker] = used.get(worker, 0) + item.want.slots

@@ -48,15 +48,22 @@ class Ranked(Generic[K]):
         if before is not None:
             self._leave(key, before)
         self._level[key] = level
-        if level not in self._keys:
-            self._keys[level] = {}
+        keys = self._keys.get(level)
+        if keys is None:
+            keys = self._keys[level] = {}
             insort(self._levels, level)
-        self._keys[level][key] = None
+        keys[key] = None
 
     def discard(self, key: K) -> None:
         before = self._level.pop(key, None)
         if before is not None:
             self._leave(key, before)
+
+    def best(self, floor: int) -> K | None:
+        """The first of `descending`."""
+        if not self._levels or self._levels[-1] < floor:
+            return None
+        return next(iter(self._keys[self._levels[-1]]))
 
     def descending(self, floor: int) -> Iterator[K]:
         """Highest first, down to and including `floor`."""

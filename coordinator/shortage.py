@@ -75,8 +75,8 @@ def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack 
 
     if not slots.filtered(want.pool, {}).workers:
         return lack(count * want.slots, 0, f"pool {want.pool!r} has no worker")
-    fitting = [w for w in room.workers.descending(1) if slots.place_of(w).has(want.labels)]
-    if not fitting and not any(slots.place_of(w).has(want.labels) for w in room.workers.descending(0)):
+    fitting = [entry.place.worker for entry in room.workers.descending(1) if entry.place.has(want.labels)]
+    if not fitting and not any(entry.place.has(want.labels) for entry in room.workers.descending(0)):
         return lack(count * want.slots, 0, f"no worker of {which}")
     members = max(slots.get(worker) // want.slots for worker in fitting) if fitting else 0
     if members == 0 and fitting:

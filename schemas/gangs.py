@@ -7,6 +7,7 @@ run, and strategies speak of it alone. Further parts are held with it and wherev
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import chain, repeat
 from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
@@ -147,7 +148,7 @@ class GangSpec(BaseModel):
     @property
     def ranks(self) -> tuple[tuple[Part, ...], ...]:
         """The parts of each rank."""
-        return tuple(bundle.parts for bundle in self.bundles for _ in range(bundle.count))
+        return tuple(chain.from_iterable(repeat(bundle.parts, bundle.count) for bundle in self.bundles))
 
 
 class StrictPart(Part):

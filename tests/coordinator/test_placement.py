@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.coordinator.placement import place, wanted_of
+from gangline.coordinator.placement import Fit, place, wanted_of
 from gangline.coordinator.shortage import lacks
 from gangline.coordinator.slots import Place, SlotMap
 from gangline.schemas.gangs import GangSpec, Strategy
@@ -165,6 +165,49 @@ def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, str
     else:
         assert not any(right(where) for where in product(nodes, repeat=len(wanted)))
         assert lacks(asked, slots)
+
+
+CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.booleans()), max_size=12)
+
+
+@given(changes=CHANGES)
+def test_changes_count_at_once_and_in_the_order_when_somebody_looks(changes):
+    """A map that nobody looked at in between finds what one finds that was made so."""
+    noted = slots_of(("a", "n1", 1), ("b", "n1", 2), ("c", "n2", 3))
+    now = {"a": 1, "b": 2, "c": 3}
+    for name, slots, look in changes:
+        noted.set(WorkerId("p", name), slots)
+        now[name] = slots
+        assert noted.get(WorkerId("p", name)) == slots
+        if look:
+            place(spec(2), noted)
+    assert noted.filtered("p", {}).sum == sum(now.values())
+    made = slots_of(*((name, "n2" if name == "c" else "n1", slots) for name, slots in now.items()))
+    for size, strategy in product(range(1, 7), Strategy):
+        asked = spec(size, strategy=strategy)
+        assert (place(asked, noted) is None) == (place(asked, made) is None)
+
+
+def test_many_changes_do_not_wait_for_whoever_looks_next():
+    slots = slots_of(*((f"w{number}", f"n{number}", 8) for number in range(1_000)))
+    for number in range(1_000):
+        slots.set(WorkerId("p", f"w{number}"), 0)
+    assert len(slots._noted) <= 64
+    assert place(spec(1), slots) is None
+
+
+def test_a_placement_is_good_until_slots_change():
+    slots = slots_of(("a", "n1", 2), ("b", "n2", 2))
+    fit = Fit.of(spec(2), slots)
+    assert fit is not None and fit.still == fit.placement
+    slots.set(WorkerId("p", "a"), 2)
+    assert fit.still is not None, "that changed nothing"
+    slots.set(WorkerId("p", "a"), 1)
+    assert fit.still is None
+    gone = Fit.of(spec(2), slots)
+    slots.discard(WorkerId("p", "b"))
+    assert gone is not None and gone.still is None
+    assert Fit.of(spec(2), slots) is None
 
 
 def best_time(strategy: Strategy, workers: int) -> float:

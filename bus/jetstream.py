@@ -18,6 +18,7 @@ from .jetstream_kv import JetStreamKeyValue
 from .jetstream_stream import JetStreamStream
 from .objects import StreamObjects, object_stream
 from .port import (
+    Answered,
     BucketSettings,
     ConnectionEvent,
     Handler,
@@ -257,6 +258,17 @@ class JetStreamBus:
         except RequestTimeout as error:
             error.details.setdefault("subject", subject)
             raise
+
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        reply = self._replies.call(subject, then, timeout_s)
+        try:
+            if not self._client.ready:
+                raise self._unusable()
+            if subject not in self._checked:
+                self._check_subject(subject)
+            self._send(subject, data, reply, None)
+        except GanglineError as error:
+            self._replies.take_back(reply, error)
 
     def start_request(
         self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from ..schemas.errors import ClosedError, Disconnected, PayloadTooLarge
+from ..schemas.errors import ClosedError, Disconnected, GanglineError, PayloadTooLarge
 from .memory_faults import StorageFate
 from .memory_kv import MemoryKeyValue
 from .memory_stream import MemoryStream
 from .objects import StreamObjects, object_stream
 from .port import (
+    Answered,
     BucketSettings,
     ConnectionEvent,
     Handler,
@@ -154,6 +155,37 @@ class MemoryBus:
     async def request(
         self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
     ) -> Message:
+        waiting, forget = self._asked(subject, data, timeout_s, headers)
+        try:
+            answer: Message = await waiting
+        finally:
+            forget()
+        if _is_503(answer):
+            raise NoResponders(f"nobody listens on {subject}")
+        return answer
+
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        try:
+            waiting, forget = self._asked(subject, data, timeout_s, None)
+        except GanglineError as error:
+            asyncio.get_running_loop().call_soon(then, error)
+            return
+
+        def answered(waiting: Waiting) -> None:
+            forget()
+            error = waiting.exception()
+            if error is None:
+                answer: Message = waiting.result()
+                then(NoResponders(f"nobody listens on {subject}") if _is_503(answer) else answer)
+            elif isinstance(error, GanglineError):
+                then(error)
+
+        waiting.add_done_callback(answered)
+
+    def _asked(
+        self, subject: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None
+    ) -> tuple[Waiting, Callable[[], None]]:
+        """A request that is under way: its answer, and what ends the waiting for it."""
         self.check_open()
         if self._answers is None:
             # Two tokens below the inbox: `<inbox>.*` is free for subscriptions of the application's own.
@@ -166,16 +198,18 @@ class MemoryBus:
         )
         self._requests[reply] = waiting
         self._waiting[waiting] = None
+
+        def forget() -> None:
+            timer.cancel()
+            self._requests.pop(reply, None)
+            self._waiting.pop(waiting, None)
+
         try:
             self.publish(subject, data, reply=reply, headers=headers)
-            answer: Message = await waiting
-        finally:
-            timer.cancel()
-            del self._requests[reply]
-            self._waiting.pop(waiting, None)
-        if answer.headers and answer.headers.get("Status") == "503" and not answer.data:
-            raise NoResponders(f"nobody listens on {subject}")
-        return answer
+        except BaseException:
+            forget()
+            raise
+        return waiting, forget
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
         self.check_open(connected=False)
@@ -327,6 +361,10 @@ def _header_bytes(headers: Mapping[str, str] | None) -> int:
     if not headers:
         return 0
     return len("NATS/1.0\r\n\r\n") + sum(len(key.encode()) + len(value.encode()) + 4 for key, value in headers.items())
+
+
+def _is_503(answer: Message) -> bool:
+    return bool(answer.headers and answer.headers.get("Status") == "503" and not answer.data)
 
 
 def _outcome(action: Callable[[], Any]) -> tuple[Any, Exception | None]:

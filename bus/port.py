@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from ..schemas.errors import InvalidSettings, Unavailable
+from ..schemas.errors import GanglineError, InvalidSettings, Unavailable
 
 
 class NoResponders(Unavailable):
@@ -72,6 +72,7 @@ class Message:
 
 
 Handler = Callable[[Message], None]
+Answered = Callable[[Message | GanglineError], None]
 
 
 class ConnectionEvent(StrEnum):
@@ -555,6 +556,11 @@ class Bus(Protocol):
             Disconnected: no connection, or it was lost while waiting (the request may have arrived).
             NotPermitted: the server forbids this user to publish there.
         """
+        ...
+
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        """`request` without a task or a future, for those who ask many. `then` is called once, on the loop, after this
+        has returned: with the answer, or with the error that `request` would raise."""
         ...
 
     async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:

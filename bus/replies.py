@@ -10,7 +10,38 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 from ..schemas.errors import GanglineError
-from .port import Handler, Message, NoResponders, RequestTimeout
+from .port import Answered, Handler, Message, NoResponders, RequestTimeout
+
+
+class _Call:
+    """Takes the place of a future for who wants to be called. What goes wrong is told in a turn of its own: whoever is
+    called may ask anew, and the errors of many come at once."""
+
+    __slots__ = ("_loop", "_then", "timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, then: Answered) -> None:
+        self._loop = loop
+        self._then: Answered | None = then
+        self.timer: asyncio.TimerHandle
+
+    def done(self) -> bool:
+        return self._then is None
+
+    def set_result(self, message: Message) -> None:
+        then = self._end()
+        then(message)
+
+    def set_exception(self, error: GanglineError) -> None:
+        self._loop.call_soon(self._end(), error)
+
+    def exception(self) -> None:
+        """Nobody looks for it later."""
+
+    def _end(self) -> Answered:
+        then, self._then = self._then, None
+        self.timer.cancel()
+        assert then is not None
+        return then
 
 
 class Replies:
@@ -23,7 +54,7 @@ class Replies:
         self._prefix = f"{prefix}."
         self._loop = loop
         self._next = 0
-        self._waiting: dict[str, tuple[asyncio.Future[Message], str]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Message] | _Call, str]] = {}
         self._streams: dict[str, Handler] = {}
         self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
         """Of streams: the subject that was asked, and who is told that the server forbids that."""
@@ -62,6 +93,25 @@ class Replies:
         self._waiting[reply] = (future, subject)
         return reply, future
 
+    def call(self, subject: str, then: Answered, timeout_s: float) -> str:
+        """As `expect`, for who wants to be called with the answer or the error."""
+        self._next += 1
+        reply = f"{self._prefix}{self._next}"
+        call = _Call(self._loop, then)
+        self._waiting[reply] = (call, subject)
+        call.timer = self._loop.call_later(timeout_s, self._call_late, reply, call, timeout_s)
+        return reply
+
+    def _call_late(self, reply: str, call: _Call, timeout_s: float) -> None:
+        self._waiting.pop(reply, None)
+        _time_out(call, timeout_s)
+
+    def take_back(self, reply: str, error: GanglineError) -> None:
+        """A call could not even be asked."""
+        waiter = self._waiting.pop(reply, None)
+        if waiter is not None:
+            waiter[0].set_exception(error)
+
     def forget(self, reply: str) -> None:
         self._waiting.pop(reply, None)
 
@@ -97,7 +147,7 @@ class Replies:
             if asked == subject:
                 on_refused(make_error())
 
-    def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message]]]:
+    def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | _Call]]:
         for reply, (future, asked) in self._waiting.items():
             if subject is None or subject == asked:
                 yield reply, future
@@ -117,7 +167,7 @@ class Replies:
             self._waiting.pop(reply, None)
 
 
-def _time_out(future: asyncio.Future[Message], timeout_s: float) -> None:
+def _time_out(future: asyncio.Future[Message] | _Call, timeout_s: float) -> None:
     if not future.done():
         future.set_exception(
             RequestTimeout(f"no answer within {timeout_s:g} s: it may have been received; ask again if that is safe")

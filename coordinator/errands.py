@@ -1,8 +1,10 @@
-"""What the leader asks of workers, each request a task of its own, so that one slow worker holds up no other."""
+"""What the leader asks of workers. All of it leaves in the turn in which it was decided, and each answer is worked on
+in the turn in which it comes, so that one slow worker holds up no other."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,7 +27,6 @@ from ..schemas.names import Names, Operation, WorkerId
 from ..telemetry.logs import Log
 from . import effects as do
 from . import events as on
-from .chores import Chores
 from .moment import Clock
 from .settings import CoordinatorSettings
 from .shell_settings import ShellSettings
@@ -53,7 +54,6 @@ class Errands:
         bus: Bus,
         names: Names,
         clock: Clock,
-        chores: Chores,
         *,
         core: CoordinatorSettings,
         shell: ShellSettings,
@@ -73,7 +73,6 @@ class Errands:
         self._bus = bus
         self._names = names
         self._clock = clock
-        self._chores = chores
         self._core = core
         self._shell = shell
         self._feed = feed
@@ -81,35 +80,24 @@ class Errands:
         self._doubt = doubt
         self._witness = witness
         self._log = log
+        self._over = False
         self._last: tuple[BaseModel, bytes] | None = None
         """The request written last: a large gang is told to form by one body, sent to many workers."""
 
+    def close(self) -> None:
+        """The leadership is over: what is still answered is no concern of ours. Idempotent."""
+        self._over = True
+
+    # -- before the commit -------------------------------------------------------------------------------------------
+
     def hold(self, effect: do.SendHold) -> None:
-        self._chores.start(self._hold(effect))
+        wait_s = self._core.hold_wait_s
+        self._ask(effect.worker, Operation.HOLD, effect.request, HoldReply, wait_s, partial(self._held, effect))
 
-    def unhold(self, effect: do.ReleaseHold) -> None:
-        self._publish(effect.worker, Operation.UNHOLD, effect.request)
-
-    def keep(self, effect: do.SendKeep) -> None:
-        self._chores.start(self._keep(effect))
-
-    def form(self, effect: do.SendForm) -> None:
-        self._chores.start(self._form(effect))
-
-    def teardown(self, effect: do.SendTeardown) -> None:
-        self._chores.start(self._teardown(effect))
-
-    def ping(self, effect: do.Ping) -> None:
-        self._chores.start(self._ping(effect))
-
-    # -- one by one --------------------------------------------------------------------------------------------------
-
-    async def _hold(self, effect: do.SendHold) -> None:
+    def _held(self, effect: do.SendHold, reply: HoldReply | GanglineError) -> None:
         worker, request = effect.worker, effect.request
-        try:
-            reply = await self._ask(worker, Operation.HOLD, request, HoldReply, self._core.hold_wait_s)
-        except GanglineError as error:
-            cause = error.cause if isinstance(error, _NotReached) else error
+        if isinstance(reply, GanglineError):
+            cause = reply.cause if isinstance(reply, _NotReached) else reply
             self._missed(worker, Operation.HOLD, cause)
             self._witness.held(worker, request.gang, request.generation, cause.code)
             self._feed(
@@ -119,7 +107,7 @@ class Errands:
                     gang=request.gang,
                     generation=request.generation,
                     attempt=request.attempt,
-                    reason=error.message,
+                    reason=reply.message,
                 )
             )
             return
@@ -142,40 +130,53 @@ class Errands:
             )
         )
 
-    async def _keep(self, effect: do.SendKeep) -> None:
-        request = effect.request
+    def unhold(self, effect: do.ReleaseHold) -> None:
         try:
-            reply = await self._ask(effect.worker, Operation.KEEP, request, KeepReply, self._core.keep_renew_s)
+            self._bus.publish(self._names.worker(effect.worker, Operation.UNHOLD), self._body(effect.request))
         except GanglineError as error:
-            self._missed(effect.worker, Operation.KEEP, error)
+            self._missed(effect.worker, Operation.UNHOLD, error)
+
+    def keep(self, effect: do.SendKeep) -> None:
+        wait_s = self._core.keep_renew_s
+        self._ask(effect.worker, Operation.KEEP, effect.request, KeepReply, wait_s, partial(self._kept, effect))
+
+    def _kept(self, effect: do.SendKeep, reply: KeepReply | GanglineError) -> None:
+        if isinstance(reply, GanglineError):
+            self._missed(effect.worker, Operation.KEEP, reply)
             return
         self._feed(
             on.KeepAnswered(
                 **self._clock.moment(),
                 worker=effect.worker,
-                gang=request.gang,
+                gang=effect.request.gang,
                 kept=reply.kept,
                 load=_load(reply.load),
             )
         )
 
-    async def _form(self, effect: do.SendForm) -> None:
+    # -- members -----------------------------------------------------------------------------------------------------
+
+    def form(self, effect: do.SendForm) -> None:
+        self._tell(effect, self._shell.form_tries)
+
+    def _tell(self, effect: do.SendForm, tries: int) -> None:
+        wait_s = self._shell.form_wait_s
+        then = partial(self._formed, effect, tries - 1)
+        self._ask(effect.worker, Operation.FORM, effect.request, FormReply, wait_s, then)
+
+    def _formed(self, effect: do.SendForm, tries: int, reply: FormReply | GanglineError) -> None:
         worker, request = effect.worker, effect.request
-        for _ in range(self._shell.form_tries):
-            try:
-                reply = await self._ask(worker, Operation.FORM, request, FormReply, self._shell.form_wait_s)
-            except _NotReached as error:
-                self._missed(worker, Operation.FORM, error.cause)
-                if isinstance(error.cause, NoResponders):
-                    return  # pings find out
-                continue
-            except GanglineError as error:
-                reply = FormReply(formed=False, reason=error.message)
-            outcome = "formed" if reply.formed else reply.reason or "refused"
-            self._witness.formed(worker, request.gang, request.generation, outcome)
-            if not reply.formed:
-                self._not_formed(effect, reply.reason or "refused to form")
-            return
+        if isinstance(reply, _NotReached):
+            self._missed(worker, Operation.FORM, reply.cause)
+            if tries > 0 and not isinstance(reply.cause, NoResponders):
+                self._tell(effect, tries)
+            return  # else pings find out
+        if isinstance(reply, GanglineError):
+            reply = FormReply(formed=False, reason=reply.message)
+        outcome = "formed" if reply.formed else reply.reason or "refused"
+        self._witness.formed(worker, request.gang, request.generation, outcome)
+        if not reply.formed:
+            self._not_formed(effect, reply.reason or "refused to form")
 
     def _not_formed(self, effect: do.SendForm, reason: str) -> None:
         request = effect.request
@@ -196,31 +197,31 @@ class Errands:
                 )
             )
 
-    async def _teardown(self, effect: do.SendTeardown) -> None:
+    def teardown(self, effect: do.SendTeardown) -> None:
+        wait_s = effect.request.grace_s + TEARDOWN_MARGIN_S
+        then = partial(self._torn_down, effect)
+        self._ask(effect.worker, Operation.TEARDOWN, effect.request, TeardownReply, wait_s, then)
+
+    def _torn_down(self, effect: do.SendTeardown, reply: TeardownReply | GanglineError) -> None:
         worker, request = effect.worker, effect.request
-        patience_s = request.grace_s + TEARDOWN_MARGIN_S
-        try:
-            reply = await self._ask(worker, Operation.TEARDOWN, request, TeardownReply, patience_s)
-        except _NotReached as error:
-            self._missed(worker, Operation.TEARDOWN, error.cause)
-            if isinstance(error.cause, NoResponders) and request.only is None:
-                self._witness.stopped(worker, request.gang, request.generation, error.cause.code)
+        if isinstance(reply, _NotReached):
+            self._missed(worker, Operation.TEARDOWN, reply.cause)
+            if isinstance(reply.cause, NoResponders) and request.only is None:
+                self._witness.stopped(worker, request.gang, request.generation, reply.cause.code)
                 self._feed(
                     on.TeardownUnanswered(
                         **self._clock.moment(), worker=worker, gang=request.gang, generation=request.generation
                     )
                 )
-            return
-        except GanglineError as error:
+        elif isinstance(reply, GanglineError):
             self._log.warning(
                 "%s did not tear down %s: %s",
                 worker,
                 request.gang,
-                error.message,
+                reply.message,
                 extra={"action": "gang.teardown_refused", "gang": request.gang, "worker": str(worker)},
             )
-            return
-        if request.only is None and reply.stopped:
+        elif request.only is None and reply.stopped:
             self._witness.stopped(worker, request.gang, request.generation, "stopped")
             self._feed(
                 on.TeardownConfirmed(
@@ -232,49 +233,58 @@ class Errands:
                 )
             )
 
-    async def _ping(self, effect: do.Ping) -> None:
-        try:
-            reply = await self._ask(effect.worker, Operation.PING, effect.request, PingReply, self._shell.ping_wait_s)
-        except _NotReached as error:
-            self._missed(effect.worker, Operation.PING, error.cause)
-            if isinstance(error.cause, NoResponders):
+    def ping(self, effect: do.Ping) -> None:
+        wait_s = self._shell.ping_wait_s
+        self._ask(effect.worker, Operation.PING, effect.request, PingReply, wait_s, partial(self._pinged, effect))
+
+    def _pinged(self, effect: do.Ping, reply: PingReply | GanglineError) -> None:
+        if isinstance(reply, GanglineError):
+            cause = reply.cause if isinstance(reply, _NotReached) else reply
+            self._missed(effect.worker, Operation.PING, cause)
+            if isinstance(cause, NoResponders):
                 self._feed(on.PingUnanswered(**self._clock.moment(), worker=effect.worker))
-            return
-        except GanglineError as error:
-            self._missed(effect.worker, Operation.PING, error)
             return
         self._feed(on.PingAnswered(**self._clock.moment(), worker=effect.worker, missing=reply.missing))
 
     # -- asking ------------------------------------------------------------------------------------------------------
 
-    async def _ask(
-        self, worker: WorkerId, operation: Operation, request: BaseModel, answer: type[M], timeout_s: float
-    ) -> M:
-        """Raises _NotReached: no usable answer. GanglineError: the worker's own."""
-        subject = self._names.worker(worker, operation)
-        try:
-            message = await self._bus.request(subject, self._body(request), timeout_s=timeout_s)
-        except GanglineError as error:
-            raise _NotReached(error) from error
+    def _ask(
+        self,
+        worker: WorkerId,
+        operation: Operation,
+        request: BaseModel,
+        model: type[M],
+        timeout_s: float,
+        then: Callable[[M | GanglineError], None],
+    ) -> None:
+        """`then` is told the answer, the worker's own error, or _NotReached: no usable answer."""
+
+        def answered(message: Message | GanglineError) -> None:
+            if not self._over:
+                then(self._read(worker, operation, model, message))
+
+        self._bus.ask(self._names.worker(worker, operation), self._body(request), timeout_s=timeout_s, then=answered)
+
+    def _read(
+        self, worker: WorkerId, operation: Operation, model: type[M], message: Message | GanglineError
+    ) -> M | GanglineError:
+        if isinstance(message, GanglineError):
+            return _NotReached(message)
         self._heard(worker)
-        raise_if_error(message)
+        error = error_in(message)
+        if error is not None:
+            return error
         try:
-            return answer.model_validate(codec.decode(message.data, Format.of(message.headers)))
-        except (ValidationError, GanglineError) as error:
-            raise _NotReached(
-                MalformedMessage(f"{worker} answered {operation} with what cannot be read: {error}")
-            ) from error
+            if not message.headers:
+                return model.model_validate_json(message.data)
+            return model.model_validate(codec.decode(message.data, Format.of(message.headers)))
+        except (ValidationError, GanglineError) as problem:
+            return _NotReached(MalformedMessage(f"{worker} answered {operation} with what cannot be read: {problem}"))
 
     def _body(self, request: BaseModel) -> bytes:
         if self._last is None or self._last[0] is not request:
             self._last = (request, request.model_dump_json(exclude_none=True).encode())
         return self._last[1]
-
-    def _publish(self, worker: WorkerId, operation: Operation, request: BaseModel) -> None:
-        try:
-            self._bus.publish(self._names.worker(worker, operation), self._body(request))
-        except GanglineError as error:
-            self._missed(worker, operation, error)
 
     def _missed(self, worker: WorkerId, operation: Operation, error: GanglineError) -> None:
         if isinstance(error, NoResponders):
@@ -296,18 +306,18 @@ class _NotReached(GanglineError):
         self.cause = cause
 
 
-def raise_if_error(message: Message) -> None:
-    """Raise the error that an answer carries, if it carries one."""
-    fields = message.headers or {}
-    text = fields.get(headers.ERROR)
+def error_in(message: Message) -> GanglineError | None:
+    """The error that an answer carries, if it carries one."""
+    fields = message.headers
+    text = fields.get(headers.ERROR) if fields else None
     if text is None:
-        return
+        return None
     try:
         body = codec.decode(message.data, Format.of(fields))
     except GanglineError:
         body = None
     body = body if isinstance(body, dict) else {}
-    raise error_from_wire(
+    return error_from_wire(
         str(body.get("code", "internal")),
         str(body.get("message", text)),
         body.get("details") if isinstance(body.get("details"), dict) else None,

@@ -21,11 +21,12 @@ from .discovery import Discovery
 from .election import Election, ElectionSettings
 from .leader_key import LeaderKey
 from .moment import Clock
+from .office import Office
 from .settings import CoordinatorSettings
 from .shard_registry import ShardRegistry
 from .shards import Shard
 from .shell_settings import ShellSettings
-from .term import Office, Term
+from .term import Term
 
 _RETRY_S: Final = 0.25
 

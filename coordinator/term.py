@@ -1,4 +1,5 @@
-"""One leadership, from the reading of the ledger to its end: carries out every effect of the gang core.
+"""One leadership, from the reading of the ledger to its end: gives the gang core what happens, and its hands the
+effects.
 
 A term makes no decision about gangs. It has a core of its own, so that nothing of an earlier leadership can reach it,
 and everything it started ends with it.
@@ -9,67 +10,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, assert_never
+from typing import Final
 
-from ..bus.port import Bus, KeyValue, Message, NotPermitted, Subscription
+from ..bus.port import Message, NotPermitted, Subscription
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Load
-from ..schemas.gang_errors import ShardConflict
-from ..schemas.gang_messages import GangEvent, PingRequest
+from ..schemas.gang_messages import PingRequest
 from ..schemas.gangs import GangState
-from ..schemas.names import Names, WorkerId
+from ..schemas.names import WorkerId
 from ..telemetry.coordinator_metrics import CoordinatorMetrics
-from ..telemetry.logs import Log
 from . import effects as do
 from . import events as on
-from .candidacy import Candidacy
-from .census import Census
 from .chores import Chores
 from .core import GangCore
-from .desk import Desk
 from .election import Role
-from .errands import Errands
 from .events import WorkerFacts
-from .gauges import Gauges
-from .leader_key import LeaderKey
+from .hands import Hands
 from .ledger_reader import Reading, read_ledger, read_members
-from .moment import Clock
-from .scribe import Scribe
+from .office import Office
 from .set_feed import SetFeed
-from .settings import CoordinatorSettings
-from .shard_registry import ShardRegistry
-from .shards import Shard
-from .shell_settings import ShellSettings
 from .switchboard import Switchboard
-from .traces import Traces
 
 _RETRY_S: Final = 0.1
-_GRAIN_S: Final = 0.001
 _PING_ROUND_S: Final = 0.1
 """Lost connections are told of one by one; at most so often all workers with members are asked."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Office:
-    """What a term works with; outlives it."""
-
-    bus: Bus
-    kv: KeyValue
-    names: Names
-    clock: Clock
-    leader: LeaderKey
-    census: Census
-    candidacy: Candidacy
-    settings: CoordinatorSettings
-    shell: ShellSettings
-    shard: Shard
-    registry: ShardRegistry
-    unfit: Callable[[ShardConflict], None]
-    """Told that others keep our pools: we must not lead any more."""
-    counts: dict[str, list[int]]
-    """Requests and errors by operation."""
-    log: Log
 
 
 class Term:
@@ -89,68 +53,31 @@ class Term:
         self._chores = chores = Chores(f"term {number}", log)
         self._over = False
         self._resigned = False
-        self._timer: asyncio.TimerHandle | None = None
         self._subscriptions: list[Subscription] = []
         self._ping_round_at = float("-inf")
-        self._traces = Traces()
-        self._gauges = Gauges(
-            CoordinatorMetrics(office.names.namespace, self.core.statistics), lambda: office.clock.now, log
-        )
-        parts = (office.clock, chores)
-        self._errands = Errands(
-            office.bus,
-            office.names,
-            *parts,
-            core=office.settings,
-            shell=office.shell,
-            feed=self.feed,
-            heard=office.census.heard,
-            doubt=office.census.doubt,
-            witness=self._traces,
-            log=log,
-        )
-        deposed = office.candidacy.deposed
-        self._scribe = Scribe(office.kv, office.leader, *parts, feed=self.feed, deposed=deposed, log=log)
-        self._sets = SetFeed(office.kv, office.leader, office.shard, *parts, feed=self.feed, deposed=deposed, log=log)
-        self._desk = Desk(
-            office.bus,
+        self._hands = Hands(office, self.core, chores, feed=self.feed, trusted=self._trusted, log=log)
+        self._sets = SetFeed(
             office.kv,
-            office.names,
-            *parts,
-            self.core,
-            office.census,
-            self._traces,
+            office.leader,
+            office.shard,
+            office.clock,
+            chores,
             feed=self.feed,
-            trusted=self._trusted,
-            counts=office.counts,
+            deposed=office.candidacy.deposed,
             log=log,
         )
-        self._switchboard: Switchboard | None = None
-        if office.shard.pools is not None:
-            self._switchboard = Switchboard(
-                office.bus,
-                office.kv,
-                office.names,
-                office.shard,
-                chores,
-                self.core,
-                self._desk,
-                shards=lambda: office.registry.shards,
-                trusted=self._trusted,
-                log=log,
-            )
 
     def __repr__(self) -> str:
         return f"<Term {self.number} {self.core!r}>"
 
     @property
     def metrics(self) -> CoordinatorMetrics:
-        return self._gauges.metrics
+        return self._hands.gauges.metrics
 
     @property
     def waiting(self) -> int:
         """Requests without an answer so far."""
-        return len(self._desk)
+        return len(self._hands.desk)
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -164,9 +91,12 @@ class Term:
         if self._over:
             return
         self._resigned = self._office.candidacy.election.role is Role.RESIGNED
-        for effect in self.core.handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason)):
-            self._carry_out(effect)
-        self._stop()
+        self._handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason))
+        self._over = True
+        self._office.census.audience = None
+        self._office.leader.on_restored = None
+        self._chores.cancel()
+        self._hands.close(resigned=self._resigned)
 
     async def rest(self) -> None:
         """Wait until nothing of it is left; for after `end`."""
@@ -175,18 +105,6 @@ class Term:
         for subscription in subscriptions:
             await subscription.unsubscribe()
         await self._chores.rest()
-
-    def _stop(self) -> None:
-        self._over = True
-        office = self._office
-        office.census.audience = None
-        office.leader.on_restored = None
-        if self._timer is not None:
-            self._timer.cancel()
-        self._chores.cancel()
-        self._desk.close(resigned=self._resigned)
-        self._traces.close()
-        self._gauges.close()
 
     async def _take_over(self) -> None:
         office = self._office
@@ -203,10 +121,7 @@ class Term:
             except GanglineError as error:
                 self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
                 await asyncio.sleep(_RETRY_S)
-        if self._switchboard is not None:
-            self._subscriptions += await self._switchboard.listen()
-        else:
-            await self._listen(office.names.gang_operations, self._desk.take)
+        await self._serve()
         if office.shell.disconnects:
             with contextlib.suppress(NotPermitted):  # it would only be quicker
                 await self._listen(office.shell.disconnects, self._on_disconnect)
@@ -234,6 +149,26 @@ class Term:
             except GanglineError as error:
                 self._log.debug("not heard yet: %s", error, extra={"action": "coordinator.flush"})
                 await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self) -> None:
+        """Take requests from now on: all of them, or those for our shard."""
+        office, desk = self._office, self._hands.desk
+        if office.shard.pools is None:
+            await self._listen(office.names.gang_operations, desk.take)
+            return
+        switchboard = Switchboard(
+            office.bus,
+            office.kv,
+            office.names,
+            office.shard,
+            self._chores,
+            self.core,
+            desk,
+            shards=lambda: office.registry.shards,
+            trusted=self._trusted,
+            log=self._log,
+        )
+        self._subscriptions += await switchboard.listen()
 
     async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
         self._subscriptions.append(await self._office.bus.subscribe(subject, handler))
@@ -285,7 +220,7 @@ class Term:
         if not self._trusted():
             return
         if isinstance(event, (on.Committed, on.CommitRefused, on.CommitUnknown)):
-            self._gauges.answered(event)
+            self._hands.gauges.answered(event)
         self._handle(event)
 
     def _trusted(self) -> bool:
@@ -293,14 +228,9 @@ class Term:
         return not self._over and self._office.candidacy.trusted() and not self._over
 
     def _handle(self, event: on.AnyEvent) -> None:
-        loop = asyncio.get_running_loop()
-        for effect in self.core.handle(event):
-            # What asks is a task, and a task begins in the next turn. What is sent without waiting goes there as well,
-            # so that all are started in their order: the owner hears after the workers were told.
-            if isinstance(effect, (do.ReleaseHold, do.Broadcast, do.Answer)):
-                loop.call_soon(self._carry_out, effect)
-            else:
-                self._carry_out(effect)
+        effects = self.core.handle(event)
+        if effects:
+            self._office.bus.prompt(lambda: self._hands.carry_out(effects))
 
     def worker_seen(self, facts: WorkerFacts) -> None:
         """As census.Audience."""
@@ -331,67 +261,4 @@ class Term:
                 for seat in gang.seats:
                     gangs.setdefault(WorkerId(seat.pool, seat.worker), {})[gang.id] = gang.generation
         for worker, here in gangs.items():
-            self._errands.ping(do.Ping(worker=worker, request=PingRequest(gangs=here)))
-
-    # -- effects -----------------------------------------------------------------------------------------------------
-
-    def _carry_out(self, effect: do.Effect) -> None:
-        if self._over:
-            return
-        match effect:
-            case do.SendHold():
-                self._traces.hold(effect.worker, effect.request, effect.traceparent)
-                self._errands.hold(effect)
-            case do.ReleaseHold():
-                self._errands.unhold(effect)
-            case do.SendKeep():
-                self._errands.keep(effect)
-            case do.SendForm():
-                request = self._traces.form(effect.worker, effect.request)
-                self._errands.form(do.SendForm(worker=effect.worker, request=request))
-            case do.SendTeardown():
-                self._errands.teardown(effect)
-            case do.Ping():
-                self._errands.ping(effect)
-            case do.Commit():
-                self._gauges.committing(effect)
-                self._scribe.commit(effect)
-            case do.Refence():
-                self._scribe.refence(effect)
-            case do.Broadcast():
-                self._broadcast(effect.event)
-            case do.Answer():
-                self._desk.answer(effect)
-            case do.WakeAt():
-                self._wake_at(effect.at)
-            case do.Stop():
-                self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
-                self._stop()
-            case _:
-                assert_never(effect)
-
-    def _wake_at(self, at: float | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer = asyncio.get_running_loop().call_at(at, self._tick, at)
-
-    def _tick(self, at: float) -> None:
-        self._timer = None
-        early_s = at - self._office.clock.now
-        if early_s > 0:
-            # Loops that count in milliseconds ring up to one too early; the core would find nothing due, and ask for
-            # no other wake.
-            self._timer = asyncio.get_running_loop().call_later(max(early_s, _GRAIN_S), self._tick, at)
-            return
-        self.feed(on.Tick(**self._office.clock.moment()))
-
-    def _broadcast(self, event: GangEvent) -> None:
-        self._gauges.happened(event)
-        self._traces.happened(event)
-        names, bus = self._office.names, self._office.bus
-        try:
-            bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())
-        except GanglineError as error:
-            self._log.debug("an event was not sent: %s", error, extra={"action": "event.lost", "gang": event.gang})
+            self._hands.errands.ping(do.Ping(worker=worker, request=PingRequest(gangs=here)))

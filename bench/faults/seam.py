@@ -6,12 +6,13 @@ message that matters to one gang.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from gangline.bus.port import BucketSettings, Bus, KeyValue, KvWrite, Message
+from gangline.bus.port import Answered, BucketSettings, Bus, KeyValue, KvWrite
 
 
 class Moment(StrEnum):
@@ -57,17 +58,24 @@ class SeamBus:
     def __init__(self, bus: Bus, seam: Seam) -> None:
         self._bus = bus
         self._seam = seam
+        self._passing: set[asyncio.Task[None]] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._bus, name)
 
-    async def request(
-        self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
-    ) -> Message:
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
         moment = _REQUESTS.get(subject.rpartition(".")[2])
-        if moment is not None and json.loads(data).get("gang") == self._seam.gang:
+        if moment is None or json.loads(data).get("gang") != self._seam.gang:
+            self._bus.ask(subject, data, timeout_s=timeout_s, then=then)
+            return
+
+        async def passes() -> None:
             await self._seam.passes(moment)
-        return await self._bus.request(subject, data, timeout_s=timeout_s, headers=headers)
+            self._bus.ask(subject, data, timeout_s=timeout_s, then=then)
+
+        task = asyncio.get_running_loop().create_task(passes())
+        self._passing.add(task)
+        task.add_done_callback(self._passing.discard)
 
     async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
         return SeamKeyValue(await self._bus.bucket(name, settings, make=make), self._seam)  # type: ignore[return-value]

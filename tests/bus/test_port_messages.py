@@ -209,6 +209,53 @@ async def test_two_answers_to_one_request_do_no_harm(connect, namespace):
     assert answers == [b"first"] * 5
 
 
+async def test_whoever_asks_is_called_with_the_answer_and_not_before_asking_has_returned(connect, namespace):
+    one, two = await connect(), await connect()
+    await two.subscribe(f"{namespace}.echo", lambda m: two.publish(m.reply, m.data[::-1], headers={"K": "v"}))
+    await two.flush()
+    got = collect()
+    for number in range(100):
+        before = len(got.items)
+        one.ask(f"{namespace}.echo", f"{number:02}".encode(), timeout_s=10, then=got)
+        assert len(got.items) == before
+    answers = await got.count(100)
+    assert sorted(answer.data[::-1] for answer in answers) == [f"{number:02}".encode() for number in range(100)]
+    assert dict(answers[0].headers) == {"K": "v"}
+
+
+async def test_whoever_asks_is_told_that_nobody_listens_or_answers_and_hears_nothing_after_that(connect, namespace):
+    bus = await connect()
+    asked = collect()
+    await bus.subscribe(f"{namespace}.mute", asked)
+    got = collect()
+    bus.ask(f"{namespace}.nobody", timeout_s=10, then=got)
+    (error,) = await got.count(1)
+    assert isinstance(error, NoResponders)
+    bus.ask(f"{namespace}.mute", timeout_s=0.1, then=got)
+    _, error = await got.count(2)
+    assert isinstance(error, RequestTimeout) and error.may_have_started
+    (message,) = await asked.count(1)
+    bus.publish(message.reply, b"too late")
+    await bus.flush()
+    assert len(got.items) == 2
+
+
+async def test_an_answer_that_cannot_be_asked_for_is_told_as_an_error_too(connect, namespace):
+    bus = await connect()
+    got = collect()
+    bus.ask(f"{namespace}.a", b"x" * (bus.max_payload + 1), timeout_s=10, then=got)
+    assert not got.items
+    await got.count(1)
+    bus.ask("no subject", timeout_s=10, then=got)
+    await got.count(2)
+    await bus.subscribe(f"{namespace}.mute", lambda _: None)
+    bus.ask(f"{namespace}.mute", timeout_s=10, then=got)
+    await bus.close()
+    await got.count(3)
+    bus.ask(f"{namespace}.mute", timeout_s=10, then=got)
+    assert [type(error) for error in await got.count(4)] == [PayloadTooLarge, InvalidName, ClosedError, ClosedError]
+
+
 async def test_an_answer_may_have_headers_and_an_empty_body(connect, namespace):
     one, two = await connect(), await connect()
     await two.subscribe(f"{namespace}.h", lambda message: two.publish(message.reply, headers={"Status-Like": "503"}))

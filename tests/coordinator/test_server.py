@@ -279,7 +279,7 @@ async def test_the_writes_of_one_that_only_believes_to_lead_are_refused(nats_url
         await system.ledger.watch("gang.*", lambda entry: revisions.append((entry.key, entry.revision)))
         moment = term._office.clock.moment()
         request = AcquireRequest.model_validate({"pool": "train", "size": 2, "id": "zombie", "owner_token": "z"})
-        term._desk._waiting[10**9] = _Silent()
+        term._hands.desk._waiting[10**9] = _Silent()
         term.feed(on.AcquireAsked(**moment, request=request, reply_to=10**9, new_id="x", new_token="y"))
         await system.until(lambda: term.metrics.statistics()["commits_refused"] >= 1)
         await asyncio.sleep(0.5)

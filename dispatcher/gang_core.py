@@ -21,6 +21,8 @@ from ..schemas.gangs import GangState
 
 RENEWALS_PER_TTL: Final = 3
 _AGAIN_PER_TTL: Final = 12
+ANSWER_S: Final = 0.1
+"""How long the answer to an acquire may be behind the event that tells of the same."""
 _FINAL: Final = (GangEnded, NotOwner, UnknownGang)
 
 
@@ -135,6 +137,9 @@ class OwnerCore:
                 return self._lost(event.generation - 1, event.rank, event.reason, ends=False)
             case GangEventKind.ENDED:
                 return self._end(self._error(event.generation, event.rank, event.reason, ends=True))
+            case GangEventKind.FORMED if self._newest == 0:
+                self.renew_at = now + ANSWER_S  # the answer to the acquire is on its way, if it was not lost
+                return []
             case GangEventKind.FORMED if event.generation > self._newest:
                 return self._ask(now)  # the seats are in the answer
             case GangEventKind.RECOVERED | GangEventKind.MEMBER_LOST:

@@ -8,7 +8,6 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from ..bus.port import Bus, NoResponders, NotPermitted, RequestTimeout
-from ..schemas import codec
 from ..schemas.errors import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ..schemas.gang_errors import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
 from ..schemas.gang_messages import AcquireRequest, GangReply, OwnedRequest
@@ -46,7 +45,7 @@ class GangDesk:
             RequestTimeout, Disconnected: no answer.
             GanglineError: what the coordinator answered.
         """
-        body = codec.to_json(request.model_dump(mode="json"))
+        body = request.model_dump_json().encode()
         try:
             answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
         except NoResponders as error:
@@ -130,7 +129,7 @@ class GangDesk:
 
     def release_unheard(self, request: OwnedRequest) -> None:
         """Give the gang back without waiting for an answer. Never fails."""
-        body = codec.to_json(request.model_dump(mode="json"))
+        body = request.model_dump_json().encode()
         try:
             self._bus.publish(self._names.gang(GangOperation.RELEASE), body)
         except (Disconnected, NotPermitted, ClosedError) as error:

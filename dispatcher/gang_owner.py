@@ -16,7 +16,7 @@ from ..schemas.gang_errors import GangNotFormed
 from ..schemas.gang_messages import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
-from .gang_core import Came, Effect, Over, OwnerCore, Renew, Went
+from .gang_core import ANSWER_S, Came, Effect, Over, OwnerCore, Renew, Went
 from .gang_desk import GangDesk
 from .gang_members import Formation, LineMaker, copier
 
@@ -65,6 +65,8 @@ class GangOwner:
         self._renewal: asyncio.Task[None] | None = None
         self._over: Callable[[], GanglineError] | None = None
         self._released: asyncio.Task[None] | None = None
+        self._asking: asyncio.Timeout | None = None
+        """Ends the wait for the answer to the acquire, when what it would say is known."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -83,30 +85,29 @@ class GangOwner:
 
     async def _first(self, deadline: float | None, patience_s: float) -> None:
         """Until the answer comes, or the event that tells of it: the answer may be lost with the leader."""
-        asking = self._loop.create_task(self._asked(deadline, patience_s), name=f"gangline-acquire-{self.id}")
-        hearing = self._loop.create_task(self.formed(), name=f"gangline-formed-{self.id}")
         try:
-            await asyncio.wait((asking, hearing), return_when=asyncio.FIRST_COMPLETED)
-            if not hearing.done() and self.formation is None and asking.exception() is None:
-                # Formed, and torn down before we could be sure of it: the next generation will do.
-                left_s = None if deadline is None else max(0.0, deadline - self._loop.time())
-                await asyncio.wait((hearing,), timeout=left_s)
-                if not hearing.done():
-                    text = f"gang {self.id} was formed and torn down, and not formed again by its deadline"
-                    raise GangNotFormed(text)
+            async with asyncio.timeout(None) as self._asking:
+                await self._asked(deadline, patience_s)
+        except TimeoutError:
+            pass  # heard of otherwise
         finally:
-            answered = asking.done()
-            asking.cancel()
-            hearing.cancel()
-            await asyncio.gather(asking, hearing, return_exceptions=True)
-        if answered and self.formation is None:
-            asking.result()
+            self._asking = None
+        if self.formation is not None or self.core.over is not None:
+            return
+        # Formed, and torn down before we could be sure of it: the next generation will do.
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.formed()
+        except TimeoutError:
+            text = f"gang {self.id} was formed and torn down, and not formed again by its deadline"
+            raise GangNotFormed(text) from None
 
     async def _asked(self, deadline: float | None, patience_s: float) -> None:
         reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
         if self._loop.time() - asked_at > self.core.ttl_s / 6:
             # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
             reply, asked_at = await self._trust(deadline, patience_s)
+        self._asking = None
         self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
 
     async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
@@ -236,7 +237,7 @@ class GangOwner:
                         self.formation.end(effect.error)
                 case Over():
                     self._over = copier(effect.error)
-                    self._news.set()
+                    self._tell()
                     for queue in self._listeners:
                         _put(queue, None)
                 case Renew():
@@ -257,7 +258,15 @@ class GangOwner:
         )
         if before is not None and came.instead is not None:
             before.end(came.instead, {seat.token for seat in reply.seats})
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever waits for news shall look."""
         self._news.set()
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            # The answer that says why it is over says more than the event did, and is close behind it.
+            asking.reschedule(self._loop.time() + (0.0 if self._over is None else ANSWER_S))
 
     def _renew(self) -> None:
         if self._renewal is None:

@@ -84,6 +84,17 @@ def test_a_restart_goes_through_torn_down_and_formed():
     assert core.answered(reply(2), 13.0, 13.1) == [Came(reply=reply(2))]
 
 
+def test_the_answer_to_the_acquire_may_be_a_little_behind_the_event_that_says_the_same():
+    core = OwnerCore("g", 15.0)
+    assert core.told(event(GangEventKind.FORMED, 1), 10.0) == []
+    assert core.renew_at == 10.1, "then it is asked for: it may be lost"
+    assert core.answered(reply(1), 9.9, 10.01) == [Came(reply=reply(1))]
+    assert core.renew_at == 14.9
+    lost = OwnerCore("g", 15.0)
+    lost.told(event(GangEventKind.FORMED, 1), 10.0)
+    assert lost.tick(10.1) == [Renew()]
+
+
 def test_a_teardown_for_good_names_the_rank_at_fault_or_says_that_it_ended():
     [went] = formed().told(event(GangEventKind.TORN_DOWN, 1, rank=2, reason="failed", ends=True), 11.0)
     assert isinstance(went, Went) and type(went.error) is GangFailed and went.error.rank == 2

@@ -52,7 +52,7 @@ class Asker:
         for candidate in (value, shorter):
             if candidate is None:
                 continue
-            encoded = codec.encode(candidate.model_dump(mode="json"), self.fmt)
+            encoded = codec.encode_model(candidate, self.fmt)
             if len(encoded) <= limit:
                 self._send(encoded)
                 return

@@ -184,7 +184,9 @@ class Desk:
         gang = request.id or new_id
         parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
         if self._core.get(gang) is None:
-            request = request.model_copy(update={"traceparent": self._traces.asked(gang, parent)})
+            goes_on = self._traces.asked(gang, parent)
+            if goes_on != request.traceparent:
+                request = request.model_copy(update={"traceparent": goes_on})
         number = next(self._numbers)
         event = on.AcquireAsked(
             **self._clock.moment(), request=request, reply_to=number, new_id=new_id, new_token=self._clock.token()

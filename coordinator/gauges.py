@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from ..schemas.gang_messages import GangEvent, GangEventKind
@@ -75,7 +76,8 @@ class Gauges:
             self.metrics.torn_down(now - closing_at)
 
     def _report(self, event: GangEvent) -> None:
-        if event.kind in _QUIET:
+        level = logging.WARNING if event.kind in _TROUBLE or event.unconfirmed else logging.INFO
+        if event.kind in _QUIET or not self._log.isEnabledFor(level):
             return
         extra: dict[str, object] = {
             "action": f"gang.{event.kind.value}",
@@ -88,8 +90,7 @@ class Gauges:
             extra["rank"] = event.rank
         if event.unconfirmed:
             extra["unconfirmed"] = ", ".join(event.unconfirmed)
-        level = self._log.warning if event.kind in _TROUBLE or event.unconfirmed else self._log.info
-        level("gang of %d%s", event.size, f": {event.reason}" if event.reason else "", extra=extra)
+        self._log.log(level, "gang of %d%s", event.size, f": {event.reason}" if event.reason else "", extra=extra)
 
     def close(self) -> None:
         """The leadership is over."""

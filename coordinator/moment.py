@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import TypedDict
 
 from ..bus.ambient import Ambient
@@ -22,10 +23,11 @@ class Clock:
     def __init__(self, ambient: Ambient) -> None:
         self._loop = asyncio.get_running_loop()
         self._ambient = ambient
+        # Every event has a draw, and few are looked at: no system call for each. They are for jitter, not for secrets.
+        self._draw = random.Random(ambient.random.random()).random
 
     def moment(self) -> Moment:
-        ambient = self._ambient
-        return {"now": self._loop.time(), "wall": ambient.wall(), "draw": ambient.random.random()}
+        return {"now": self._loop.time(), "wall": self._ambient.wall(), "draw": self._draw()}
 
     @property
     def now(self) -> float:

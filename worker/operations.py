@@ -61,7 +61,7 @@ class Requester:
 
     def reply(self, value: BaseModel) -> None:
         """Answer with a record."""
-        self._send(codec.encode(value.model_dump(mode="json"), self.fmt))
+        self._send(codec.encode_model(value, self.fmt))
 
     def fail(self, error: GanglineError) -> None:
         """Answer with an error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..bus.jetstream import connect
+from ..bus.lifetime import settled_memory
 from ..bus.settings import ConnectionSettings
 from ..coordinator.service import Coordinator
 from .child import main, serve
@@ -11,7 +12,8 @@ from .child import main, serve
 async def life(url: str) -> None:
     bus = await connect(ConnectionSettings.from_url(url), name="bench coordinator")
     async with Coordinator(bus=bus):
-        await serve({})
+        with settled_memory():  # as `gangline coordinator` does
+            await serve({})
     await bus.close()
 
 

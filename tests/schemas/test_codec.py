@@ -209,8 +209,37 @@ def test_nesting_is_bounded(make):
         value = make(value)
     codec.check_depth(value)
     assert codec.decode(codec.pack(value), Format.MSGPACK) == value
+    assert codec.decode(codec.to_json(value), Format.JSON) == value
+    with pytest.raises(MalformedMessage, match=f"deeper than {MAX_DEPTH}"):
+        codec.decode(codec.to_json(make(value)), Format.JSON)
     with pytest.raises(MalformedMessage, match=f"deeper than {MAX_DEPTH}"):
         codec.check_depth(make(value))
+
+
+def test_brackets_in_text_and_side_by_side_are_not_depth():
+    for value in ("[{" * 5000, [[] for _ in range(5000)]):
+        assert codec.decode(codec.to_json(value), Format.JSON) == value
+
+
+@both
+def test_a_message_of_ours_is_written_as_what_it_dumps_to(fmt):
+    class Inner(pydantic.BaseModel):
+        when: datetime.timedelta
+        words: tuple[str, ...]
+
+    class Outer(pydantic.BaseModel):
+        inner: Inner
+        share: float
+        missing: str | None = None
+        more: dict[str, object]
+
+    outer = Outer(
+        inner=Inner(when=datetime.timedelta(seconds=1.5), words=("ä", "b")),
+        share=math.inf,
+        more={"at": datetime.date(2026, 1, 2), "list": [1, None, {"x": b"y"}]},
+    )
+    written = codec.decode(codec.encode_model(outer, fmt), fmt)
+    assert written == codec.decode(codec.encode(outer.model_dump(mode="json"), fmt), fmt)
 
 
 def test_a_wide_value_is_not_a_deep_one():

@@ -23,7 +23,7 @@ from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_streams import MemoryStreams
 from .memory_subjects import RoutingTable
-from .port import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage
+from .port import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage, StreamMessage
 from .revisions import first_revision
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
@@ -34,6 +34,7 @@ _PROMPT = StorageFate(0.0, 0.0)
 MessageTap = Callable[[str, Message], None]
 ChangeTap = Callable[[str, KvEntry], None]
 WriteTap = Callable[[str, str, Sequence[KvWrite]], None]
+StoredTap = Callable[[str, StreamMessage], None]
 
 
 class MemoryHub:
@@ -73,6 +74,7 @@ class MemoryHub:
         self._change_taps: list[ChangeTap] = []
         self._write_taps: list[WriteTap] = []
         self.delivery_taps: list[MessageTap] = []
+        self.stored_taps: list[StoredTap] = []
 
     def __repr__(self) -> str:
         state = "up" if self.up else "down"
@@ -103,6 +105,7 @@ class MemoryHub:
         on_delivery: MessageTap | None = None,
         on_change: ChangeTap | None = None,
         on_write: WriteTap | None = None,
+        on_stored: StoredTap | None = None,
     ) -> None:
         """See what passes, for checkers and for debugging.
 
@@ -112,6 +115,7 @@ class MemoryHub:
             on_change: each new revision in a bucket, with the bucket's name.
             on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
                 of the bucket. Of a refused one nothing is told.
+            on_stored: each message that a stream stores, with the stream's name; those of schedules, too.
         """
         if on_delivery is not None:
             self.delivery_taps.append(on_delivery)
@@ -121,6 +125,8 @@ class MemoryHub:
             self._change_taps.append(on_change)
         if on_write is not None:
             self._write_taps.append(on_write)
+        if on_stored is not None:
+            self.stored_taps.append(on_stored)
 
     def peek(self, bucket: str) -> list[KvEntry]:
         """What a bucket holds, without asking over a connection."""

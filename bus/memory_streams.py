@@ -127,6 +127,8 @@ class MemoryStreams:
             del self._readings[reading]
 
     def _stored(self, store: StreamStore, message: StreamMessage) -> None:
+        for tap in self._hub.stored_taps:
+            tap(store.name, message)
         for reading in list(self._readings):
             if reading.stream == store.name:
                 reading.resync(store)

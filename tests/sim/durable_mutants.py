@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gangline.bus.port import Published
+from gangline.bus.port import Published, StreamMessage
 from gangline.dispatcher.dead_letters import DeadLetter, DeadLetters
 from gangline.dispatcher.durable import keys as keys_module
+from gangline.dispatcher.durable import records
 from gangline.dispatcher.durable.admission import Admission
+from gangline.dispatcher.durable.arriving import Arriving
 from gangline.dispatcher.durable.effects import Store
 from gangline.dispatcher.durable.entry import Entry
+from gangline.dispatcher.durable.events import Arrived
 from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
 from gangline.dispatcher.durable.recovery import Recovery
 from gangline.dispatcher.durable.starting import Starting
 from gangline.dispatcher.durable.task import Task
+from gangline.dispatcher.jobs_desk import JobDesk
 from gangline.schemas import headers
+from gangline.schemas.names import Names
 from gangline.schemas.submission import Submission
 from gangline.testing.sim.durable_draw import draw_durable_plan
 from gangline.testing.sim.durable_plan import JobKind
@@ -63,6 +69,12 @@ def _replays(plan: Plan) -> bool:
     """Plans in which dead letters are sent anew."""
     assert plan.durable is not None
     return sum(step.kind is JobKind.REPLAY for step in plan.durable.steps) > 3
+
+
+def _repeats(plan: Plan) -> bool:
+    """Plans with schedules."""
+    assert plan.durable is not None
+    return any(step.kind is JobKind.REPEAT_RAW for step in plan.durable.steps)
 
 
 # -- L10: no task lost ------------------------------------------------------------------------------------------------
@@ -119,6 +131,39 @@ def the_letter_of_a_task_that_is_sent_anew_stays(patch: pytest.MonkeyPatch) -> N
         pass
 
     patch.setattr(DeadLetters, "_remove", remove)
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("L10", needs=_repeats)
+def the_firings_of_a_schedule_have_the_id_of_the_schedule(patch: pytest.MonkeyPatch) -> None:
+    """So that all but the first are taken for repetitions of it."""
+    original = records.schedule_of
+
+    def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
+        subject, given = original(names, message, submission)
+        return subject, {**given, headers.JOB: submission.job}
+
+    patch.setattr(records, "schedule_of", schedule_of)
+
+
+@durable_mutant("L10", needs=_repeats)
+def a_schedule_that_is_cancelled_stays(patch: pytest.MonkeyPatch) -> None:
+    async def unschedule(self: JobDesk, *args: Any) -> bool:
+        return True
+
+    patch.setattr(JobDesk, "_unschedule", unschedule)
+
+
+@durable_mutant("L10", needs=_repeats)
+def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> None:
+    original = Arriving.arrived
+
+    def arrived(self: Arriving, event: Arrived) -> None:
+        original(self, replace(event, submission=replace(event.submission, cron=None)))
+
+    patch.setattr(Arriving, "arrived", arrived)
 
 
 # -- limits and order -------------------------------------------------------------------------------------------------

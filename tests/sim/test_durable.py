@@ -33,7 +33,7 @@ def test_no_law_is_broken_by_durable_tasks(first):
         befell.update(report.durable)
     assert befell["done"] > 20 and befell["tries"] > 80 and befell["cancelled"]
     assert befell["dead: failed"] and befell["dead: timed_out"] and befell["turns kept"] > 20
-    assert befell["replayed"] > 5
+    assert befell["replayed"] > 5 and befell["firings of schedules"] > 5
 
 
 @pytest.mark.parametrize("seed", [3, 8])
@@ -92,7 +92,7 @@ def test_an_idempotency_key_stands_for_one_task():
     for seed in range(50):
         durable = draw_durable_plan(seed).durable
         assert durable is not None
-        requests = Counter(step.request for step in durable.steps)
+        requests = Counter(step.request for step in durable.steps if step.series is None)
         twins += sum(1 for count in requests.values() if count > 1)
         assert all(request.startswith("once") for request, count in requests.items() if count > 1)
     assert twins > 5

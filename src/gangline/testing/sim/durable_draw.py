@@ -40,7 +40,8 @@ def draw_durable_plan(seed: int) -> Plan:
     more = random.Random(f"gangline more durable plan {seed}")
     age_step_s = more.choice((0.5, 2.0, 10.0))
     steps += _crowd(more, plan, pools, len(steps))
-    steps = _sorted(steps + _replayed(more, plan, endpoints, len(steps)))
+    steps += _replayed(more, plan, endpoints, len(steps))
+    steps = _sorted(steps + _repeated(more, plan, endpoints, len(steps)))
     events = [*plan.events, *_events(rng, plan, dispatchers, steps)]
     return replace(
         plan,
@@ -130,6 +131,7 @@ def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tupl
     if rng.random() < 0.6:
         return ()
     endpoint, begins_s = rng.choice(pools), rng.uniform(0, plan.traffic_s / 2)
+    slots = sum(worker.slots for worker in plan.workers if worker.pool == endpoint)
     return tuple(
         JobStep(
             number=number,
@@ -142,7 +144,7 @@ def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tupl
             endings=(JobEnding.RETURN,),
             priority=rng.choice((-1, 0, 0, 1, 3)),
         )
-        for number in range(first, first + rng.choice((10, 20, 30)))
+        for number in range(first, first + min(6 * slots, rng.choice((10, 20, 30))))
     )
 
 
@@ -168,6 +170,44 @@ def _replayed(rng: random.Random, plan: Plan, endpoints: list[str], first: int) 
                 at_once=rng.choice((1, 1, 2)),
             )
         )
+    return tuple(steps)
+
+
+def _repeated(rng: random.Random, plan: Plan, endpoints: list[str], first: int) -> tuple[JobStep, ...]:
+    """Now and then schedules. Each is ended by who made it, and again by somebody else when all is healed."""
+    if rng.random() < 0.5:
+        return ()
+    steps: list[JobStep] = []
+    for number in range(first, first + 2 * rng.choice((1, 2, 3)), 2):
+        kind = rng.choice((JobKind.REPEAT, JobKind.REPEAT_RAW))
+        step = _step(rng, number, 0.0, rng.choice(plan.clients), kind, rng.choice(endpoints), 0.3, 0.5)
+        step = replace(
+            step,
+            at_s=rng.uniform(0, plan.traffic_s * 0.7),
+            method="job",
+            items=0,
+            duration_s=min(step.duration_s, 0.3),
+            endings=rng.choice(((_R,), (_R,), (_X, _R))),
+            timeout_s=None,
+            max_attempts=3,
+            deadline_s=None,
+            delay_s=None,
+            keeps_result=True,
+            msgpack=False,
+            cancel_after_s=step.cancel_after_s if rng.random() < 0.3 else None,
+            doom_after_s=rng.choice((0.0, 0.001, 0.002, 0.5, 2.5, 4.0)) * rng.uniform(0.8, 1.2),
+            period_s=rng.choice((1, 1, 2)),
+            series=number,
+        )
+        last = replace(
+            step,
+            number=number + 1,
+            kind=JobKind.UNREPEAT,
+            client=rng.choice(plan.clients),
+            at_s=plan.traffic_s + 1.5,
+            cancel_after_s=None,
+        )
+        steps += [step, last]
     return tuple(steps)
 
 

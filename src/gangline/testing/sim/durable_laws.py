@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...bus.memory import MemoryHub
-from ...bus.port import KvEntry, KvOperation
+from ...bus.port import KvEntry, KvOperation, StreamMessage
 from ...schemas import codec
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import DeadReason, JobState, ResultRecord
@@ -20,6 +20,7 @@ from ...schemas.names import Names
 from ...worker.context import TaskContext
 from .checker import Checker
 from .durable_books import Body, JobModel
+from .durable_crons import CronWatch
 from .durable_limits import Limits
 from .durable_plan import UNKNOWN_AFTER_S, DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_tasks import job_result
@@ -79,6 +80,7 @@ class JobWatch:
         self.ends: dict[str, ResultRecord] = {}
         """By job."""
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
+        self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
         self._senders: dict[tuple[str, str], str] = {}
         """Of the newest try, by worker process and job."""
         self._limits: Limits | None = None
@@ -104,6 +106,9 @@ class JobWatch:
 
     def stored(self, step: JobStep, job: str) -> None:
         """Its publisher has the acknowledgement."""
+        if step.series is not None:
+            self.crons.stored(step)
+            return
         model = self.models[step.request]
         if model.stored_at is None:
             model.stored_at = self._clock()
@@ -175,7 +180,11 @@ class JobWatch:
 
     def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
         """A try begins."""
-        now, model = self._clock(), self.models[request]
+        now = self._clock()
+        model = self.models.get(f"{request}@{context.job}") or self.models.get(request)
+        if model is None:
+            self._fail("L10", f"{request} runs as job {context.job}: it is none")
+            return
         body = Body(number, node, node.partition(".")[0], cost, context.attempt, since=now)
         if model.job is None:
             model.job = context.job
@@ -192,6 +201,8 @@ class JobWatch:
 
     def body_ended(self, number: int, how: str) -> None:
         """It has ended."""
+        if number not in self.by_number:
+            return
         _, body = self.by_number[number]
         body.ended_at, body.how = self._clock(), how
 
@@ -297,6 +308,11 @@ class JobWatch:
 
     # -- what is written ------------------------------------------------------------------------------------------
 
+    def on_stored(self, stream: str, message: StreamMessage) -> None:
+        """A stream has a new message."""
+        if stream == self._names.tasks_stream:
+            self.crons.on_stored(message)
+
     def on_change(self, bucket: str, entry: KvEntry) -> None:
         """A new revision of a key."""
         if bucket != self._names.results_bucket or not entry.key.startswith("result."):
@@ -335,7 +351,7 @@ class JobWatch:
                 if record.items is not None:
                     right = record.items == step.items and bool(returned)
                 else:
-                    right = _value(record) in [job_result(model.request, body.number) for body in returned]
+                    right = _value(record) in [job_result(step.request, body.number) for body in returned]
                 if not right:
                     self._fail("L10", f"{model} is done with {record.result!r}, {record.items} items: never returned")
             case JobState.CANCELLED:
@@ -469,6 +485,7 @@ class JobWatch:
                 "slow stops",
                 sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
             )
+        add("firings of schedules", self.crons.firings())
         add("turns kept", 0 if self._turns is None else self._turns.compared)
         return dict(sorted(found.items()))
 

@@ -23,6 +23,9 @@ class JobKind(StrEnum):
     BAD = "publish what cannot run"
     REPLAY = "submit, and replay when it is dead"
     """From here on not among the kinds that are drawn for every plan."""
+    REPEAT = "submit a schedule, and cancel it"
+    REPEAT_RAW = "publish a schedule without the SDK, and cancel it"
+    UNREPEAT = "cancel what is left of a schedule"
 
 
 class JobEnding(StrEnum):
@@ -78,14 +81,38 @@ class JobStep:
     cancel_after_s: float | None = None
     """Cancel the whole step then, wherever it is. The job goes on."""
     doom_after_s: float = 0.0
-    """Of CANCEL: when, after it was stored. Of REPLAY: when, after it died."""
+    """Of CANCEL and REPEAT: when, after it was stored. Of REPLAY: when, after it died."""
     at_once: int = 1
     """Of REPLAY: so many do it at the same time."""
     bad: Bad | None = None
+    period_s: int | None = None
+    """Of a schedule."""
+    series: int | None = None
+    """Number of the schedule; several steps may be about one."""
+
+    @property
+    def cron(self) -> str | None:
+        """How the server is told of the period."""
+        if self.period_s is None:
+            return None
+        return f"*/{self.period_s} * * * * *" if self.number % 2 else f"@every {self.period_s}s"
+
+    @property
+    def idempotency_key(self) -> str | None:
+        return f"cron {self.series}" if self.series is not None else None if self.once is None else f"key {self.once}"
+
+    @property
+    def named(self) -> str | None:
+        """The job's id, if its publisher chooses one."""
+        if self.kind is JobKind.REPEAT_RAW:
+            return f"cron-{self.series}"
+        return f"named-{self.number}" if self.kind is JobKind.PUBLISH and self.number % 2 else None
 
     @property
     def request(self) -> str:
         """Names the task in its own arguments."""
+        if self.series is not None:
+            return f"cron{self.series}"
         return f"j{self.number}" if self.once is None else f"once{self.once}"
 
 

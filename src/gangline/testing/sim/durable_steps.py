@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ...bus.memory_bus import MemoryBus
 from ...dispatcher.client import Client
 from ...dispatcher.jobs import Job
+from ...dispatcher.submit_message import job_of_key
 from ...schemas.errors import DeadlineExceeded, GanglineError
 from ...schemas.task_errors import JobError, UnknownJob
 from .durable_plan import JobKind, JobStep
@@ -16,7 +17,7 @@ from .durable_plan import JobKind, JobStep
 if TYPE_CHECKING:
     from .processes import ClientProcess
 
-PATIENCE_S = 50.0
+PATIENCE_S = 80.0
 """How long results are waited for: no job takes so long, whatever befalls it."""
 TRY_S = 1.0
 TRIES = 20
@@ -43,6 +44,9 @@ class JobStepRunner:
     async def run(self) -> None:
         """Play the step to its end. What the step itself expects (errors of requests) ends here."""
         step = self._step
+        if step.series is not None:
+            await self._repeat()
+            return
         self._jobs.asked(step)
         if step.kind in (JobKind.PUBLISH, JobKind.BAD):
             await self._publish()
@@ -76,9 +80,10 @@ class JobStepRunner:
             timeout_s=step.timeout_s,
             max_attempts=step.max_attempts,
             priority=step.priority,
-            idempotency_key=None if step.once is None else f"key {step.once}",
+            idempotency_key=step.idempotency_key,
             deadline_s=step.deadline_s,
             delay_s=step.delay_s,
+            cron=step.cron,
             ordered=step.ordered or None,
             backoff_s=step.backoff_s,
             result_ttl_s=None if step.keeps_result else 0.0,
@@ -101,7 +106,7 @@ class JobStepRunner:
         }
         if step.method == "job_items":
             found["count"] = step.items
-        if step.msgpack and step.kind is not JobKind.PUBLISH:
+        if step.msgpack and step.kind not in (JobKind.PUBLISH, JobKind.REPEAT_RAW):
             found["blob"] = b"\xff\x00"
         return found
 
@@ -139,9 +144,9 @@ class JobStepRunner:
             "gangline-backoff": f"{step.backoff_s:.3f}",
             "Gangline-Priority": str(step.priority),
         }
-        if step.number % 2:
-            found["Gangline-Job"] = f"named-{step.number}"
         for name, value in (
+            ("Gangline-Job", step.named),
+            ("Gangline-Cron", step.cron),
             ("Gangline-Key", step.key),
             ("Gangline-Ordered", "true" if step.ordered else None),
             ("Gangline-Deadline", step.deadline_s),
@@ -196,6 +201,42 @@ class JobStepRunner:
             else:
                 self._note("is replayed")
                 self._jobs.replayed(self._step)
+                return
+
+    async def _repeat(self) -> None:
+        """Make a schedule and end it, or end what is left of it."""
+        step, crons = self._step, self._jobs.crons
+        if step.kind is JobKind.UNREPEAT:
+            for _ in range(TRIES * 5):
+                if all(self._world.loop.crashed(node) for node in crons.publishers(step)):
+                    break
+                await asyncio.sleep(PAUSE_S)
+        else:
+            crons.begins(step, self._node)
+            try:
+                await (self._publish() if step.kind is JobKind.REPEAT_RAW else self._submit())
+            finally:
+                crons.left(step, self._node)
+            await asyncio.sleep(step.doom_after_s)
+        raw = f"cron-{step.series}"
+        submitted = job_of_key(f"{step.endpoint}.{step.method}", step.idempotency_key or "")
+        for job in (raw, submitted):
+            await self._unrepeat(self._client.job(job, step.endpoint))
+
+    async def _unrepeat(self, job: Job) -> None:
+        self._jobs.crons.dooms(self._step)
+        for _ in range(TRIES):
+            try:
+                ended = await job.cancel()
+            except UnknownJob:
+                return
+            except GanglineError as error:
+                self._note(f"may be ended: {error.code}: {error.message}")
+                await asyncio.sleep(PAUSE_S)
+            else:
+                self._note(f"cancel of {job.id} says {ended}")
+                if ended:
+                    self._jobs.crons.ended(self._step)
                 return
 
     async def _cancel(self, job: Job) -> None:

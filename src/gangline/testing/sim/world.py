@@ -45,8 +45,9 @@ FIRST_PORT = 40_000
 """Those of rendezvous; nobody listens there."""
 LOOK_S = 0.1
 """How often what should have happened by now is looked for."""
-SETTLE_S = 60.0
-"""Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains."""
+SETTLE_S = 90.0
+"""Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains; the
+tries of some forty tasks, of up to 1.4 s each, on a single slot."""
 SETTLE_LOOK_S = 0.25
 
 
@@ -113,7 +114,7 @@ class World:
         self.dispatchers: dict[str, DispatcherProcess] = {}
         if plan.durable is not None:
             self.dispatchers = {name: DispatcherProcess(self, name) for name in plan.durable.dispatchers}
-            self.hub.tap(on_change=self.jobs.on_change)
+            self.hub.tap(on_change=self.jobs.on_change, on_stored=self.jobs.on_stored)
         self.routes = RouteOperator(self)
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()
@@ -236,7 +237,7 @@ class World:
         model = self.models.get(node)
         if self.loop.is_closed() or model is None or model.dead:
             return
-        self.trace.note(node, f"try {number} of {self.jobs.by_number[number][0].request} {how}")
+        self.trace.note(node, f"try {number} {how}")
         model.body_ended(number)
         self.jobs.body_ended(number, how)
 

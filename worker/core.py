@@ -24,9 +24,9 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, KeysView
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..schemas.frames import Load, LoadFlag, TaskState
 from .deadlines import NEVER, DeadlineHeap
@@ -84,7 +84,6 @@ class WorkerCore:
         "epochs",
         "gangs",
         "jobs",
-        "tasks",
     )
 
     def __init__(
@@ -104,8 +103,6 @@ class WorkerCore:
         """Every epoch this process has had. Who names another one speaks to a process that is gone."""
         self.draining = False
         """Set by `drain`, never reset."""
-        self.tasks: dict[TaskRecord, TaskRecord] = {}
-        """On their slots, oldest first; the limiter's running borrowers are exactly these. A dict, for its order."""
         self._cut_at = NEVER
         """No lease lives longer than this: the end of the drain's grace."""
         self._declared = total if declared is None else declared
@@ -143,6 +140,11 @@ class WorkerCore:
     def at_rest(self) -> bool:
         """Nothing is held: no lease, no task, nothing of a gang."""
         return not (self._leases.living or self.tasks or self.gangs.holding)
+
+    @property
+    def tasks(self) -> KeysView[TaskRecord]:
+        """On their slots, oldest first: the limiter's running borrowers are exactly these."""
+        return cast("KeysView[TaskRecord]", self._limiter.runners)
 
     @property
     def leases(self) -> dict[str, Lease]:
@@ -265,7 +267,7 @@ class WorkerCore:
         return None
 
     def admit(
-        self, sender: Sender, task_id: int, *, cost: int, token: str | None, deadline_at: float, now: float
+        self, sender: Sender, task_id: int, cost: int, token: str | None, deadline_at: float, now: float
     ) -> TaskRecord | Refusal:
         """Take `cost` slots for a task that starts now: from the lease of `token`, or without one from the free ones.
 
@@ -305,14 +307,11 @@ class WorkerCore:
 
         The answer may be noted before (code that cannot be stopped) or after; a task is `running` until it is.
         """
-        del self.tasks[record]
         if record.lease is None:
             self._limiter.finish(record)
         else:
             self._leases.give_back(record.lease, record)
-        if record.queued_at != NEVER:
-            record.due_at = NEVER
-            self._deadlines.compact(len(self.tasks))
+        record.due_at = NEVER
 
     def complete(self, record: TaskRecord, answer: bytes, now: float) -> None:
         """`settle` and `finish` in one, for a task that has ended and is answered."""
@@ -320,11 +319,7 @@ class WorkerCore:
         del sender.running[record.id]
         record.answered = True
         self._memory.note_done(sender, record.id, answer, now)
-        if record.lease is None and record.queued_at == NEVER:
-            del self.tasks[record]
-            self._limiter.finish(record)
-        else:
-            self.finish(record)
+        self.finish(record)
 
     def withdraw(self, sender: Sender, task_id: int, now: float) -> TaskRecord | None:
         """The caller does not want this task. Returns it if it runs, to be cancelled; if it has not come yet, it will
@@ -387,6 +382,7 @@ class WorkerCore:
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next; None: nothing is due ever."""
+        self._deadlines.compact(len(self.tasks))
         lease_at = self._leases.next_at()
         task_at = self._deadlines.next_at()
         if lease_at is None or task_at is None:
@@ -435,6 +431,7 @@ class WorkerCore:
         self.gangs.check()
         held = sum(lease.slots - lease.busy for lease in self._leases.living.values()) + self.gangs.reserved
         assert self._limiter.reserved == held, self  # L12
+        assert all(isinstance(runner, TaskRecord) for runner in self._limiter.runners), self  # L12
         assert self._limiter.running == sum(record.cost for record in self.tasks), self  # L12
         for record in self.tasks:
             assert self._limiter.held(record) == (0, record.cost), record  # L2
@@ -463,6 +460,7 @@ class WorkerCore:
             # A gang's owner may know of the commit a moment before its members do: it tries again, as if we were full.
             return Refusal.FULL if self.gangs.holds_token(token) else lease
         record = TaskRecord(sender, task_id, cost, None if lease.single_use else lease, deadline_at)
+        record.fence = lease.fence
         until = self._cut_at if lease.gang is not None else min(now + lease.ttl_s, self._cut_at)
         refusal = self._leases.use(lease, record, cost, until, now)
         return self._admitted(record) if refusal is None else refusal
@@ -470,7 +468,7 @@ class WorkerCore:
     def _admitted(self, record: TaskRecord) -> TaskRecord:
         running = record.sender.running
         assert record.id not in running
-        self.tasks[record] = running[record.id] = record
+        running[record.id] = record
         if record.due_at != NEVER:
             self._deadlines.push(record)
         return record

@@ -23,29 +23,37 @@ D = TypeVar("D", bound=Due)
 
 class DeadlineHeap(Generic[D]):
     """A heap with lazy moves: what falls due later than queued (the common case: a renewal) is not touched until then,
-    and what is over is dropped when it comes up, or when more than half of the heap is such.
+    and what is over is dropped when it comes up, or when more than half of the heap is such. What is over before
+    anybody looked (most tasks end in the turn in which they came) is never in the heap at all.
     """
 
-    __slots__ = ("_count", "_heap")
+    __slots__ = ("_count", "_heap", "_new")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, D]] = []
+        self._new: list[D] = []
+        """Pushed since anybody looked."""
         self._count = 0
         """Breaks ties, so that items themselves are never compared."""
 
     def __len__(self) -> int:
         """Entries, dead ones included."""
-        return len(self._heap)
+        return len(self._heap) + len(self._new)
 
     def push(self, item: D) -> None:
         """Queue `item`, or follow its `due_at` to an earlier time. One that has no deadline is left out."""
-        if item.due_at < item.queued_at:
-            item.queued_at = item.due_at
-            self._count += 1
-            heapq.heappush(self._heap, (item.due_at, self._count, item))
+        due_at, queued_at = item.due_at, item.queued_at
+        if due_at < queued_at:
+            item.queued_at = due_at
+            if queued_at == NEVER:
+                self._new.append(item)
+            else:
+                self._queue(item)
 
     def pop_due(self, now: float) -> list[D]:
         """Take out all that have `due_at <= now`, soonest first."""
+        if self._new:
+            self._settle()
         due: list[D] = []
         heap = self._heap
         while heap and heap[0][0] <= now:
@@ -61,6 +69,8 @@ class DeadlineHeap(Generic[D]):
 
     def next_at(self) -> float | None:
         """When to look next; early rather than late. None: nothing is queued."""
+        if self._new:
+            self._settle()
         heap = self._heap
         while heap and (heap[0][0] != heap[0][2].queued_at or heap[0][2].due_at == NEVER):
             at, _, item = heapq.heappop(heap)
@@ -70,6 +80,8 @@ class DeadlineHeap(Generic[D]):
 
     def compact(self, living: int) -> None:
         """Drop dead entries if there are many more entries than `living` items."""
+        if self._new:
+            self._settle()
         if len(self._heap) <= 2 * living + 64:
             return
         keep = [entry for entry in self._heap if entry[0] == entry[2].queued_at and entry[2].due_at != NEVER]
@@ -78,3 +90,15 @@ class DeadlineHeap(Generic[D]):
                 item.queued_at = NEVER
         heapq.heapify(keep)
         self._heap = keep
+
+    def _settle(self) -> None:
+        new, self._new = self._new, []
+        for item in new:
+            if item.due_at == NEVER:
+                item.queued_at = NEVER
+            else:
+                self._queue(item)
+
+    def _queue(self, item: D) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (item.queued_at, self._count, item))

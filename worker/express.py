@@ -11,27 +11,27 @@ Used in one turn at a time, between `enter` and `leave`, around the frames of on
 from __future__ import annotations
 
 import asyncio
-import contextvars
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from contextvars import copy_context
 from typing import Any, Final
 
 from ..schemas.codec import pack
-from ..schemas.deadline import begin_under
-from ..schemas.frames import Answer
+from ..schemas.frames import Answer, Frame, TaskFlag
 from ..telemetry.instruments import metrics_enabled
-from ..telemetry.tracing import NO_SPAN, tracer
+from ..telemetry.tracing import tracer
 from .books import Books
-from .context import CURRENT, TaskContext, stop
+from .context import stop
 from .executors import Executors
-from .executors.stepper import Blocked
+from .executors.stepper import Stepper
 from .frame_caller import FrameCaller
 from .memory import TaskRecord
 from .outbox import Outbox
 from .run_context import RunContext
 from .runs import Run, Runs
-from .tasks import BoundCall, CancelReason, DeclaredTask, Outcome
+from .tasks import CancelReason, DeclaredTask, Outcome
 
 _OK: Final = int(Answer.OK)
+_JSON: Final = int(TaskFlag.JSON)
 _NONE: Final[frozenset[DeclaredTask]] = frozenset()
 
 
@@ -43,23 +43,24 @@ class PlainRun(Run):
     reason: CancelReason | None = None
     """Why it was told to stop."""
     caller: FrameCaller
+    context: RunContext
 
     def __init__(
         self,
         express: Express,
         runs: Runs,
         record: TaskRecord,
-        call: BoundCall,
+        task: DeclaredTask,
         caller: FrameCaller,
-        context: TaskContext,
+        context: RunContext,
         now: float,
     ) -> None:
-        super().__init__(runs, record, call, caller, NO_SPAN, now)
+        super().__init__(runs, record, task, caller, now)
         self._express = express
         self.context = context
 
     def cancel(self, reason: CancelReason) -> None:
-        if self.reason is None and self.carrier is not None and self.context is not None:
+        if self.reason is None and self.carrier is not None:
             self.reason = reason
             stop(self.context, reason)
             self.carrier.cancel()
@@ -87,10 +88,12 @@ class Express:
         self._runs = runs
         self._executors = executors
         self._outbox = outbox
+        self._scope = executors.scope
+        self._stepper: Stepper
         self._room = 0
         self._launched = 0
-        self._succeeded: dict[str, int] = {}
-        """By method, since `enter`."""
+        self._succeeded: list[str] = []
+        """Methods of those that ended well since `enter`."""
         self.plain: frozenset[DeclaredTask] = _NONE
         """Tasks that may go this way now, if they are without a job, a stream and a gang."""
 
@@ -99,33 +102,27 @@ class Express:
         # Spans and times of execution are taken by the general way only.
         if self._executors.running and not tracer.enabled and not metrics_enabled():
             self.plain = self._executors.plain
+            self._stepper = self._executors.stepper
         self._room = self._outbox.largest_frame
 
     def leave(self) -> None:
         """The message is worked off, and this turn's answers are on their way."""
         self.plain = _NONE
         if self._launched:
-            self._executors.stepper.leave()
+            self._stepper.leave()
             self._executors.count(self._launched)
             self._launched = 0
         if self._succeeded:
-            counted, self._succeeded = self._succeeded, {}
-            self._runs.count(counted)
+            self._runs.count(Counter(self._succeeded))
+            self._succeeded.clear()
 
     def run(
         self,
         record: TaskRecord,
         task: DeclaredTask,
-        args: list[Any] | None,
-        kwargs: dict[str, Any] | None,
+        frame: Frame,
         caller: FrameCaller,
-        *,
-        fence: int,
-        token: str | None,
         deadline_at: float | None,
-        meta: dict[str, Any] | None,
-        trace: str | None,
-        json: bool,
         now: float,
     ) -> None:
         """Run an admitted task up to its end, or its first wait.
@@ -133,57 +130,54 @@ class Express:
         Raises:
             InvalidArguments: they do not fit; nothing has started.
         """
-        given, named = task.signature.bind(args, kwargs, json)
-        books, executors = self._books, self._executors
-        context = RunContext(
-            record, task.name, books.worker, books, fence, token, deadline_at, trace, meta, executors.scope
-        )
+        _, task_id, _, args, kwargs, _, token, trace, flags, meta = frame
+        given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
+        context = RunContext(record, task.name, self._books, token, trace, meta, deadline_at, self._scope)
         self._launched += 1
         if self._journal.enabled:
             self._runs.began(record, task.name, token)
-        stepper = executors.stepper
-        if stepper.inside is None or stepper.inside.cancelling():
-            stepper.enter()
-        variables = contextvars.copy_context()
-        waits: tuple[Coroutine[Any, Any, Any], Any] | None = None
-        error: BaseException | None = None
-        value: Any = None
-        try:
-            waits = variables.run(_first_step, task.function, given, named, context)
-        except StopIteration as ended:
-            value = ended.value
-            frame = self._written(record.id, task, value)
-            if frame is not None:
-                self._answered(record, task.name, context, frame, caller, now)
-                return
-        except BaseException as raised:
-            # SystemExit and its like too: a task ends itself, never its worker.
-            error = raised
-        call = BoundCall(task, given, named, args, kwargs, json)
-        run = PlainRun(self, self._runs, record, call, caller, context, now)
+        carrier = self._stepper.inside
+        if carrier is None or carrier.spoiled:
+            carrier = self._stepper.enter()
+        if not carrier.start(copy_context(), task.function, given, named, context):
+            run = self._adopted(record, task, caller, context, now)
+            run.carrier = carrier.task
+            self._stepper.keep(run, task.full_name)
+            return
+        value, error = carrier.value, carrier.error
+        carrier.value = carrier.error = None
+        answer = self._written(task_id, task, value) if error is None else None
+        if answer is None:
+            self._adopted(record, task, caller, context, now).over(value, error)
+            return
+        self._executors.let_go(context)
+        self._core.complete(record, answer, now)
+        caller.send(answer)
+        if self._journal.enabled:
+            self._runs.ended(record, task.name)
+        self._succeeded.append(task.name)
+
+    def _adopted(
+        self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller, context: RunContext, now: float
+    ) -> PlainRun:
+        run = PlainRun(self, self._runs, record, task, caller, context, now)
         self._runs.adopt(run)
-        if waits is None:
-            run.over(value, error)
-        else:
-            run.carrier = stepper.enter()
-            stepper.keep(Blocked(run, task.full_name, waits[0], variables, waits[1]))
+        return run
 
     def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""
-        task, context = run.call.task, run.context
-        assert context is not None
-        self._executors.let_go(context)
+        self._executors.let_go(run.context)
         if error is None and not run.record.answered:
-            frame = self._written(run.record.id, task, value)
-            if frame is not None:
-                run.caller.send(frame)
-                self._runs.completed(run, frame, self._books.now())
+            answer = self._written(run.record.id, run.task, value)
+            if answer is not None:
+                run.caller.send(answer)
+                self._runs.completed(run, answer, self._books.now())
                 return
         run.over(value, error)
 
     def outcome(self, run: PlainRun, value: Any, error: BaseException | None) -> Outcome:
         """What it came to, in words."""
-        task = run.call.task
+        task = run.task
         if error is None:
             try:
                 return Outcome(task.result.write(value))
@@ -198,24 +192,3 @@ class Express:
         except Exception:
             return None
         return frame if len(frame) <= self._room else None
-
-    def _answered(
-        self, record: TaskRecord, method: str, context: TaskContext, frame: bytes, caller: FrameCaller, now: float
-    ) -> None:
-        self._executors.let_go(context)
-        self._core.complete(record, frame, now)
-        caller.send(frame)
-        if self._journal.enabled:
-            self._runs.ended(record, method)
-        self._succeeded[method] = self._succeeded.get(method, 0) + 1
-
-
-def _first_step(
-    function: Callable[..., Coroutine[Any, Any, Any]], args: list[Any], kwargs: dict[str, Any], context: TaskContext
-) -> tuple[Coroutine[Any, Any, Any], Any]:
-    """In the execution's own context. Raises StopIteration with the result of one that does not wait."""
-    CURRENT.set(context)
-    if context.deadline is not None:
-        begin_under(context.deadline)
-    coroutine = function(*args, **kwargs)
-    return coroutine, coroutine.send(None)

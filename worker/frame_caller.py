@@ -104,9 +104,9 @@ class FrameCaller:
         try:
             written = encode_frame(frame)
         except InvalidRequest as error:
-            raise InvalidResult(f"{what} of {run.call.task.full_name} {error.message}") from error
+            raise InvalidResult(f"{what} of {run.task.full_name} {error.message}") from error
         if len(written) > limit:
-            raise too_large(what, run.call.task.full_name, len(written), limit)
+            raise too_large(what, run.task.full_name, len(written), limit)
         return written
 
 

@@ -37,7 +37,7 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         if hold:
             nobody = TaskCancelled(
-                f"nobody said within {HOLD_S:g} s that {run.call.task.full_name} may begin: it did not start",
+                f"nobody said within {HOLD_S:g} s that {run.task.full_name} may begin: it did not start",
                 may_have_started=False,
             )
             self._timer = loop.call_later(HOLD_S, run.cancel, nobody)

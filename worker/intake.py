@@ -18,7 +18,7 @@ from .express import Express
 from .frame_caller import FrameCaller, error_frame
 from .grants import Grants
 from .jobs import JobName, JobRun, Jobs
-from .leases import Refusal
+from .leases import Lease, Refusal
 from .memory import WITHDRAWN, Sender, TaskRecord
 from .outbox import Outbox
 from .pool import Pool
@@ -54,6 +54,7 @@ class Intake:
         log: Log,
     ) -> None:
         self._pool = pool
+        self._tasks = pool.tasks
         self._jobs = jobs
         self._books = books
         self._core = books.core
@@ -131,7 +132,7 @@ class Intake:
     # -- tasks ----------------------------------------------------------------------------------------------------
 
     def _task(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
-        _, task_id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
+        _, task_id, method, _, _, deadline_ms, token, _, flags, meta = frame
         core = self._core
         if task_id <= sender.floor or task_id in sender.running or task_id in sender.done:
             core.refuse(token, now)
@@ -146,17 +147,14 @@ class Intake:
             # Not noted: this epoch does not come back, so no copy of it can start either.
             self._reject(caller, task_id, Reason.STALE)
             return
-        task = self._pool.tasks.get(method)
+        task = self._tasks.get(method)
         if task is None:
             core.refuse(token, now)
             self._settle_error(sender, caller, task_id, self._unknown(method), now)
             return
         deadline_at = NEVER if deadline_ms is None else now + deadline_ms / 1000 - stall_s
-        fence = 0
-        if token is not None and (lease := core.leases.get(token)) is not None:
-            fence = lease.fence
-        record = core.admit(sender, task_id, cost=task.slots, token=token, deadline_at=deadline_at, now=now)
-        if isinstance(record, Refusal):
+        record = core.admit(sender, task_id, task.slots, token, deadline_at, now)
+        if not isinstance(record, TaskRecord):
             self._refused(sender, caller, task_id, record, task.slots, token, now)
             return
         try:
@@ -166,22 +164,9 @@ class Intake:
                 and (record.lease is None or record.lease.gang is None)
                 and task in self._express.plain
             ):
-                self._express.run(
-                    record,
-                    task,
-                    args,
-                    kwargs,
-                    caller,
-                    fence=fence,
-                    token=token,
-                    deadline_at=None if deadline_at == NEVER else deadline_at,
-                    meta=meta,
-                    trace=trace,
-                    json=flags & _JSON != 0,
-                    now=now,
-                )
+                self._express.run(record, task, frame, caller, None if deadline_at == NEVER else deadline_at, now)
             else:
-                self._start(record, task, job, caller, frame, fence, None if deadline_at == NEVER else deadline_at)
+                self._start(record, task, job, caller, frame, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:
             if job is not None:
                 core.jobs.undo(job.key)
@@ -198,7 +183,6 @@ class Intake:
         job: JobName | None,
         caller: FrameCaller,
         frame: Frame,
-        fence: int,
         deadline_at: float | None,
     ) -> None:
         """Start an admitted task in the general way.
@@ -213,7 +197,6 @@ class Intake:
             record,
             call,
             caller if job is None else self._jobs.begin(job, record, caller, stream=stream),
-            fence=fence,
             token=token,
             deadline_at=deadline_at,
             trace=trace,
@@ -361,7 +344,7 @@ class Intake:
         except InvalidRequest as error:
             caller.send(error_frame(rid, error, self._outbox.largest_frame))
             return
-        if isinstance(lease, Refusal):
+        if not isinstance(lease, Lease):
             self._not_granted(caller, rid, lease, slots)
         elif flags & _SYNC and not self._grants.recorded(lease):
             self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))

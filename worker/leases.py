@@ -185,7 +185,10 @@ class LeaseTable:
         self.changes.append(LeaseChange(Change.GRANT, lease))
 
     def extend(self, lease: Lease, due_at: float) -> None:
-        """Move the expiry: a first use (claim) or a renewal."""
+        """Move the expiry: a first use (claim) or a renewal. Nothing moves where it was used in this moment before:
+        the uses of one message are one."""
+        if lease.due_at == due_at and lease.claimed:
+            return
         lease.claimed = True
         lease.due_at = due_at
         self._heap.push(lease)
@@ -216,7 +219,6 @@ class LeaseTable:
         self._ended_until.append(now + self._keep_s)
         if len(self._ended_order) > self._keep:
             self._forget()
-        self._heap.compact(len(self.living))
         self.changes.append(LeaseChange(change, lease))
 
     def use(self, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
@@ -264,6 +266,7 @@ class LeaseTable:
 
     def next_at(self) -> float | None:
         """When the next lease may fall due; early rather than late."""
+        self._heap.compact(len(self.living))
         return self._heap.next_at()
 
     def check(self) -> None:

@@ -8,7 +8,7 @@ and move between the two without ever being free in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from dataclasses import dataclass
 
 from ..schemas.limits import MAX_SLOTS
@@ -71,6 +71,11 @@ class SlotLimiter:
         """Slots that can be acquired now, never negative."""
         return max(0, self.total - self.reserved - self.running)
 
+    @property
+    def runners(self) -> KeysView[Borrower]:
+        """Who runs, in the order of their beginning; a view."""
+        return self._running.keys()
+
     def reserve_nowait(self, borrower: Borrower, slots: int = 1) -> bool:
         """Acquire idle slots for a lease. False, and nothing taken, when fewer than `slots` are free.
 
@@ -103,7 +108,8 @@ class SlotLimiter:
         Raises:
             LimiterError: the lease has fewer idle slots than that.
         """
-        _check_slots(slots)
+        if slots < 1:
+            _check_slots(slots)
         idle = self._reserved.get(lease, 0)
         if idle < slots:
             raise LimiterError(f"{lease!r} has {idle} idle slots, {slots} were to start")

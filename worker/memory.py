@@ -34,6 +34,8 @@ class TaskRecord:
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     queued_at = NEVER
+    fence = 0
+    """Of the lease that it came on; 0 without one."""
     answered = False
     """The caller has its answer. Code that cannot be stopped may still be on the slots."""
     handle: object = None

@@ -73,6 +73,11 @@ class ModelCache:
         """Ids of the models that are ready, least recently used first."""
         return tuple(entry.id for entry in self._entries.values() if _is_loaded(entry))
 
+    @property
+    def in_use(self) -> bool:
+        """A task has asked for a model and not ended yet."""
+        return bool(self._pinned)
+
     async def use(self, context: TaskContext) -> Any:
         """The model that `context` names, kept until `done_with(context)`; see TaskContext.model."""
         if self._loader is None:

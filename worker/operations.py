@@ -125,7 +125,7 @@ class _RunCaller:
         error = outcome.error
         if error is None:
             try:
-                self._requester.result(run.call.task.full_name, outcome.value, str(self._books.worker))
+                self._requester.result(run.task.full_name, outcome.value, str(self._books.worker))
             except InvalidResult as unwritable:
                 error = unwritable
         if error is not None:
@@ -290,7 +290,6 @@ class Operations:
         except GanglineError:
             core.refuse(request.token, now)
             raise
-        lease = core.leases.get(request.token)
         deadline_at = NEVER if request.timeout_s is None else now + request.timeout_s
         record = core.admit(
             core.sender(OPERATIONS, now),
@@ -313,7 +312,6 @@ class Operations:
                 record,
                 call,
                 _RunCaller(requester, self._books),
-                fence=lease.fence if lease is not None else 0,
                 token=request.token,
                 deadline_at=None if deadline_at == NEVER else deadline_at,
                 trace=requester.headers.get(headers.TRACEPARENT),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from ..schemas.names import WorkerId
 from .books import Books
 from .context import TaskContext
 from .memory import TaskRecord
@@ -16,38 +15,40 @@ if TYPE_CHECKING:
 class RunContext(TaskContext):
     """The context of a run. One is made for every task and few are looked into: its facts are worked out then."""
 
-    __slots__ = ("_facts",)
+    __slots__ = ("_books", "_epoch", "_meta", "_method", "_record", "_token", "_trace")
 
     def __init__(
         self,
         record: TaskRecord,
         method: str,
-        worker: WorkerId,
         books: Books,
-        fence: int,
         token: str | None,
-        deadline_at: float | None,
         trace: str | None,
         meta: dict[str, Any] | None,
+        deadline_at: float | None,
         scope: Scope | None = None,
     ) -> None:
         self.deadline = deadline_at
         self._scope = scope
-        self._ended = False
-        self._facts = (record, method, worker, books.core.epoch, books.loop, fence, token, trace, meta)
+        self._record = record
+        self._method = method
+        self._books = books
+        self._epoch = books.core.epoch
+        self._token = token
+        self._trace = trace
+        self._meta = meta
 
     def __getattr__(self, name: str) -> Any:
         """Of a place that is still empty."""
-        if name in _MOSTLY_NONE:
-            return None
+        if name in _UNSAID:
+            return _UNSAID[name]
         if name not in _FACTS:
             raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
-        record, method, worker, epoch, loop, fence, token, trace, meta = self._facts
-        meta = meta or {}
+        record, worker, meta = self._record, self._books.worker, self._meta or {}
         attempt, labels, job = meta.get("attempt"), meta.get("labels"), _text(meta.get("job"))
         self.id = unique(record)
-        self.pool, self.worker, self.method = worker.pool, worker.worker, method
-        self.epoch, self.fence, self.token, self.trace = epoch, fence, token, trace
+        self.pool, self.worker, self.method = worker.pool, worker.worker, self._method
+        self.epoch, self.fence, self.token, self.trace = self._epoch, record.fence, self._token, self._trace
         self.attempt = attempt if type(attempt) is int and attempt > 0 else 1
         self.job = job
         self.endpoint = None if job is None else _text(meta.get("endpoint")) or worker.pool
@@ -57,11 +58,11 @@ class RunContext(TaskContext):
         self.key, self.model_id = _text(meta.get("key")), _text(meta.get("model"))
         self.labels = {str(k): str(v) for k, v in labels.items()} if isinstance(labels, dict) else {}
         self.shadow = meta.get("shadow") is True
-        self.clock = loop.time
+        self.clock = self._books.loop.time
         return object.__getattribute__(self, name)
 
 
-_MOSTLY_NONE: Final = frozenset(("_gang", "_progress", "_reason", "_waiting"))
+_UNSAID: Final = {"_ended": False, "_gang": None, "_progress": None, "_reason": None, "_waiting": None}
 _FACTS: Final = frozenset(
     (
         "id",

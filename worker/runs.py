@@ -21,7 +21,7 @@ from .leases import Lease
 from .memory import TaskRecord
 from .progress import Progress
 from .run_context import RunContext, unique
-from .tasks import BoundCall, CancelReason, Execution, Outcome
+from .tasks import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
 
 MAX_STREAM_WINDOW = 100_000
 """Larger windows are not believed."""
@@ -77,13 +77,13 @@ class Run:
     context: TaskContext | None = None
     gate: Gate | None = None
     """What keeps it from beginning, where it was to be held."""
+    span: Span = NO_SPAN
 
-    def __init__(self, runs: Runs, record: TaskRecord, call: BoundCall, caller: Caller, span: Span, now: float) -> None:
+    def __init__(self, runs: Runs, record: TaskRecord, task: DeclaredTask, caller: Caller, now: float) -> None:
         self._runs = runs
         self.record = record
-        self.call = call
+        self.task = task
         self.caller = caller
-        self.span = span
         self.started_at = now
 
     def launched(self, execution: Execution) -> None:
@@ -146,7 +146,7 @@ class Run:
         self.record.handle = None
 
     def __repr__(self) -> str:
-        return f"<Run {self.call.task.full_name} {self.record!r}>"
+        return f"<Run {self.task.full_name} {self.record!r}>"
 
 
 class Runs:
@@ -170,7 +170,6 @@ class Runs:
         call: BoundCall,
         caller: Caller,
         *,
-        fence: int,
         token: str | None,
         deadline_at: float | None,
         trace: str | None,
@@ -193,9 +192,10 @@ class Runs:
                 attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
             )
             trace = span.traceparent()
-        run = Run(self, record, call, caller, span, books.now())
+        run = Run(self, record, task, caller, books.now())
+        run.span = span
         record.handle = run
-        context = RunContext(record, task.name, self._worker, books, fence, token, deadline_at, trace, meta)
+        context = RunContext(record, task.name, books, token, trace, meta, deadline_at)
         if caller.progress is not None:
             report_to(context, caller.progress)
         self.counts["started"] += 1
@@ -218,15 +218,16 @@ class Runs:
             if hold and held is not None:
                 held(run)
         if ready is None:
-            self._begin(run, context, window, deadline_at)
+            self._begin(run, call, context, window, deadline_at)
         else:
-            ready.add_done_callback(lambda done: self._ready(done, run, context, window, deadline_at))
+            ready.add_done_callback(lambda done: self._ready(done, run, call, context, window, deadline_at))
         return run
 
     def _ready(
         self,
         ready: asyncio.Future[None],
         run: Run,
+        call: BoundCall,
         context: TaskContext,
         window: int | None,
         deadline_at: float | None,
@@ -242,24 +243,26 @@ class Runs:
             run.done(Outcome(error=error))
             return
         try:
-            self._begin(run, context, window, deadline_at)
+            self._begin(run, call, context, window, deadline_at)
         except GanglineError as refused:
             run.done(Outcome(error=refused))
 
-    def _begin(self, run: Run, context: TaskContext, window: int | None, deadline_at: float | None) -> None:
+    def _begin(
+        self, run: Run, call: BoundCall, context: TaskContext, window: int | None, deadline_at: float | None
+    ) -> None:
         # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
         if run.span is not NO_SPAN:
             with run.span.current(), deadline(deadline_at):
-                self._launch(run, context, window)
+                self._launch(run, call, context, window)
         elif deadline_at is not None:
             with deadline(deadline_at):
-                self._launch(run, context, window)
+                self._launch(run, call, context, window)
         else:
-            self._launch(run, context, window)
+            self._launch(run, call, context, window)
 
-    def _launch(self, run: Run, context: TaskContext, window: int | None) -> None:
+    def _launch(self, run: Run, call: BoundCall, context: TaskContext, window: int | None) -> None:
         execution = self._executors.launch(
-            run.call,
+            call,
             context,
             on_done=run.done,
             on_item=None if window is None else run.item,
@@ -274,11 +277,11 @@ class Runs:
         """It was begun elsewhere, and goes on from here like any other."""
         run.record.handle = run
         self.counts["started"] += 1
-        self._books.metrics.started(run.call.task.name)
+        self._books.metrics.started(run.task.name)
 
     def completed(self, run: Run, answer: bytes, now: float) -> None:
         """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
-        books, method = self._books, run.call.task.name
+        books, method = self._books, run.task.name
         books.core.complete(run.record, answer, now)
         run.let_go()
         self.ended(run.record, method)
@@ -312,7 +315,7 @@ class Runs:
         code has stopped."""
         run = record.handle
         if isinstance(run, Run):
-            reason = DeadlineExceeded(f"{run.call.task.full_name} was stopped at its deadline", may_have_started=True)
+            reason = DeadlineExceeded(f"{run.task.full_name} was stopped at its deadline", may_have_started=True)
             if run.caller.job is None:
                 run.answer(Outcome(error=reason))
             run.cancel(reason)
@@ -327,7 +330,7 @@ class Runs:
 
     def finished(self, run: Run, outcome: Outcome, error: GanglineError | None) -> None:
         """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
-        books, record, method = self._books, run.record, run.call.task.name
+        books, record, method = self._books, run.record, run.task.name
         books.core.finish(record)
         run.let_go()
         if books.journal.enabled:

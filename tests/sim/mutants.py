@@ -110,8 +110,8 @@ def one_slot_too_many_is_granted(patch: pytest.MonkeyPatch) -> None:
 def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> None:
     admit = WorkerCore.admit
 
-    def cheap(self: WorkerCore, sender: Any, task_id: int, *, cost: int, **rest: Any) -> Any:
-        return admit(self, sender, task_id, cost=1, **rest)
+    def cheap(self: WorkerCore, sender: Any, task_id: int, cost: int, *rest: Any, **named: Any) -> Any:
+        return admit(self, sender, task_id, 1, *rest, **named)
 
     patch.setattr(WorkerCore, "admit", cheap)
 

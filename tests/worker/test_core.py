@@ -8,6 +8,7 @@ from gangline.schemas.frames import Load, LoadFlag, TaskState
 from gangline.worker.core import CoreSettings, WorkerCore
 from gangline.worker.deadlines import NEVER
 from gangline.worker.leases import Change, Lease, Refusal
+from gangline.worker.limiter import LimiterError
 from gangline.worker.memory import WITHDRAWN, TaskRecord
 
 
@@ -86,7 +87,7 @@ def test_a_task_leaves_its_slots_once():
     bench = Bench()
     record = bench.started(1)
     bench.end(record)
-    with pytest.raises(KeyError):
+    with pytest.raises(LimiterError):
         bench.core.finish(record)
     assert bench.slots == (0, 0, 2)
 

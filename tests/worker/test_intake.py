@@ -532,7 +532,7 @@ async def test_a_bug_in_one_frame_does_not_take_the_others_with_it(rig: Rig, mon
     monkeypatch.setattr(
         type(rig.worker.core),
         "admit",
-        lambda core, sender, task_id, **rest: 1 / 0 if task_id == 1 else admit(sender, task_id, **rest),
+        lambda core, sender, task_id, *rest: 1 / 0 if task_id == 1 else admit(sender, task_id, *rest),
     )  # noqa: E501
     rig.hand.send(task(1), task(2, "double", [3]))
     assert await rig.hand.answer(2) == [OK, 2, 6]

@@ -4,64 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from gangline.worker.executors.stepper import Blocked, Stepper
 from gangline.worker.pool import Pool
 
 from .harness import running
+from .stepping import stepping
 
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
-
-
-class Piece:
-    """An execution for the stepper, and how it ended."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self.work = work
-        self.carrier: asyncio.Task[None] | None = None
-        self.outcome: Any = None
-        self.over = asyncio.Event()
-
-    def begin(self, carrier: asyncio.Task[None]) -> Blocked | None:
-        self.carrier = carrier
-        context = contextvars.copy_context()
-        return context.run(self._first, context)
-
-    def _first(self, context: contextvars.Context) -> Blocked | None:
-        coroutine = self.work()
-        try:
-            waits_for = coroutine.send(None)
-        except StopIteration as end:
-            self.ended(end.value, None)
-        except BaseException as error:
-            self.ended(None, error)
-        else:
-            return Blocked(self, "piece", coroutine, context, waits_for)
-        return None
-
-    def ended(self, result: Any, error: BaseException | None) -> None:
-        assert not self.over.is_set(), "ended twice"
-        self.outcome = result if error is None else error
-        self.over.set()
-
-
-def stepping(*works: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Stepper, list[Piece]]:
-    stepper, pieces = Stepper(asyncio.get_running_loop()), [Piece(work) for work in works]
-    for piece in pieces:
-        stepper.add(piece)
-    return stepper, pieces
 
 
 async def test_what_does_not_wait_has_ended_when_step_returns_and_made_no_task_of_its_own():
     async def work() -> asyncio.Task[Any] | None:
         return asyncio.current_task()
 
-    stepper, pieces = stepping(work, work, work)
     before = asyncio.all_tasks()
+    stepper, pieces = stepping(work, work, work)
     stepper.step()
     assert [piece.over.is_set() for piece in pieces] == [True] * 3
     assert len(asyncio.all_tasks() - before) == 1  # the carrier, ready for the next
@@ -173,7 +133,6 @@ async def test_cancelled_in_the_turn_in_which_it_began_it_hears_of_it_at_its_wai
 
     stepper, (piece,) = stepping(work)
     if warm:
-        stepper._free_carrier()
         await asyncio.sleep(0)
     stepper.step()
     piece.carrier.cancel()

@@ -59,9 +59,6 @@ class Executors:
         for task in self._pool.tasks.values():
             task.prepare()
         self._middleware = tuple(self._pool.middlewares)
-        loop = asyncio.get_running_loop()
-        self._stepper = Stepper(loop)
-        self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
         self._threads = Threads(f"gangline-{self._pool.name}")
         self._processes = Processes(self._pool, self._settings, self._models_changed)
         self._plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
@@ -72,6 +69,9 @@ class Executors:
         except BaseException:
             await self._scope.close()
             raise
+        loop = asyncio.get_running_loop()
+        self._stepper = Stepper(loop)
+        self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
         self._running = True
 
     async def stop(self) -> None:
@@ -208,7 +208,8 @@ class Executors:
     def let_go(self, context: TaskContext) -> None:
         """It has ended."""
         end(context)
-        self._scope.models.done_with(context)
+        if self._scope.models.in_use:
+            self._scope.models.done_with(context)
 
     def _is_plain(self, task: DeclaredTask) -> bool:
         return (

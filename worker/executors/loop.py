@@ -7,13 +7,11 @@ import contextvars
 from collections.abc import AsyncIterator, Generator
 from typing import Any
 
-from ...schemas.deadline import begin_under
 from ...schemas.errors import GanglineError
-from ..context import CURRENT
 from ..tasks import Outcome, Shape
+from .carrier import Carrier
 from .collect import Collected
 from .run import Run
-from .stepper import Blocked
 
 _TURN_ITEMS = 16
 """A generator that awaits nothing lets others have the loop after so many items."""
@@ -46,36 +44,29 @@ class LoopRun(Run):
 
     # -- for the stepper ------------------------------------------------------------------------------------------
 
-    def begin(self, carrier: asyncio.Task[None]) -> Blocked | None:
+    @property
+    def name(self) -> str:
+        return self.where
+
+    def begin(self, carrier: Carrier) -> bool:
         if self.reason is not None:
             self.finish(Outcome(error=self.reason))
-            return None
-        self._carrier = carrier
-        return self._variables.run(self._first_step)
+            return True
+        self._carrier = carrier.task
+        call = self.call
+        if call.task.shape is Shape.COROUTINE:
+            over = carrier.start(self._variables, call.task.function, call.args, call.kwargs, self.context)
+        else:
+            over = carrier.start(self._variables, self._collected, [], {}, self.context)
+        if over:
+            value, error = carrier.value, carrier.error
+            carrier.value = carrier.error = None
+            self.ended(value, error)
+        return over
 
     def ended(self, result: Any, error: BaseException | None) -> None:
+        self._carrier = None
         self.finish(self._outcome(result) if error is None else self.failed(error))
-
-    def _first_step(self) -> Blocked | None:
-        context, call = self.context, self.call
-        CURRENT.set(context)
-        if context.deadline is not None:
-            begin_under(context.deadline)
-        try:
-            if call.task.shape is Shape.COROUTINE:
-                coroutine = call.task.function(*call.args, **call.kwargs)
-            else:
-                coroutine = self._collected()
-            waits_for = coroutine.send(None)
-        except StopIteration as end:
-            outcome = self._outcome(end.value)
-        except BaseException as error:
-            # SystemExit and its like too: a task ends itself, never its worker.
-            outcome = self.failed(error)
-        else:
-            return Blocked(self, call.task.full_name, coroutine, self._variables, waits_for)
-        self.finish(outcome)
-        return None
 
     def _outcome(self, result: Any) -> Outcome:
         if type(result) is Outcome:

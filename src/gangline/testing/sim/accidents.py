@@ -38,6 +38,9 @@ class Accidents:
         self.lossy = False
         """Messages may have got lost on connections that held: a storm that drops them has begun."""
 
+        self.doubling = False
+        """Messages may have come twice, as no server sends them: a storm that duplicates them has begun."""
+
     def schedule(self, plan: Plan) -> None:
         """Set a timer for each storm and accident, from now on."""
         loop = asyncio.get_running_loop()
@@ -58,6 +61,7 @@ class Accidents:
         self._storms.append(storm)
         self.calm = False
         self.lossy |= storm.rates.drop > 0
+        self.doubling |= storm.rates.duplicate > 0
         self._blow()
 
         def abate() -> None:

@@ -102,6 +102,7 @@ class World:
             excused=lambda: self.accidents.excuses_late_messages,
             calm=lambda: self.accidents.calm,
             lossy=lambda: self.accidents.lossy,
+            doubling=lambda: self.accidents.doubling,
             quiet_for=self.ledger.quiet_for,
         )
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}

@@ -7,6 +7,7 @@ Were all of them in one message, each side would wait for the other all the time
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -30,6 +31,7 @@ class Sink(Protocol):
     """What a channel needs of the exchange it belongs to."""
 
     bus: Bus
+    loop: asyncio.AbstractEventLoop
     sender: str
     max_kept: int
 
@@ -46,7 +48,7 @@ class Sink(Protocol):
 class Parcel:
     """One message, while it is filled and as long as answers to it are missing."""
 
-    __slots__ = ("channel", "epoch", "flights", "frames", "number", "room", "size")
+    __slots__ = ("begun_at", "channel", "epoch", "flights", "frames", "number", "room", "size")
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -57,6 +59,8 @@ class Parcel:
         """Bytes of all frames."""
         self.room = 0
         """Most bytes that its frames may have together; 0 before the first."""
+        self.begun_at = 0.0
+        """Loop time at which its first frame was put in: it is sent in the same turn."""
         self.number = 0
         """How manieth message of its channel it is; 0: it was not sent, or not yet."""
         self.epoch = 0
@@ -160,6 +164,8 @@ class Channel:
         if parcel.frames:
             self._parcel = Parcel(self)
             self._publish(parcel)
+        else:
+            parcel.room = 0  # all was taken back: it begins anew
 
     def resume(self) -> None:
         """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
@@ -204,8 +210,11 @@ class Channel:
             )
         if self._parcel.size + size > room:
             self.flush()
-        self._parcel.room = room
-        return self._parcel
+        parcel = self._parcel
+        if not parcel.room:
+            parcel.begun_at = self._sink.loop.time()
+        parcel.room = room
+        return parcel
 
     def _publish(self, parcel: Parcel) -> None:
         sink, epoch = self._sink, self.worker.epoch

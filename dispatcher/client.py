@@ -176,7 +176,9 @@ class Client(DurableTasks, RouteOperations):
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    async def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
+    # `call` and `dispatch` are no `async def`: they would await another coroutine only, at every request.
+
+    def call(self, target: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Run a task on some worker and return its result: one round trip.
 
         Args:
@@ -198,8 +200,8 @@ class Client(DurableTasks, RouteOperations):
         """
         if self._hooks is not None and self._hooks.calls:
             request = ClientRequest(kind="call", target=target, args=args, kwargs=kwargs, options=self._options)
-            return await self._hooks.call(request, self._call_now)
-        return await self._router.call(target, args, kwargs, options=self._options)
+            return self._hooks.call(request, self._call_now)
+        return self._router.call(target, args, kwargs, options=self._options)
 
     def stream(self, target: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task that yields, and yield its items as they come: `async for item in client.stream(...)`.
@@ -231,7 +233,7 @@ class Client(DurableTasks, RouteOperations):
         """
         return self._router.choose_worker(target, slots=slots, options=self._options)
 
-    async def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Run a task on the slot that was chosen; it cannot be rejected for want of room.
 
         If the worker went before the task can have started, it runs on another one, within the deadline.
@@ -242,8 +244,8 @@ class Client(DurableTasks, RouteOperations):
         """
         if self._hooks is not None and self._hooks.calls:
             request = ClientRequest(kind="dispatch", target=method, args=args, kwargs=kwargs, options=self._options)
-            return await self._hooks.call(request, lambda changed: self._dispatch_now(selection, changed))
-        return await self._router.dispatch(selection, method, args, kwargs, options=self._options)
+            return self._hooks.call(request, lambda changed: self._dispatch_now(selection, changed))
+        return self._router.dispatch(selection, method, args, kwargs, options=self._options)
 
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True

@@ -73,8 +73,7 @@ class Express:
         worker = pool.core.place_plain(way.method)
         if worker is None:
             return None
-        loop = exchange.loop
-        flight = PlainFlight(exchange.new_id(), worker, loop.create_future(), pool, loop.time())
+        flight = PlainFlight(exchange.new_id(), worker, exchange.loop.create_future(), pool)
         try:
             exchange.launch(
                 flight, (_TASK, flight.id, way.method, args or None, kwargs or None, None, None, None, flags, None)

@@ -42,7 +42,7 @@ class HeldExpress:
         self.terms = terms = Terms(max(MIN_TTL_S, settings.claim_s), settings.claim_s)
         """Of what is held for one task."""
         self._asked = (
-            round(terms.ttl_s * 1000),
+            terms.ttl_ms,
             round(terms.claim_s * 1000),
             _SINGLE_USE,
             max(1, round(settings.probe_first_s * 1000)),
@@ -66,19 +66,17 @@ class HeldExpress:
         if worker is None:
             return None
         exchange = self._exchange
-        loop = exchange.loop
-        now = loop.time()
-        flight = PlainReserve(exchange.new_id(), worker, loop.create_future(), pool, now)
+        flight = PlainReserve(exchange.new_id(), worker, exchange.loop.create_future(), pool)
         ttl_ms, claim_ms, flags, probe_ms, meta = self._asked
         exchange.launch(flight, (_RESERVE, flight.id, 1, ttl_ms, claim_ms, flags, probe_ms, meta))
-        self._probes.add(flight, now + self._probe_s)
+        self._probes.add(flight, flight.sent_at + self._probe_s)
         return flight
 
     def granted(self, flight: PlainReserve, frame: Frame) -> Hold:
         """The slot that a worker has granted."""
-        pool = flight.pool
-        pool.core.progressed(None, flight.asked_at)
-        return Hold(self._exchange, pool, flight.worker, flight.id, frame, self.terms, flight.asked_at)
+        pool, asked_at = flight.pool, flight.sent_at
+        pool.core.progressed(None, asked_at)
+        return Hold(self._exchange, pool, flight.worker, flight.id, frame, self.terms, asked_at)
 
     def reserved(self, flight: PlainReserve) -> None:
         """There is an answer, or nobody waits for it any more."""
@@ -97,15 +95,14 @@ class HeldExpress:
         """Send a task to the slot that was chosen, which is used then; None: nothing was done."""
         hold, exchange = selection.hold, self._exchange
         loop = exchange.loop
-        now = loop.time()
         if (
             selection.state is not State.OPEN
             or method not in hold.worker.methods
-            or not hold.usable(now)
+            or not hold.usable(loop.time())
             or not self._express.allows(options)
         ):
             return None
-        flight = TokenFlight(exchange.new_id(), loop.create_future(), hold, now)
+        flight = TokenFlight(exchange.new_id(), loop.create_future(), hold)
         if not self._send(flight, hold, method, args, kwargs):
             return None
         selection.mark_used()
@@ -124,11 +121,10 @@ class HeldExpress:
         """Send a task on a lease that has a slot for it now; None: nothing was done."""
         exchange = self._exchange
         loop = exchange.loop
-        now = loop.time()
         declared = hold.worker.methods.get(method)
-        if declared is None or declared.slots != 1 or not hold.usable(now) or not self._express.allows(options):
+        if declared is None or declared.slots != 1 or not hold.usable(loop.time()) or not self._express.allows(options):
             return None
-        flight = LeasedFlight(exchange.new_id(), loop.create_future(), hold, slots, now)
+        flight = LeasedFlight(exchange.new_id(), loop.create_future(), hold, slots)
         if not slots.take_nowait(flight):
             return None
         if not self._send(flight, hold, method, args, kwargs):

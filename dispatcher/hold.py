@@ -57,7 +57,7 @@ class RenewFlight(Flight):
 class Terms:
     """For how long slots are asked for, and for how long they are trusted then. Made once for many."""
 
-    __slots__ = ("claim_s", "first_s", "renew_s", "ttl_s", "used_s")
+    __slots__ = ("claim_s", "first_s", "renew_s", "ttl_ms", "ttl_s", "used_s")
 
     def __init__(self, ttl_s: float, claim_s: float) -> None:
         """
@@ -66,6 +66,7 @@ class Terms:
             claim_s: for how long the grant is good without either, if that is less.
         """
         self.ttl_s = ttl_s
+        self.ttl_ms = round(ttl_s * 1000)
         self.claim_s = min(claim_s, ttl_s)
         self.first_s = self.claim_s - margin_s(self.claim_s)
         """For how long a grant is trusted, measured from before the request."""
@@ -73,10 +74,6 @@ class Terms:
         """For how long a use or a renewal is, likewise."""
         self.renew_s = self.claim_s / _RENEWALS_PER_TTL
         """When the first renewal is due, likewise."""
-
-    def granted(self, ttl_s: float) -> Terms:
-        """What the worker made of them."""
-        return self if ttl_s >= self.ttl_s else Terms(ttl_s, self.claim_s)
 
 
 class Hold:
@@ -121,7 +118,9 @@ class Hold:
         self.token: str = granted[2]
         self.fence: int = granted[3]
         self.epoch = worker.epoch
-        self.terms = terms = terms.granted(granted[4] / 1000)
+        if granted[4] < terms.ttl_ms:
+            terms = Terms(granted[4] / 1000, terms.claim_s)
+        self.terms = terms
         self.asked_at = asked_at
         self.trusted_until = asked_at + terms.first_s
         pool.held.count += 1
@@ -193,7 +192,8 @@ class Hold:
             aside_s: for so long this router's own requests do not go for them. Else whoever of ours waits is there
                 before the worker can invite others.
         """
-        if self._end():
+        if not self._ended:
+            self.consume()
             self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
             if aside_s > 0:
                 self._exchange.loop.call_later(aside_s, self._settle_and_pump)
@@ -208,8 +208,13 @@ class Hold:
             self.pool.settle(self.charge)
 
     def consume(self) -> None:
-        """The task of a single-use token takes the slot over: whoever sends it settles."""
-        self._end()
+        """It ends, and whoever calls takes over what counts for it, to settle it: the task of a single-use token."""
+        self._ended = True
+        if self._timer is not None or self._renewal is not None:
+            self._stop()
+        self.pool.held.count -= self.slots
+        if self.keeper is not None:
+            self.keeper.drop(self)
 
     def give_back(self) -> None:
         """After `consume`: the task may not have arrived, so that the token may still hold the slot."""
@@ -225,12 +230,12 @@ class Hold:
             return
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
-        now, ttl_s = self._exchange.loop.time(), self.terms.ttl_s
+        now, terms = self._exchange.loop.time(), self.terms
         flight = RenewFlight(self._exchange.new_id(), self.worker, self, now)
         self._renewal = flight
-        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, round(ttl_s * 1000)))
+        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, terms.ttl_ms))
         # Unanswered, it is asked again sooner; answered, the answer schedules the next.
-        self._schedule(now + ttl_s / _RENEWALS_PER_TTL / 4)
+        self._schedule(now + terms.ttl_s / _RENEWALS_PER_TTL / 4)
 
     def renewed(self, flight: RenewFlight, frame: Frame) -> None:
         """The worker answered a renewal."""
@@ -275,16 +280,6 @@ class Hold:
         if self._renewal is not None:
             self._exchange.forget(self._renewal)
             self._renewal = None
-
-    def _end(self) -> bool:
-        if self._ended:
-            return False
-        self._ended = True
-        self._stop()
-        self.pool.held.count -= self.slots
-        if self.keeper is not None:
-            self.keeper.drop(self)
-        return True
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else f"lost: {self.failure.code}" if self.failure else "held"
@@ -353,7 +348,7 @@ class Reserver:
                 Request.RESERVE,
                 flight.id,
                 ticket.cost,
-                round(ttl_s * 1000),
+                terms.ttl_ms,
                 round(terms.claim_s * 1000),
                 int(flags),
                 max(1, round(probe_s * 1000)),

@@ -9,9 +9,11 @@ from .hold import Hold
 class Holds:
     """Sees to it that each hold is renewed until it ends, and knows those that have not ended."""
 
-    __slots__ = ("_brief", "_kept")
+    __slots__ = ("_brief", "_kept", "closed")
 
     def __init__(self) -> None:
+        self.closed = False
+        """All were released, and what is kept from now on must be released too."""
         self._kept: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
         self._brief: Alarms[Hold] = Alarms(self._outlast)
         """Those that will nearly all be used up before they have to be renewed: they need no timer so far."""
@@ -37,6 +39,7 @@ class Holds:
 
     def release_all(self) -> None:
         """The router stops."""
+        self.closed = True
         for hold in [*self._kept, *self._brief]:
             hold.release()
         self._brief.close()

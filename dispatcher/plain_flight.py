@@ -41,21 +41,34 @@ class Way:
         self.pool = pool
 
 
-class PlainFlight(Awaited):
-    """A task. Its future ends with the bare result, or with a Detour."""
+class ShortFlight(Awaited):
+    """What all of them have in common. Times are those of the message: of a frame of its own nobody needs one."""
 
-    checked = True
-
-    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool, sent_at: float) -> None:
-        self.id = id
-        self.worker = worker
-        self.future = future
-        self.pool = pool
-        self.sent_at = sent_at
+    pool: RoutedPool
 
     @property
     def books(self) -> Books:  # type: ignore[override]
         return self.pool
+
+    @property
+    def sent_at(self) -> float:
+        """Loop time, not later than its sending."""
+        return self.future.get_loop().time() if self.parcel is None else self.parcel.begun_at
+
+    def _told(self, outcome: Outcome) -> Any:
+        return Detour(outcome)
+
+
+class PlainFlight(ShortFlight):
+    """A task. Its future ends with the bare result, or with a Detour."""
+
+    checked = True
+
+    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool) -> None:
+        self.id = id
+        self.worker = worker
+        self.future = future
+        self.pool = pool
 
     @property
     def endpoint(self) -> str:
@@ -79,23 +92,19 @@ class PlainFlight(Awaited):
         self._end(frame)
         return True
 
-    def _told(self, outcome: Outcome) -> Any:
-        return Detour(outcome)
-
 
 class LeasedFlight(PlainFlight):
     """A task on a lease: it uses one of its slots."""
 
     cost = 1
 
-    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold, slots: LeaseSlots, sent_at: float) -> None:
+    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold, slots: LeaseSlots) -> None:
         self.id = id
         self.worker = hold.worker
         self.future = future
         self.hold = hold
         self.pool = hold.pool
         self.slots = slots
-        self.sent_at = sent_at
 
     @property
     def books(self) -> Books:  # type: ignore[override]
@@ -111,8 +120,9 @@ class LeasedFlight(PlainFlight):
     def deliver(self, frame: Frame) -> bool:
         if frame[0] != _OK:
             return self._deliver_other(frame)
+        assert self.parcel is not None
         self.slots.give(self)
-        self.hold.used(self.sent_at)
+        self.hold.used(self.parcel.begun_at)
         if not self.future.done():
             self.future.set_result(frame[2])
         return True
@@ -121,13 +131,12 @@ class LeasedFlight(PlainFlight):
 class TokenFlight(PlainFlight):
     """A task on a slot that was chosen: it takes the slot over, and what counts for it."""
 
-    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold, sent_at: float) -> None:
+    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold) -> None:
         self.id = id
         self.worker = hold.worker
         self.future = future
         self.hold = hold
         self.pool = hold.pool
-        self.sent_at = sent_at
 
     @property
     def endpoint(self) -> str:
@@ -150,23 +159,18 @@ class TokenFlight(PlainFlight):
         return True
 
 
-class PlainReserve(Awaited):
+class PlainReserve(ShortFlight):
     """A slot of any worker. Its future ends with the frame that grants it, and then it still counts, for the Hold that
     is made of it; or with a Detour."""
 
     reserves = True
     _counts = True
 
-    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool, asked_at: float) -> None:
+    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool) -> None:
         self.id = id
         self.worker = worker
         self.future = future
         self.pool = pool
-        self.asked_at = asked_at
-
-    @property
-    def books(self) -> Books:  # type: ignore[override]
-        return self.pool
 
     def settle(self) -> None:
         """Idempotent: one that was too slow is given up after its end."""
@@ -180,6 +184,3 @@ class PlainReserve(Awaited):
         elif not self.future.done():
             self.future.set_result(frame)
         return True
-
-    def _told(self, outcome: Outcome) -> Any:
-        return Detour(outcome)

@@ -18,6 +18,7 @@ from .pool import Moved, RoutedPool
 from .pools import Pools
 from .retry import Fate
 from .route_traffic import Traffic
+from .selection import Choosing, Selection
 from .settings import RouterSettings
 from .ticket import Ticket
 from .view import Worker
@@ -61,14 +62,16 @@ class Reserving:
         self._holds.release_all()
         self._express.close()
 
-    async def choose(self, endpoint: str, options: CallOptions) -> Hold:
+    async def choose(self, choosing: Choosing, endpoint: str, options: CallOptions) -> Selection:
         """Hold one slot for one task, the short way if there is nothing special about it; as `reserve`."""
-        self._check_open()
-        express = self._express
-        asked = express.reserve(endpoint, options)
+        express, holds = self._express, self._holds
+        asked = None if holds.closed else express.reserve(endpoint, options)
         if asked is None:
+            self._check_open()
             flags, deadline, ttl_s = ReserveFlag.SINGLE_USE, self._deadline(options), express.terms.ttl_s
-            return await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
+            return choosing.chosen(
+                await self.reserve(endpoint, None, 1, ttl_s=ttl_s, flags=flags, options=options, deadline=deadline)
+            )
         try:
             outcome = await asked.future
         except asyncio.CancelledError:
@@ -77,17 +80,18 @@ class Reserving:
         finally:
             express.reserved(asked)
         if type(outcome) is Detour:
-            return self._held(await self._go_on(endpoint, asked, outcome.outcome))
+            return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome.outcome)))
         hold = express.granted(asked, outcome)
-        self._holds.keep_briefly(hold)
-        self._check_held(hold)
-        return hold
+        holds.keep_briefly(hold)
+        if holds.closed:
+            self._check_held(hold)
+        return choosing.chosen(hold)
 
     async def _go_on(self, endpoint: str, asked: PlainReserve, outcome: Outcome) -> Hold:
         """What was asked for the short way was not granted: from here on it goes the general way."""
         fate = self._reserver.refused(asked, outcome)
         ticket = Ticket(method=None, slots=1, max_attempts=self._max_attempts)
-        asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.asked_at)
+        asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.sent_at)
         tried = (asked.pool, (asked.worker, fate))
         flags = ReserveFlag.SINGLE_USE
         return await self._somewhere(endpoint, ticket, self._express.terms.ttl_s, flags, None, _DEFAULTS, tried)

@@ -212,16 +212,15 @@ class Router:
             return Choosing(self._reserving.choose, target, options)
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
-        return Choosing(
-            lambda: self._reserve(
-                pool,
-                method,
-                slots if slots is not None or method else 1,
-                max(MIN_TTL_S, self.settings.claim_s),
-                ReserveFlag.SINGLE_USE,
-                options,
-            )
-        )
+        if slots is None and not method:
+            slots = 1
+        return Choosing(self._choose, pool, method, slots, options)
+
+    async def _choose(
+        self, choosing: Choosing, pool: str, method: str | None, slots: int | None, options: CallOptions
+    ) -> Selection:
+        ttl_s = max(MIN_TTL_S, self.settings.claim_s)
+        return choosing.chosen(await self._reserve(pool, method, slots, ttl_s, ReserveFlag.SINGLE_USE, options))
 
     async def dispatch(
         self,

@@ -13,7 +13,7 @@ CLOSED   dispatched                          raises SelectionClosed
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from enum import Enum
 from types import TracebackType
 from typing import Any
@@ -75,23 +75,35 @@ class Selection(Held):
 class Choosing:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
-    def __init__(self, reserve: Callable[..., Awaitable[Hold]], *args: Any) -> None:
-        """`reserve`: called with these arguments on entry."""
-        self._reserve = reserve
-        self._args = args
-        self._selection: Selection | None = None
+    selection: Selection | None = None
+    """Who was chosen, as soon as `choose` knows."""
+    _entered = False
 
-    async def __aenter__(self) -> Selection:
-        if self._selection is not None:
+    def __init__(self, choose: Choose, *args: Any) -> None:
+        """`choose`: called with this object and these arguments on entry."""
+        self._choose = choose
+        self._args = args
+
+    def __aenter__(self) -> Coroutine[Any, Any, Selection]:
+        if self._entered:
             raise SelectionUsed("this was entered already: call choose_worker again")
-        self._selection = Selection(await self._reserve(*self._args))
-        return self._selection
+        self._entered = True
+        return self._choose(self, *self._args)
+
+    def chosen(self, hold: Hold) -> Selection:
+        """This slot is held."""
+        self.selection = selection = Selection(hold)
+        return selection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._selection is not None:
-            self._selection.close()
+        if self.selection is not None:
+            self.selection.close()
+
+
+Choose = Callable[..., Coroutine[Any, Any, Selection]]
+"""Holds a slot, and tells the Choosing that it gets first."""
 
 
 class Dispatcher:

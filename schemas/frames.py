@@ -291,7 +291,7 @@ def _id(x: Any) -> bool:
 
 
 def _ms(x: Any) -> bool:
-    return type(x) is int and 0 < x < 1 << 40
+    return type(x) is int and 0 < x < _MAX_MS
 
 
 def _deadline(x: Any) -> bool:
@@ -439,7 +439,16 @@ def _is_plain_grant(frame: Any) -> bool:
     if type(frame) is not list or len(frame) != 5 or frame[0] is not _GRANTED:
         return False
     _, id, token, fence, ttl_ms = frame
-    return type(id) is int and 0 <= id < _MAX_ID and _token(token) and type(fence) is int and fence >= 0 and _ms(ttl_ms)
+    return (
+        type(id) is int
+        and 0 <= id < _MAX_ID
+        and type(token) is str
+        and 0 < len(token) <= MAX_TOKEN_CHARS
+        and type(fence) is int
+        and fence >= 0
+        and type(ttl_ms) is int
+        and 0 < ttl_ms < _MAX_MS
+    )
 
 
 # Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
@@ -450,6 +459,7 @@ _RESERVE_PLACES: Final = len(_REQUEST_PLACES[Request.RESERVE]) + 1
 _OK: Final = int(Answer.OK)
 _GRANTED: Final = int(Answer.GRANTED)
 _MAX_ID: Final = 1 << 63
+_MAX_MS: Final = 1 << 40
 
 
 def _check(frame: Any, places: dict[int, _Places]) -> None:

@@ -40,6 +40,9 @@ from .settings import DispatcherSettings
 
 LIST_S: Final = 1.0
 _SPREAD_S: Final = 0.02
+_AT_ONCE: Final = 32
+"""Queues that nobody had are taken so many at a time. A thousand at once (a producer that mistypes endpoints is enough)
+would keep storage so busy that none of them is done in time, and that tasks of other queues wait."""
 _PREFIX: Final = "q-"
 _NAME_CHARS: Final = 100
 DISPATCHER: Final = "gangline-dispatcher"
@@ -88,6 +91,7 @@ class Ownership:
         self._errands: set[asyncio.Task[None]] = set()
         self._subscription: Subscription | None = None
         self._undo: list[Callable[[], None]] = []
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._warned: frozenset[str] = frozenset()
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -230,7 +234,9 @@ class Ownership:
 
     async def _take_queue(self, take: Take) -> None:
         try:
-            consumer = await self._take(take.endpoint, take.over)
+            # What a dead holder had does not wait: tasks run there, and it might come back meanwhile.
+            async with contextlib.nullcontext() if take.over else self._at_once:
+                consumer = await self._take(take.endpoint, take.over)
         except Unavailable as error:
             consumer = None
             self._log.debug(

@@ -36,6 +36,8 @@ from .task_streams import TaskStorage, TaskStreams
 from .vigil import Vigil
 
 _RETRY_S: Final = 0.25
+_GIVEN_UP_AT_ONCE: Final = 64
+"""Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""
 _LITTLE: Final = 64
 """A queue with no more tasks in hand is handed over for the balance's sake."""
 
@@ -358,16 +360,18 @@ class Dispatcher:
         # Somebody mistyped an endpoint, and what came of it is buried: its consumer need not stay.
         idle = [name for name, queue in self._queues.items() if name not in endpoints and queue.idle]
         if idle:
-            self._hand_over(idle)
+            self._hand_over(idle[:_GIVEN_UP_AT_ONCE])
         self.metrics.levels = tuple(
             QueueLevels(stats.endpoint, stats.depth, stats.running, stats.waiting, stats.oldest_s)
             for stats in self.statistics().queues
         )
 
     def _give_up(self, count: int) -> None:
-        """Hand queues over that have little to do, so that they are had again in no time."""
+        """Hand queues over that have little to do, so that they are had again in no time; first those that nobody would
+        miss meanwhile, since nothing has been started of them yet."""
         idle = [name for name, queue in sorted(self._queues.items()) if len(queue.entries) <= _LITTLE]
-        chosen = sorted(idle, key=lambda name: len(self._queues[name].entries))[:count]
+        order = {name: (self._queues[name].started > 0, len(self._queues[name].entries)) for name in idle}
+        chosen = sorted(idle, key=order.__getitem__)[:count]
         if chosen:
             self._hand_over(chosen)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -10,6 +13,7 @@ from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
 from gangline.dispatcher.durable.desk import Desk
 from gangline.dispatcher.durable.hands import Hands
+from gangline.dispatcher.durable.queue import Queue
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.jobs import JobState
 from gangline.testing.loop import current_node
@@ -225,6 +229,48 @@ async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left
         assert [each.filter for each in await (await site.streams.tasks()).consumers()] == [site.names.tasks_of("work")]
         again = await site.submit("square", {"x": 3}, endpoint="wrok")
         assert (await site.ended(again)).reason == "unknown_endpoint"
+
+
+async def test_a_newcomer_gets_queues_of_which_nothing_runs_before_those_that_work() -> None:
+    async with Site() as site:
+        first = site.dispatcher()
+        for number in range(6):
+            site.worker(pool=f"p{number}")
+        await site.eventually(lambda: len(first.dispatcher.queues) == 6)
+        for pool in ("p0", "p1", "p2"):
+            await site.ended(await site.submit("square", {"x": 3}, endpoint=pool))
+        second = site.dispatcher()
+        await site.eventually(lambda: len(second.dispatcher.queues) == 3)
+        assert sorted(first.dispatcher.queues) == ["p0", "p1", "p2"]
+
+
+async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that mistypes endpoints must not make the tasks of others wait for storage."""
+    count = 200
+    at_once, most = Counter[str](), Counter[str]()
+
+    def slow(name: str, step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def counted(self: Queue, *args: Any, **kwargs: Any) -> Any:
+            at_once[name] += 1
+            most[name] = max(most[name], at_once[name])
+            await asyncio.sleep(0.01)
+            at_once[name] -= 1
+            return await step(self, *args, **kwargs)
+
+        return counted
+
+    for name in ("take", "close"):
+        monkeypatch.setattr(Queue, name, slow(name, getattr(Queue, name)))
+    async with Site(unknown_after_s=3.0) as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        jobs = [await site.submit("square", {"x": 3}, endpoint=f"wrok{number}") for number in range(count)]
+        await site.eventually(lambda: len(node.dispatcher.queues) == count + 1)
+        for job in jobs:
+            assert (await site.ended(job)).reason == "unknown_endpoint"
+        await site.eventually(lambda: set(node.dispatcher.queues) == {"work"})
+        assert 10 < most["take"] <= 32 and 10 < most["close"] <= 64
 
 
 async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() -> None:

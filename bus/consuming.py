@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from ..schemas.errors import ClosedError, GanglineError, InvalidRequest, Unavailable
-from .acknowledgements import Acknowledgements
+from .acknowledgements import Acknowledgements, Batch
 from .port import Bus, ConnectionEvent, ConsumerLost, ConsumerState, StreamHandler, StreamMessage
 
 log = logging.getLogger("gangline.bus")
@@ -61,8 +61,8 @@ class ConsumerLink(Protocol):
         """
         ...
 
-    def acknowledge(self, sequence: int, ack: str) -> None:
-        """Raises Unavailable without a connection."""
+    def acknowledge(self, batch: Batch, number: int) -> None:
+        """Send acknowledgements, and have the last of them confirmed. Raises Unavailable without a connection."""
         ...
 
     def refuse(self, sequence: int) -> None:
@@ -100,7 +100,7 @@ class PullConsumer:
     """Implements port.Consumer.
 
     Args:
-        on_lost: see port.Stream.consume.
+        on_lost, on_acknowledged: see port.Stream.consume.
         on_end: called once, when it is lost or closed.
         remembered: how many acknowledged messages are known again if they come once more.
     """
@@ -112,6 +112,7 @@ class PullConsumer:
         handler: StreamHandler,
         *,
         on_lost: Callable[[], None] | None,
+        on_acknowledged: Callable[[list[int]], None] | None = None,
         remembered: int,
         on_end: Callable[[PullConsumer], None],
     ) -> None:
@@ -137,7 +138,9 @@ class PullConsumer:
         self._filling: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
         """Refused, and not seen since; with how often. Given up after some times: then somebody else deleted it."""
-        self._acks = Acknowledgements(self._acknowledge, remembered=remembered)
+        self._acks = Acknowledgements(
+            self._acknowledge, at_turn_end=bus.at_turn_end, on_confirmed=on_acknowledged, remembered=remembered
+        )
         self._scheduled = False
         self._repairing: asyncio.Task[None] | None = None
         self._pause_s = 0.0
@@ -251,9 +254,9 @@ class PullConsumer:
         if self._repairing is None:
             self._begin_again()
 
-    def on_acknowledged(self, sequence: int) -> None:
-        """The link: the server has that acknowledgement."""
-        self._acks.confirm(sequence)
+    def on_acknowledged(self, number: int) -> None:
+        """The link: the server has that batch of acknowledgements."""
+        self._acks.confirm(number)
 
     # -- repairing ------------------------------------------------------------------------------------------------
 
@@ -267,7 +270,6 @@ class PullConsumer:
             return
         if event is ConnectionEvent.RECONNECTED:
             self._pause_s = 0.0
-            self._acks.resend()
             self._begin_again()
         elif event is ConnectionEvent.CLOSED:
             self._end(_Life.CLOSED, ClosedError("this connection was closed"))
@@ -294,6 +296,7 @@ class PullConsumer:
         if self._life is not _Life.OPEN:
             return
         self._forget_requests()
+        self._acks.resend()
         if self._repairing is not None:
             self._repairing.cancel()
         self._repairing = self._loop.create_task(self._repair(), name=f"repair of consumer {self.name}")
@@ -390,8 +393,8 @@ class PullConsumer:
         if message.ack:
             self._acks.add(message)
 
-    def _acknowledge(self, sequence: int, ack: str) -> None:
-        self._link.acknowledge(sequence, ack)
+    def _acknowledge(self, batch: Batch, number: int) -> None:
+        self._link.acknowledge(batch, number)
 
     async def settled(self) -> None:
         await self._acks.settled()

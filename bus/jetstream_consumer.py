@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from .acknowledgements import Batch
 from .consuming import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
 from .jetstream_api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
 from .port import ConsumerSettings, ConsumerTaken, Message, StreamHandler
@@ -30,6 +31,7 @@ async def open_consumer(
     handler: StreamHandler,
     *,
     on_lost: Callable[[], None] | None,
+    on_acknowledged: Callable[[list[int]], None] | None,
     on_end: Callable[[PullConsumer], None],
 ) -> PullConsumer:
     """Make the consumer, or open the one of that name and filter.
@@ -38,7 +40,13 @@ async def open_consumer(
         ConsumerTaken, StorageUnavailable, Disconnected.
     """
     consumer = PullConsumer(
-        stream.bus, name, handler, on_lost=on_lost, remembered=2 * settings.max_pending, on_end=on_end
+        stream.bus,
+        name,
+        handler,
+        on_lost=on_lost,
+        on_acknowledged=on_acknowledged,
+        remembered=2 * settings.max_pending,
+        on_end=on_end,
     )
     link = JetStreamConsumerLink(stream, name, settings.filter, consumer)
     consumer.attach(link)
@@ -89,7 +97,7 @@ class JetStreamConsumerLink:
     """Implements consuming.ConsumerLink.
 
     One wildcard subscription takes all: deliveries have the stored message's subject and an acknowledgement subject to
-    reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<sequence>`.
+    reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
     """
 
     def __init__(self, stream: JetStreamStream, name: str, pattern: str, owner: PullConsumer) -> None:
@@ -125,8 +133,11 @@ class JetStreamConsumerLink:
         }
         self._bus.publish(self._next, json.dumps(request).encode(), reply=f"{self._inbox}.{generation}")
 
-    def acknowledge(self, sequence: int, ack: str) -> None:
-        self._bus.publish_known(ack, b"+ACK", f"{self._inbox}.a{sequence}")
+    def acknowledge(self, batch: Batch, number: int) -> None:
+        publish, left = self._bus.publish_known, len(batch)
+        for ack in batch.values():
+            left -= 1
+            publish(ack, b"+ACK", "" if left else f"{self._inbox}.a{number}")
 
     def refuse(self, sequence: int) -> None:
         subject = ack_subject(self._stream.name, self._name, sequence, self._delivered)

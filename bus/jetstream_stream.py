@@ -163,6 +163,7 @@ class JetStreamStream:
         handler: StreamHandler,
         *,
         on_lost: Callable[[], None] | None = None,
+        on_acknowledged: Callable[[list[int]], None] | None = None,
     ) -> Consumer:
         consumer = await open_consumer(
             self,
@@ -170,6 +171,7 @@ class JetStreamStream:
             settings,
             handler,
             on_lost=on_lost,
+            on_acknowledged=on_acknowledged,
             on_end=self._consumers.discard,
         )
         self._consumers.add(consumer)

@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .acknowledgements import Batch
 from .consuming import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
 from .memory_stream_consumer import PullRequest, StoreConsumer
 from .port import StreamMessage
@@ -56,13 +57,14 @@ class MemoryConsumerLink:
 
         self._send(at_server)
 
-    def acknowledge(self, sequence: int, ack: str) -> None:
+    def acknowledge(self, batch: Batch, number: int) -> None:
         def at_server(found: StoreConsumer | None) -> None:
             if found is None:
                 self.say(self.owner.on_trouble)
-            else:
+                return
+            for sequence in batch:
                 found.acknowledge(sequence)
-                self.say(lambda: self.owner.on_acknowledged(sequence))
+            self.say(lambda: self.owner.on_acknowledged(number))
 
         self._send(at_server)
 

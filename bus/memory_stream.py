@@ -141,11 +141,18 @@ class MemoryStream:
         handler: StreamHandler,
         *,
         on_lost: Callable[[], None] | None = None,
+        on_acknowledged: Callable[[list[int]], None] | None = None,
     ) -> Consumer:
         check_name(name, "consumer")
         Pattern(settings.filter)
         consumer = PullConsumer(
-            self._bus, name, handler, on_lost=on_lost, remembered=2 * settings.max_pending, on_end=_ignore
+            self._bus,
+            name,
+            handler,
+            on_lost=on_lost,
+            on_acknowledged=on_acknowledged,
+            remembered=2 * settings.max_pending,
+            on_end=_ignore,
         )
         link = MemoryConsumerLink(self._bus, self, name, settings.filter, consumer)
         consumer.attach(link)

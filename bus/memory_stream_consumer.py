@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from .port import ConsumerSettings, ConsumerState, StreamMessage
@@ -146,7 +146,7 @@ class StoreConsumer:
         self._pending[message.sequence] = _Pending(count, self._loop.time() + self.settings.ack_wait_s)
         if self._redelivery is None:
             self._await_redelivery()
-        return replace(message, delivered=count, ack=f"$JS.ACK.{self._store.name}.{self.name}.{message.sequence}")
+        return message._replace(delivered=count, ack=f"$JS.ACK.{self._store.name}.{self.name}.{message.sequence}")
 
     # -- acknowledging --------------------------------------------------------------------------------------------
 

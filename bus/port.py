@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from ..schemas.errors import GanglineError, InvalidSettings, Unavailable
 
@@ -279,9 +279,8 @@ class ConsumerSettings:
     """The server removes it when it was not used for so long; 0: never."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamMessage:
-    """One stored message."""
+class StreamMessage(NamedTuple):
+    """One stored message. A tuple, since there are many of them."""
 
     subject: str
     data: bytes
@@ -447,6 +446,7 @@ class Stream(Protocol):
         handler: StreamHandler,
         *,
         on_lost: Callable[[], None] | None = None,
+        on_acknowledged: Callable[[list[int]], None] | None = None,
     ) -> Consumer:
         """Make a pull consumer, or open the one that has that name and filter. (What that one delivered to somebody
         else, who did not acknowledge it, comes after the acknowledgement wait; delete it first to have it at once.)

@@ -121,16 +121,11 @@ def delivered_message(message: Message) -> tuple[StreamMessage, int]:
     """
     parts = message.reply.split(".")
     first = 4 if len(parts) == 9 else 6
+    delivered, sequence, ordinal, at = map(int, parts[first : first + 4])
     stored = StreamMessage(
-        subject=message.subject,
-        data=message.data,
-        headers=message.headers,
-        sequence=int(parts[first + 1]),
-        at=int(parts[first + 3]) / SECOND_NS,
-        delivered=int(parts[first]),
-        ack=message.reply,
+        message.subject, message.data, message.headers, sequence, at / SECOND_NS, delivered, message.reply
     )
-    return stored, int(parts[first + 2])
+    return stored, ordinal
 
 
 def ack_subject(stream: str, consumer: str, sequence: int, consumer_sequence: int) -> str:

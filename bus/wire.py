@@ -17,6 +17,8 @@ queue or two sizes stand in it as well."""
 
 _CRLF: Final = b"\r\n"
 _VERSION: Final = b"NATS/1.0"
+_BLANKS: Final = " \t\n\r\v\f"
+"""What `bytes.strip` takes for blanks."""
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _seen_names: Final[set[str]] = set()
 """Names of headers that were found right. Bounded."""
@@ -59,6 +61,12 @@ def decode_headers(block: bytes) -> dict[str, str]:
         description = status[3:].strip()
         if description:
             headers["Description"] = description.decode("utf-8", "replace")
+    if rest.isascii():  # nearly always: then all of it is read at once
+        for field in rest.decode("ascii").split("\r\n"):
+            field_name, mark, text = field.partition(":")
+            if mark and field_name:
+                headers[field_name.strip(_BLANKS)] = text.strip(_BLANKS)
+        return headers
     for line in rest.split(_CRLF):
         name, colon, value = line.partition(b":")
         if colon and name:

@@ -154,6 +154,11 @@ def check_name(value: str, kind: str) -> str:
     return value
 
 
+def is_name(value: str) -> bool:
+    """Whether `check_name` would take it."""
+    return 0 < len(value) <= MAX_NAME_CHARS and _NAME.fullmatch(value) is not None
+
+
 def split_target(target: str) -> tuple[str, str]:
     """`"images.thumbnail"` -> `("images", "thumbnail")`.
 

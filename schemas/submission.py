@@ -8,17 +8,16 @@ text that says what to write instead; it is never ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from . import headers
 from .bounds import plain
-from .codec import Format
+from .codec import CONTENT_TYPE, Format
 from .duration import parse_duration
 from .errors import GanglineError, InvalidRequest
 from .limits import MAX_DEADLINE_S
-from .names import Names, check_name
+from .names import Names, check_name, is_name
 from .yes_no import parse_yes_no
 
 MAX_ATTEMPTS: Final = 10_000
@@ -27,26 +26,42 @@ MAX_BACKOFF_S: Final = 86_400.0
 MAX_RESULT_TTL_S: Final = 365 * 86_400.0
 MAX_PRIORITY: Final = 1_000_000
 MAX_KEY_CHARS: Final = 1024
+_COMMON: Final = frozenset(
+    (
+        CONTENT_TYPE,
+        headers.MODEL,
+        headers.POOL,
+        headers.PRIORITY,
+        headers.TIMEOUT,
+        headers.MAX_ATTEMPTS,
+        headers.BACKOFF,
+        headers.RESULT_TTL,
+        headers.EVENTS,
+    )
+)
+"""Headers that say the same whoever has them, and whenever; most tasks of one producer have the same of them."""
+_MOST_SHAPES: Final = 1024
+_shapes: Final[dict[tuple[str, ...], Submission]] = {}
+"""What is known of subjects with such headers. Bounded."""
 LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
 """The server counts nanoseconds in 64 bits: what is put off for longer than these can say, it starts at once."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submission:
-    """What is asked for. None: as the endpoint's route says, or the default."""
+class Submission(NamedTuple):
+    """What is asked for. None: as the endpoint's route says, or the default. A tuple, since there are many of them."""
 
     endpoint: str
     method: str
     job: str
     """Its id, unique; see headers.JOB."""
+    published_at: float = 0.0
+    """Unix time, of the server's clock."""
     fmt: Format = Format.JSON
     key: str | None = None
     model: str | None = None
     pool: str | None = None
     priority: int = 0
     ordered: bool = False
-    published_at: float = 0.0
-    """Unix time, of the server's clock."""
     deadline_at: float | None = None
     """Unix time until which it may run."""
     not_before: float | None = None
@@ -83,9 +98,29 @@ class Submission:
         Raises:
             InvalidRequest: says which header (or that the subject) is wrong, and how to write it.
         """
-        endpoint, method = names.parse_task(subject)
         if not given:
+            endpoint, method = names.parse_task(subject)
             return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at)
+        job, shape = None, [names.namespace, subject]
+        for name, text in given.items():
+            if name == headers.JOB:
+                job = text.strip()
+            elif name in _COMMON:
+                shape += name, text
+            elif name != headers.MESSAGE_ID:
+                return cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+        known = _shapes.get(key := tuple(shape))
+        if known is None or (job is not None and not is_name(job)):
+            if len(_shapes) >= _MOST_SHAPES:
+                _shapes.clear()
+            known = _shapes[key] = cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+        return cls._make((known[0], known[1], job or str(sequence), published_at, *known[4:]))
+
+    @classmethod
+    def _parse(
+        cls, names: Names, subject: str, given: Mapping[str, str], *, sequence: int, published_at: float
+    ) -> Submission:
+        endpoint, method = names.parse_task(subject)
         fields: dict[str, Any] = {"job": str(sequence)}
         for name, text in given.items():
             known = _HEADERS.get(name.lower())
@@ -97,11 +132,9 @@ class Submission:
                     raise InvalidRequest(f"{right}: {error}") from None
                 except GanglineError as error:
                     raise type(error)(f"{right}: {error.message}") from None
-        return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
-
-    def __post_init__(self) -> None:
-        if self.ordered and self.key is None:
+        if fields.get("ordered") and fields.get("key") is None:
             raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
+        return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
 
 
 # Each reads one header's text; the moment of publication is for those that count from it.

@@ -25,6 +25,7 @@ class Due(StrEnum):
     """No worker is large enough: it is dead."""
 
 
+_ALL: Final = tuple(Due)
 Entry = tuple[Due, int]
 """With the task's sequence."""
 
@@ -47,6 +48,9 @@ class Agenda:
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._at)
 
+    def __bool__(self) -> bool:
+        return bool(self._at)
+
     def at(self, entry: Entry) -> float | None:
         return self._at.get(entry)
 
@@ -62,8 +66,9 @@ class Agenda:
 
     def forget(self, seq: int) -> None:
         """Cancel all that is to be done about a task."""
-        for due in Due:
-            self._at.pop((due, seq), None)
+        if self._at:
+            for due in _ALL:
+                self._at.pop((due, seq), None)
 
     @property
     def next_at(self) -> float | None:

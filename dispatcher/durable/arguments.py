@@ -8,8 +8,11 @@ from ...schemas import codec
 from ...schemas.codec import Format
 from ...schemas.errors import MalformedMessage
 
+Arguments = tuple[list[Any] | None, dict[str, Any] | None]
+"""Positional and named ones."""
 
-def arguments_of(body: bytes, fmt: Format) -> tuple[list[Any] | None, dict[str, Any] | None]:
+
+def arguments_of(body: bytes, fmt: Format) -> Arguments:
     """Positional and named arguments: an array is the former, an object the latter, nothing is none.
 
     Raises:

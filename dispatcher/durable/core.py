@@ -91,12 +91,23 @@ class QueueCore:
     def handle(self, *events: on.AnyEvent) -> list[Effect]:
         """Decide. Effects are to be carried out in order. Several events are as if they had come one by one, but what
         may start then is looked for once, after the last."""
-        books = self._books
+        books, agenda = self._books, self._books.agenda
         for event in events:
             assert event.now >= books.now, "time went backwards"
             books.now, books.wall, books.draw = event.now, event.wall, event.draw
-            self._tick()
-            self._dispatch(event)
+            if agenda:
+                self._tick()
+            # Those of every task first.
+            if type(event) is on.Arrived:
+                self._arriving.arrived(event)
+            elif type(event) is on.Ended:
+                self._ending.ended(event)
+            elif type(event) is on.Stored:
+                self._ending.stored(event.seq, Step.STORING)
+            elif type(event) is on.Acked:
+                self._arriving.acked(event.seq)
+            else:
+                self._dispatch(event)
         self._starting.pump()
         self._starting.want()
         self._pull()

@@ -28,14 +28,14 @@ class Why(StrEnum):
     """The try has run for its `timeout_s`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Pull:
     """Ask the consumer for so many more messages. Adds up: `Consumer.pull(count)`."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Look:
     """Read the job's ResultRecord; answer with Looked."""
 
@@ -43,7 +43,7 @@ class Look:
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Want:
     """So many more slots could be used in the pool now, beyond the credit that is free. Absolute; replaces the Want of
     that pool before. Not exact above 8: told again only when it has changed much. 0: nothing waits for the pool that
@@ -55,7 +55,7 @@ class Want:
     """Slots that the next task takes: a lease with fewer is of no use now. 0 with `slots` 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Start:
     """Run the task on a lease of that pool that has `cost` free slots; answer with Ended."""
 
@@ -72,7 +72,7 @@ class Start:
     """Unix time until which the job may run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Attach:
     """Be told how the try ends that a worker has; nothing is started. Answer with Ended. It takes no credit."""
 
@@ -83,7 +83,7 @@ class Attach:
     """`<pool>.<worker>`"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stop:
     """Have the worker cancel the try. It ends with Ended all the same, which may tell of success."""
 
@@ -93,7 +93,7 @@ class Stop:
     why: Why
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Note:
     """Write the TryRecord; answer with Noted. Only then the wait for the next try counts."""
 
@@ -105,7 +105,7 @@ class Note:
     error: GanglineError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Mark:
     """Write the TryRecord, as one that is cancelled; answer with Marked. For a task that cannot be ended at once."""
 
@@ -115,7 +115,7 @@ class Mark:
     """That failed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Store:
     """Create the ResultRecord (first writer wins; the loser's is dropped); answer with Stored."""
 
@@ -130,7 +130,7 @@ class Store:
     """How long the record is kept; 0: none is wanted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Bury:
     """Publish the dead letter, create the ResultRecord, broadcast the event; answer with Buried."""
 
@@ -144,7 +144,7 @@ class Bury:
     result_ttl_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Schedule:
     """Give the message back to the server, as a schedule: `not_before` or `cron` of its submission; answer with
     Scheduled or ScheduleRefused."""
@@ -153,7 +153,7 @@ class Schedule:
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ack:
     """Acknowledge the message; answer with Acked once the server has confirmed it. What the shell keeps of `seq` is not
     needed any more."""
@@ -164,7 +164,7 @@ class Ack:
     """A TryRecord of the job may stand: delete it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Tell:
     """Publish a JobEvent: the job asked for it. The shell adds the worker."""
 
@@ -178,7 +178,7 @@ class Tell:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Wake:
     """Send a Tick at this time; replaces the Wake before. None: no Tick is needed."""
 

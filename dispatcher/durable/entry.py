@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...bus.port import StreamMessage
 from ...schemas.submission import Submission
 from ...telemetry.tracing import NO_SPAN, Span
+from .arguments import Arguments
 from .feeder import Slots
 from .item_count import ItemCount
 from .job_flight import JobFlight
@@ -13,53 +14,49 @@ from .job_flight import JobFlight
 class Entry:
     """One message. `submission` is None for one that is no task."""
 
-    __slots__ = (
-        "attempt",
-        "body",
-        "cost",
-        "feeder_pool",
-        "fence",
-        "flight",
-        "item_count",
-        "items",
-        "message",
-        "slots",
-        "span",
-        "started",
-        "stopped",
-        "streams",
-        "submission",
-        "worker",
-    )
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    arguments: Arguments | None = None
+    """As they were read when it arrived, if they are small; for its first try."""
+    flight: JobFlight | None = None
+    """The try under way."""
+    attempt = 0
+    slots: Slots | None = None
+    """The lease that the try is on; None for one that was attached to."""
+    feeder_pool = ""
+    cost = 0
+    fence = 0
+    stopped = 0
+    """The attempt that is to be stopped, if one is."""
+    worker = ""
+    """`<pool>.<worker>` of the last try."""
+    body: bytes | None = None
+    """The result of the last try that succeeded, in the format of the submission."""
+    items: int | None = None
+    """... if it yielded: how many."""
+    streams = False
+    started = False
+    span: Span = NO_SPAN
+    _item_count: ItemCount | None = None
+    _known = True
 
     def __init__(self, message: StreamMessage, submission: Submission | None) -> None:
         self.message = message
         self.submission = submission
-        self.flight: JobFlight | None = None
-        """The try under way."""
-        self.attempt = 0
-        self.slots: Slots | None = None
-        """The lease that the try is on; None for one that was attached to."""
-        self.feeder_pool = ""
-        self.cost = 0
-        self.fence = 0
-        self.stopped = 0
-        """The attempt that is to be stopped, if one is."""
-        self.worker = ""
-        """`<pool>.<worker>` of the last try."""
-        self.body: bytes | None = None
-        """The result of the last try that succeeded, in the format of the submission."""
-        self.items: int | None = None
-        """... if it yielded: how many."""
-        self.item_count = ItemCount(known=True)
-        """Of the try under way."""
-        self.streams = False
-        self.started = False
-        self.span: Span = NO_SPAN
+        self.seq = message.sequence
 
     @property
-    def seq(self) -> int:
-        return self.message.sequence
+    def item_count(self) -> ItemCount:
+        """Of the try under way."""
+        if self._item_count is None:
+            self._item_count = ItemCount(known=self._known)
+        return self._item_count
+
+    def count_items(self, *, known: bool) -> None:
+        """A try begins; `known` as of ItemCount."""
+        self._known = known
+        if self._item_count is not None:
+            self._item_count = None
 
     def __repr__(self) -> str:
         target = self.submission.target if self.submission is not None else self.message.subject

@@ -4,6 +4,9 @@ The order in which a shell tells of a takeover: `Routed` and `PoolSeen` as they 
 `Arrived` / `Malformed` (as they come), `Looked`, `Adopted`; then `Recovered`. Only then tasks are started, retried,
 expired and cancelled. One core serves one possession of the queue: when the queue is lost, drop the core and all that
 it asked for, and make another after the next takeover.
+
+Nobody changes an event, nor an effect. They are not frozen all the same, since there are ten of them for each task, and
+to fill in a frozen one takes twice as long.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from ...schemas.routes import RouteRecord
 from ...schemas.submission import Submission
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Event:
     now: float
     """Seconds of a monotonic clock; never less than in the event before."""
@@ -29,12 +32,12 @@ class Event:
 # -- taking over ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Taken(Event):
     """The queue is ours: our consumer was made. The first event but for `Routed` and `PoolSeen`; pulling begins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Adopted(Event):
     """A worker said that a job is there, running, or ended with its answer still kept. At any time before `Recovered`
     (later it is honoured, too, unless the task was started anew meanwhile). The task is attached to, not started, as
@@ -46,7 +49,7 @@ class Adopted(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Recovered(Event):
     """Both are true: every worker that may run tasks of this endpoint was asked and has answered, or its heartbeat has
     expired; and what the predecessor had in hand has arrived: as much as was pulled has come, or the consumer says that
@@ -57,13 +60,13 @@ class Recovered(Event):
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Doubted(Event):
     """Whether the queue is still ours is not sure (the process was frozen, or the connection was away). Nothing is
     started, stored, noted, buried, scheduled or acknowledged until `Sure`; what would have been comes then."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Sure(Event):
     """The server said, after the last `Doubted`, that our consumer is there. (If it is not: drop the core.)"""
 
@@ -71,7 +74,7 @@ class Sure(Event):
 # -- messages ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Arrived(Event):
     """The consumer delivered a message. The same sequence again (redelivery) does no harm: what was acknowledged is
     acknowledged once more, else nothing. One whose job is in the queue already under another sequence is acknowledged,
@@ -93,7 +96,7 @@ class Arrived(Event):
     """Its TryRecord says that somebody was told that it is cancelled."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Malformed(Event):
     """The consumer delivered a message that is no task: the subject, a header or a schedule cannot be understood."""
 
@@ -107,7 +110,7 @@ class Malformed(Event):
     """Unix time."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Looked(Event):
     """Answers Look."""
 
@@ -116,7 +119,7 @@ class Looked(Event):
     """A ResultRecord of the job stands in the bucket."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Acked(Event):
     """The server confirmed an Ack. Until then the sequence is remembered, so that a late redelivery is not run again,
     and counts in the window."""
@@ -127,7 +130,7 @@ class Acked(Event):
 # -- what workers say -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Credit(Event):
     """What is free, on leases that are good now, to start tasks with in a pool. Absolute: it replaces what was said
     before and what the core has counted since. Tell it whenever a lease comes, goes, grows or is retired, and of a task
@@ -140,7 +143,7 @@ class Credit(Event):
     """Free slots of each lease; in any order, zeros may be left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Ended(Event):
     """A try is over: answers Start and Attach, exactly once, whatever happened (a Stop does not change that).
 
@@ -158,21 +161,21 @@ class Ended(Event):
 # -- what the server has stored ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Noted(Event):
     """Answers Note: the TryRecord is stored."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Marked(Event):
     """Answers Mark: the TryRecord is stored."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Stored(Event):
     """Answers Store: a ResultRecord of the job stands in the bucket (ours, or that of somebody who was first), or none
     is wanted (`result_ttl_s` 0)."""
@@ -180,21 +183,21 @@ class Stored(Event):
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Buried(Event):
     """Answers Bury: the dead letter is in its stream, and the ResultRecord in its bucket."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Scheduled(Event):
     """Answers Schedule: the server has the schedule."""
 
     seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ScheduleRefused(Event):
     """Answers Schedule: the server will never take it, and says why. InvalidSchedule: dead "malformed"; another
     error: dead "impossible"."""
@@ -206,7 +209,7 @@ class ScheduleRefused(Event):
 # -- people and settings ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Cancel(Event):
     """Somebody asks that a job be cancelled. What came of it: `QueueCore.info(job)` afterwards: None, unknown here;
     final, too late; else it will be cancelled unless it ends first. Whoever asked may be told so when
@@ -215,7 +218,7 @@ class Cancel(Event):
     job: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Routed(Event):
     """The endpoint's route, at the beginning and whenever it changes. Tasks that have not started are drawn anew (with
     their old draw, so that few of them move)."""
@@ -225,7 +228,7 @@ class Routed(Event):
     """It stands in the bucket; else it is the default, and `route` is `RouteRecord()`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class PoolSeen(Event):
     """What is known of a pool, whenever it changes: of each pool of the route, and of each that a Want named (also one
     that wants nothing)."""
@@ -242,7 +245,7 @@ class PoolSeen(Event):
     """Slots that a task takes, by method; 1 for one that is not told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Tick(Event):
     """The time of the last Wake has come. Ticks too many do no harm."""
 

@@ -31,10 +31,12 @@ _PRESSED_S: Final = 0.005
 class Slots:
     """One lease, and how much of it our tasks use."""
 
-    __slots__ = ("born_at", "hold", "idle_since", "retired", "used")
+    __slots__ = ("born_at", "hold", "idle_since", "name", "retired", "used")
 
     def __init__(self, hold: Hold, now: float) -> None:
         self.hold = hold
+        self.name = str(hold.worker.id)
+        """The worker's."""
         self.used = 0
         self.born_at = now
         self.idle_since = now
@@ -75,6 +77,8 @@ class Feeder:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._leases: list[Slots] = []
+        self._last: Slots | None = None
+        """Whom a task was put on last, if nothing has changed since."""
         self._asks: dict[asyncio.Task[None], int] = {}
         """Leases asked for, with their slots."""
         self._patient: set[asyncio.Task[None]] = set()
@@ -118,6 +122,10 @@ class Feeder:
 
     def take(self, cost: int, method: str, model: str | None) -> Slots | None:
         """Put a task on a lease: the smallest that has room, on a worker that has the model if there is one."""
+        if self._fits_again(cost, method) and model is None:
+            assert self._last is not None
+            self._last.used += cost
+            return self._last
         best: Slots | None = None
         best_rank: tuple[bool, int] | None = None
         room = False
@@ -137,11 +145,20 @@ class Feeder:
             self._missing = method if room else None
             return None
         best.used += cost
+        self._last = best
         return best
+
+    def _fits_again(self, cost: int, method: str) -> bool:
+        """Whether it can go where the last one went: that had the least room then, and has less now."""
+        last = self._last
+        return (
+            last is not None and last.hold.slots - last.used >= cost and method in last.worker.methods and last.usable
+        )
 
     def give(self, lease: Slots, cost: int) -> None:
         """The task has ended, or was never sent."""
         lease.used -= cost
+        self._last = None
         lease.idle_since = self._loop.time()
         if lease.retired:
             self._release(lease, aside_s=_ASIDE_S)
@@ -230,6 +247,7 @@ class Feeder:
             hold.release()
             return
         self._leases.append(Slots(hold, self._loop.time()))
+        self._last = None
         self._wanted = max(0, self._wanted - slots)  # until we are told anew
         self._arm()
 
@@ -301,6 +319,7 @@ class Feeder:
 
     def _release(self, lease: Slots, *, aside_s: float = 0.0) -> None:
         """Give the lease back: what is idle at once, the rest as its tasks end."""
+        self._last = None
         if lease in self._leases:
             self._leases.remove(lease)
         lease.hold.release(aside_s=aside_s)

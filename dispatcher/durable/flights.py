@@ -29,7 +29,7 @@ from ...schemas.frames import Answer, Frame, Reason, Request, TaskFlag
 from ...schemas.names import WorkerId
 from ...schemas.submission import Submission
 from ...telemetry.logs import Log
-from ...telemetry.tracing import tracer
+from ...telemetry.tracing import NO_SPAN, tracer
 from ..exchange import Exchange
 from ..order import refuses_token
 from ..retry import Fate
@@ -44,6 +44,14 @@ from .job_feed import JobFeed
 from .job_flight import JobFlight, error_of_answer, error_of_fate
 from .vigil import Vigil
 
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
+_TASK: Final = int(Request.TASK)
+_OK: Final = int(Answer.OK)
+_JSON: Final = int(TaskFlag.JSON)
+_STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
+_NOTHING: Final = {fmt: codec.encode(None, fmt) for fmt in Format}
+"""The result of a task that returns none."""
 _ATTACH_AGAIN_S: Final = 0.1
 _APPEARS_S: Final = 4.0
 """Longer than the life of a heartbeat: the ledger may have been lost with a server in memory, and is written anew."""
@@ -106,8 +114,8 @@ class Flights:
             self._ended(entry, start.attempt, LeaseBusy(text))
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
-        entry.worker, entry.started, entry.items = str(worker.id), True, None
-        entry.item_count = ItemCount(known=True)
+        entry.worker, entry.started, entry.items = lease.name, True, None
+        entry.count_items(known=True)
         flight = self._flight(entry, worker, attached=False)
         try:
             self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
@@ -121,7 +129,7 @@ class Flights:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.started, entry.fence = attach.worker, True, 0
-        entry.item_count = ItemCount(known=False)
+        entry.count_items(known=False)
         self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
     def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
@@ -162,48 +170,51 @@ class Flights:
     def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:
         self._entries[entry.seq] = entry
         self._vigil.watch(flight.worker)
-        self._exchange.launch(flight, frame)
+        self._exchange.launch(flight, frame, flight.sent_at)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
     def _task_frame(self, entry: Entry, flight: JobFlight, start: Start, token: str) -> Frame:
         submission = entry.submission
         assert submission is not None
-        args, kwargs = arguments_of(entry.message.data, submission.fmt)
-        flags = TaskFlag(0)
-        if submission.fmt is Format.JSON:
-            flags |= TaskFlag.JSON
+        args, kwargs = entry.arguments or arguments_of(entry.message.data, submission.fmt)
+        entry.arguments = None  # who is tried again waits longer than it takes to read them again
+        flags = _JSON if submission.fmt is Format.JSON else 0
         if entry.streams:
-            flags |= TaskFlag.STREAM
+            flags |= _STREAM
         deadline_ms: int | None = None if start.timeout_s is None else max(1, round(start.timeout_s * 1000))
         if start.deadline_at is not None:
             left_ms = max(1, round((start.deadline_at - self._ambient.wall()) * 1000))
             deadline_ms = left_ms if deadline_ms is None else min(deadline_ms, left_ms)
         trace = submission.trace
         if tracer.enabled:
-            entry.span = tracer.start(
-                f"gangline.job {submission.target}",
-                kind="producer",
-                parent=submission.trace,
-                attributes={
-                    "gangline.job": submission.job,
-                    "gangline.worker": entry.worker,
-                    "gangline.attempt": entry.attempt,
-                },
-            )
-            trace = entry.span.traceparent()
+            trace = self._trace(entry, submission)
         entry.fence = self.turn + entry.attempt
-        meta = {**self._meta(entry, submission), "fence": entry.fence}
-        return (Request.TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, int(flags), meta)
+        meta = self._meta(entry, submission)
+        meta["fence"] = entry.fence
+        return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
+
+    def _trace(self, entry: Entry, submission: Submission) -> str | None:
+        entry.span = tracer.start(
+            f"gangline.job {submission.target}",
+            kind="producer",
+            parent=submission.trace,
+            attributes={
+                "gangline.job": submission.job,
+                "gangline.worker": entry.worker,
+                "gangline.attempt": entry.attempt,
+            },
+        )
+        return entry.span.traceparent()
 
     def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:
         submission = entry.submission
         assert submission is not None
-        flags, meta = TaskFlag.ATTACH, self._meta(entry, submission)
+        flags, meta = _ATTACH, self._meta(entry, submission)
         if entry.streams:
-            flags |= TaskFlag.STREAM
+            flags |= _STREAM
             meta["items"] = entry.item_count.credited
-        return (Request.TASK, flight.id, submission.method, None, None, None, None, None, int(flags), meta)
+        return (_TASK, flight.id, submission.method, None, None, None, None, None, flags, meta)
 
     def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:
         meta: dict[str, Any] = {
@@ -309,11 +320,13 @@ class Flights:
         if frame[0] == Answer.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
             self._attach_anew(entry, flight)
             return
-        error = error_of_answer(frame, entry.worker) or self._take_result(entry, frame)
-        if entry.slots is not None and not refuses_token(frame):
+        fine = frame[0] == _OK
+        error = (None if fine else error_of_answer(frame, entry.worker)) or self._take_result(entry, frame)
+        if entry.slots is not None and (fine or not refuses_token(frame)):
             entry.slots.hold.used(flight.sent_at)
         self._finish(entry, flight)
-        entry.span.end(error)
+        if entry.span is not NO_SPAN:
+            entry.span.end(error)
         if error is None and frame[0] == Answer.END:
             # The end counts when all that was yielded can be read.
             self._feed.when_stored(lambda: self._ended(entry, flight.attempt, None))
@@ -327,6 +340,9 @@ class Flights:
             if entry.item_count.known and entry.item_count.lacks(frame[2]):
                 return StreamBroken(f"some of the {frame[2]} items got lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]
+            return None
+        if frame[2] is None:
+            entry.body, entry.items = _NOTHING[entry.submission.fmt], None
             return None
         try:
             entry.body, entry.items = codec.encode(frame[2], entry.submission.fmt), None

@@ -8,7 +8,7 @@ from typing import Any, Protocol, assert_never
 
 from pydantic import ValidationError
 
-from ...bus.port import Consumer, ConsumerLost
+from ...bus.port import Consumer
 from ...schemas.errors import GanglineError
 from ...schemas.jobs import JobEvent, JobItem, JobState
 from ...schemas.names import JobFeed as Feed
@@ -45,14 +45,12 @@ class Hands:
         tell_soon: Teller,
         rolls: Rolls,
         sure: Callable[[], Coroutine[Any, Any, None]],
-        lost: Callable[[], None],
     ) -> None:
         """
         Args:
             entries: what the queue keeps, by sequence; acknowledged ones are removed here.
             tell_soon: tells at the end of this turn, together with all else of it.
             sure: waits until it is certain that the queue is ours.
-            lost: it is not.
         """
         self._context = context
         self._endpoint = endpoint
@@ -60,7 +58,6 @@ class Hands:
         self._tell = tell
         self._tell_soon = tell_soon
         self._rolls = rolls
-        self._lost = lost
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
         streams = context.streams
@@ -95,11 +92,10 @@ class Hands:
         self.pulled = 0
         """Messages asked for so far."""
         self._consumer: Consumer | None = None
-        self._acked: list[do.Ack] = []
-        self._ack_wake = asyncio.Event()
+        self._tried: dict[int, str] = {}
+        """Jobs that are acknowledged, and whose TryRecord may stand; by sequence."""
         self._last: Entry | None = None
         """What was acknowledged last: its end may be told after that."""
-        self._settler: asyncio.Task[None] | None = None
         self._dirty: set[str] = set()
         """Pools whose credit has changed in this turn."""
         self._wants: dict[str, do.Want] = {}
@@ -113,7 +109,6 @@ class Hands:
         self._consumer = consumer
         self.scribe.start()
         self.feed.start()
-        self._settler = self._loop.create_task(self._settle_on(), name=f"gangline-acks-{self._endpoint}")
 
     async def stop(self) -> None:
         """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
@@ -121,10 +116,9 @@ class Hands:
         if self._timer is not None:
             self._timer.cancel()
         self.flights.let_go()
-        tasks = [task for task in (self._settler, *self._errands) if task is not None]
+        tasks = [task for task in self._errands if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
-        tasks = [task for task in tasks if task is not asyncio.current_task()]
         if tasks:
             await asyncio.wait(tasks)
         for feeder in self.feeders.values():
@@ -137,7 +131,17 @@ class Hands:
 
     def carry_out(self, effect: do.Effect) -> None:
         """Begin one."""
-        self._count(effect)
+        # Those of every task first.
+        if type(effect) is do.Start:
+            self._start(effect)
+        elif type(effect) is do.Store:
+            self._store(effect)
+        elif type(effect) is do.Ack:
+            self._ack(effect)
+        else:
+            self._begin(effect)
+
+    def _begin(self, effect: do.Effect) -> None:
         match effect:
             case do.Pull():
                 assert self._consumer is not None
@@ -147,12 +151,14 @@ class Hands:
                 self._wants[effect.pool] = effect
                 self._at_turn_end()
             case do.Start():
-                self.flights.start(self._entries[effect.seq], effect, self.feeder(effect.pool))
+                self._start(effect)
             case do.Attach():
                 self._in_background(self._attach(self._entries[effect.seq], effect))
             case do.Stop():
                 if (entry := self._entries.get(effect.seq)) is not None:
                     self.flights.stop(entry, effect.attempt)
+            case do.Store():
+                self._store(effect)
             case do.Ack():
                 self._ack(effect)
             case do.Tell():
@@ -162,39 +168,37 @@ class Hands:
             case _:
                 self._write(effect)
 
-    def _write(self, effect: do.Look | do.Note | do.Mark | do.Store | do.Bury | do.Schedule) -> None:
-        seq, tell, outcomes = effect.seq, self._tell, self.outcomes
+    def _start(self, effect: do.Start) -> None:
+        context, entry = self._context, self._entries[effect.seq]
+        waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
+        context.metrics.started(self._endpoint, effect.pool, waited_s)
+        self.flights.start(entry, effect, self.feeder(effect.pool))
+
+    def _store(self, effect: do.Store) -> None:
+        metrics, seq = self._context.metrics, effect.seq
+        (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(self._endpoint)
+        if effect.result_ttl_s > 0:
+            self.outcomes.store(self._entries[seq], effect, lambda: self._tell(on.Stored, seq=seq))
+        else:
+            self._tell(on.Stored, seq=seq)
+
+    def _write(self, effect: do.Look | do.Note | do.Mark | do.Bury | do.Schedule) -> None:
+        seq, tell, outcomes, metrics = effect.seq, self._tell, self.outcomes, self._context.metrics
         match effect:
             case do.Look():
                 outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
             case do.Note():
+                metrics.retried(self._endpoint, effect.error.code)
                 outcomes.note(self._endpoint, effect, lambda: tell(on.Noted, seq=seq))
             case do.Mark():
                 outcomes.mark(self._endpoint, effect, lambda: tell(on.Marked, seq=seq))
-            case do.Store():
-                outcomes.store(self._entries[seq], effect, lambda: tell(on.Stored, seq=seq))
             case do.Bury():
+                metrics.dead(self._endpoint, effect.reason.value)
                 outcomes.bury(self._entries[seq], effect, lambda: tell(on.Buried, seq=seq))
             case do.Schedule():
                 outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
             case _:
                 assert_never(effect)
-
-    def _count(self, effect: do.Effect) -> None:
-        metrics, endpoint = self._context.metrics, self._endpoint
-        match effect:
-            case do.Start():
-                at = self._entries[effect.seq].message.at
-                waited_s = max(0.0, self._context.ambient.wall() - at) if effect.attempt == 1 else None
-                metrics.started(endpoint, effect.pool, waited_s)
-            case do.Note():
-                metrics.retried(endpoint, effect.error.code)
-            case do.Bury():
-                metrics.dead(endpoint, effect.reason.value)
-            case do.Store():
-                (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(endpoint)
-            case _:
-                pass
 
     def _scheduled(self, seq: int, error: GanglineError | None) -> None:
         if error is None:
@@ -208,8 +212,8 @@ class Hands:
         if entry is not None:
             self._last = entry
             self._consumer.ack(entry.message)
-        self._acked.append(effect)
-        self._ack_wake.set()
+        if effect.tried:
+            self._tried[effect.seq] = effect.job
 
     def _publish_state(self, effect: do.Tell) -> None:
         entry = self._entries.get(effect.seq)
@@ -301,23 +305,14 @@ class Hands:
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
 
-    async def _settle_on(self) -> None:
-        assert self._consumer is not None
-        while True:
-            self._ack_wake.clear()
-            batch, self._acked = self._acked, []
-            if batch:
-                try:
-                    await self._consumer.settled()
-                except ConsumerLost:
-                    self._lost()
-                    return
-                for ack in batch:
-                    self._tell_soon(on.Acked, seq=ack.seq)
-                    if ack.tried:
-                        self.outcomes.forget_try(self._endpoint, ack.job)
-            else:
-                await self._ack_wake.wait()
+    def acknowledged(self, sequences: list[int]) -> None:
+        """The server has forgotten these."""
+        if self._closed:
+            return
+        for seq in sequences:
+            self._tell_soon(on.Acked, seq=seq)
+            if (job := self._tried.pop(seq, None)) is not None:
+                self.outcomes.forget_try(self._endpoint, job)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 

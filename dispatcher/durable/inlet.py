@@ -9,28 +9,30 @@ from ...schemas import headers
 from ...schemas.errors import GanglineError
 from ...schemas.names import Names
 from ...schemas.submission import Submission
-from .arguments import arguments_of
+from .arguments import Arguments, arguments_of
 
 _KEPT_BYTES: Final = 256
 """What a message costs beside its own bytes."""
 
 
-def read_message(names: Names, message: StreamMessage) -> Submission | GanglineError:
-    """The task that a message is, or what is wrong with it."""
+def read_message(names: Names, message: StreamMessage) -> tuple[Submission, Arguments] | GanglineError:
+    """The task that a message is, and its arguments; or what is wrong with it."""
     try:
         submission = Submission.parse(
             names, message.subject, message.headers, sequence=message.sequence, published_at=message.at
         )
-        arguments_of(message.data, submission.fmt)
+        return submission, arguments_of(message.data, submission.fmt)
     except GanglineError as error:
         return error
-    return submission
 
 
 def size_of(message: StreamMessage) -> int:
     """Bytes that keeping it takes."""
-    given = message.headers or {}
-    return len(message.subject) + len(message.data) + sum(len(k) + len(v) for k, v in given.items()) + _KEPT_BYTES
+    size = len(message.subject) + len(message.data) + _KEPT_BYTES
+    if message.headers:
+        for name, text in message.headers.items():
+            size += len(name) + len(text)
+    return size
 
 
 def may_have_ended(message: StreamMessage, job: str, *, recorded: bool) -> bool:

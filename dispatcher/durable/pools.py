@@ -193,4 +193,8 @@ class Pools:
         """Whether there is, or was, anybody who might run it."""
         if task.pool is not None:
             return self[task.pool].known
-        return self._explicit or any(self[name].known for name in self._weights)
+        if self._explicit:
+            return True
+        if len(self._weights) == 1:
+            return self[next(iter(self._weights))].known
+        return any(self[name].known for name in self._weights)

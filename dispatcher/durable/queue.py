@@ -48,6 +48,8 @@ It matters when a delivery was lost in a way that nobody noticed."""
 _SETTLED_S: Final = 2.5
 """For so long after a restart of the server workers may come back."""
 _PAUSE_S: Final = 0.02
+_SMALL: Final = 512
+"""Bytes of a body up to which its arguments are kept as they were read, and not read again for the start."""
 _HEARD_S: Final = 0.25
 """Until all servers of a cluster know that we can be asked."""
 _LAST_WORDS_S: Final = 1.0
@@ -99,7 +101,6 @@ class Queue:
             tell_soon=self.tell_soon,
             rolls=self._rolls,
             sure=self._sure,
-            lost=self._lost,
         )
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: whoever asked to cancel it waits until no takeover would forget it."""
@@ -132,7 +133,9 @@ class Queue:
             },
         )
         try:
-            self._consumer = await stream.consume(name, settings, self._on_message, on_lost=self._lost)
+            self._consumer = await stream.consume(
+                name, settings, self._on_message, on_lost=self._lost, on_acknowledged=self._hands.acknowledged
+            )
         except ConsumerTaken:
             return None
         self._possession = Possession(
@@ -353,28 +356,42 @@ class Queue:
         if self._closed:
             return
         seq = message.sequence
-        known = self.entries.get(seq)
-        if known is not None:
-            known.message = message
-        read = (known.submission if known is not None else None) or read_message(self._context.names, message)
-        if known is None:
-            self.entries[seq] = Entry(message, None if isinstance(read, GanglineError) else read)
-        size = size_of(message)
-        old = seq <= self._old_to or not self._asked_of or not self.core.open
         self._newest = max(self._newest, seq)
-        if isinstance(read, GanglineError):
-            self.tell(on.Malformed, seq=seq, size=size, error=read, job=job_of(message), published_at=message.at)
+        known = self.entries.get(seq)
+        if known is not None and known.submission is not None:
+            known.message = message
+            self._take(message, known.submission)
             return
-        submission = read
-        record = self._tries.pop(submission.job, None)
+        read = read_message(self._context.names, message)
+        if isinstance(read, GanglineError):
+            self.entries.setdefault(seq, Entry(message, None)).message = message
+            self.tell(
+                on.Malformed,
+                seq=seq,
+                size=size_of(message),
+                error=read,
+                job=job_of(message),
+                published_at=message.at,
+            )
+            return
+        entry = self.entries[seq] = Entry(message, read[0])
+        if len(message.data) <= _SMALL:
+            entry.arguments = read[1]
+        self._take(message, read[0])
+
+    def _take(self, message: StreamMessage, submission: Submission) -> None:
+        """It is a task."""
+        seq, job = message.sequence, submission.job
+        old = seq <= self._old_to or not self._asked_of or not self.core.open
+        record = self._tries.pop(job, None) if self._tries else None
         if record is not None and record.sequence != seq:
             record = None
         self.tell_soon(
             on.Arrived,
             seq=seq,
             submission=submission,
-            size=size,
-            look=old or may_have_ended(message, submission.job, recorded=self._recorded(submission)),
+            size=size_of(message),
+            look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
             attempts=record.attempts if record is not None else submission.attempts,
             not_before=record.not_before if record is not None else 0.0,
             cancelled=record is not None and record.cancelled,

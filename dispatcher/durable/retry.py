@@ -15,8 +15,10 @@ REFUSED_MOST_S: Final = 0.5
 T = TypeVar("T")
 
 
-def _first(default: T, *said: T | None) -> T:
-    return next((value for value in said if value is not None), default)
+def _first(default: T, task: T | None, route: T | None) -> T:
+    if task is not None:
+        return task
+    return default if route is None else route
 
 
 def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> int:
@@ -39,7 +41,7 @@ def backoff_s(
     """Seconds between the failure of that attempt and the next: doubles each time, up to a most; of which jitter takes
     off up to half, so that what failed together does not come back together."""
     first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
-    most = _first(settings.backoff_max_s, rules.backoff_max_s)
+    most = _first(settings.backoff_max_s, None, rules.backoff_max_s)
     # A task that asks for a longer first wait than the most is given it.
     return min(max(first, most), first * 2.0 ** min(attempts - task.attempts - 1, 40)) * (1.0 - draw / 2)
 

@@ -31,11 +31,13 @@ class Starting:
 
     def pump(self) -> None:
         """Start whoever can start, in order."""
-        while self.room() > 0:
+        room = self.room()
+        while room > 0:
             found = self._first()
             if found is None:
                 return
             self._start(*found)
+            room = room - 1 if self._books.gate is None else self.room()
 
     def room(self) -> int:
         """How many tasks may start now, if there are slots for them."""

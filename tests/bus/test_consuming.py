@@ -21,6 +21,7 @@ class Link:
         self.owner = None
         self.asked = []
         self.acks = []
+        self.batches = 0
         self.refused = []
         self.in_stream = []
         self.delivered = 0
@@ -39,9 +40,11 @@ class Link:
         self._check()
         self.asked.append((count, generation))
 
-    def acknowledge(self, sequence, ack):
+    def acknowledge(self, batch, number):
         self._check()
-        self.acks.append(sequence)
+        assert number == self.batches + 1 and list(batch.values()) == [f"ack.{sequence}" for sequence in batch]
+        self.batches = number
+        self.acks += batch
 
     def refuse(self, sequence):
         self._check()
@@ -75,6 +78,7 @@ class Rig:
         self.got = []
         self.lost = []
         self.ended = []
+        self.confirmed = []
         self.ordinal = 0
         self.link = Link()
         self.consumer = PullConsumer(
@@ -82,6 +86,7 @@ class Rig:
             "c",
             lambda message: self.got.append(message.sequence),
             on_lost=lambda: self.lost.append(1),
+            on_acknowledged=self.confirmed.append,
             remembered=10,
             on_end=self.ended.append,
         )
@@ -296,16 +301,39 @@ async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(rig)
 # -- acknowledging ------------------------------------------------------------------------------------------------
 
 
-async def test_an_acknowledgement_is_sent_at_once_and_again_until_confirmed(rig):
+async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until_it_is_confirmed(rig):
     rig.consumer.ack(message(1))
     rig.consumer.ack(message(2))
-    assert rig.link.acks == [1, 2]
+    await rig.turn()
+    rig.consumer.ack(message(3))
+    await rig.turn()
+    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3], 2)
     rig.consumer.on_acknowledged(1)
+    assert rig.confirmed == [[1, 2]]
     await asyncio.sleep(2.6)
-    assert rig.link.acks == [1, 2, 2]
+    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3, 3], 3)
     rig.consumer.on_acknowledged(2)
+    assert rig.confirmed == [[1, 2]], "that batch was given up"
+    rig.consumer.on_acknowledged(3)
+    assert rig.confirmed == [[1, 2], [3]]
     await asyncio.sleep(60)
-    assert rig.link.acks == [1, 2, 2]
+    assert rig.link.acks == [1, 2, 3, 3]
+
+
+async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(rig):
+    """Of a batch on its way while the leader changes the last may arrive, and not those before it."""
+    for sequence in (1, 2):
+        rig.consumer.ack(message(sequence))
+    await rig.turn()
+    rig.consumer.on_acknowledged(1)
+    rig.consumer.ack(message(3))
+    await rig.turn()
+    rig.consumer.on_trouble()
+    await asyncio.sleep(0.1)
+    assert rig.link.acks == [1, 2, 3, 1, 2, 3]
+    rig.consumer.on_acknowledged(3)
+    assert rig.confirmed == [[1, 2], [3]], "told of each once"
+    await rig.consumer.settled()
 
 
 async def test_settled_waits_for_those_before_it_only(rig):
@@ -323,6 +351,7 @@ async def test_acknowledgements_made_without_a_connection_are_sent_after_it(rig)
     rig.hub.disconnect(rig.bus)
     rig.link.connected = False
     rig.consumer.ack(message(1))
+    await rig.turn()
     assert rig.link.acks == []
     rig.link.connected = True
     rig.hub.reconnect(rig.bus)
@@ -335,13 +364,15 @@ async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_an
     await rig.turn()
     rig.deliver(1, 2)
     rig.consumer.ack(message(1))
+    await rig.turn()
     rig.consumer.on_acknowledged(1)
     rig.consumer.ack(message(2))
+    await rig.turn()
     rig.deliver(1, 2)
+    await rig.turn()
     assert rig.got == [1, 2]
     assert rig.link.acks == [1, 2, 1, 2]
     assert rig.consumer.wanted == 2
-    await rig.turn()
     assert rig.link.outstanding() - 4 == 2
 
 

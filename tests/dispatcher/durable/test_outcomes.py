@@ -20,7 +20,6 @@ from gangline.dispatcher.durable.task_streams import TaskStreams
 from gangline.schemas.errors import GanglineError, TaskFailed
 from gangline.schemas.jobs import DeadReason, JobState, ResultRecord
 from gangline.schemas.names import Names
-from gangline.schemas.submission import Submission
 from gangline.telemetry.logs import logger_for
 
 NAMES = Names("ns")
@@ -56,7 +55,7 @@ class Desk:
         named = {name.replace("_", "-"): value for name, value in given.items()}
         message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=7, at=1.0)
         read = read_message(NAMES, message)
-        return Entry(message, read if isinstance(read, Submission) else None)
+        return Entry(message, None if isinstance(read, GanglineError) else read[0])
 
     async def buries(self, entry: Entry, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
         """How many dead letters there are then, and what the record says."""

@@ -18,7 +18,6 @@ from gangline.schemas.codec import Format
 from gangline.schemas.errors import GanglineError, MalformedMessage, TaskFailed
 from gangline.schemas.jobs import DeadReason, JobState, ResultRecord, TryRecord
 from gangline.schemas.names import Names
-from gangline.schemas.submission import Submission
 
 NAMES = Names("ns")
 AT = 1_700_000_000.25
@@ -31,7 +30,7 @@ def message(body: bytes = b"{}", *, subject: str = "ns.task.images.resize", **gi
 
 def entry_of(made: StreamMessage) -> Entry:
     read = read_message(NAMES, made)
-    return Entry(made, read if isinstance(read, Submission) else None)
+    return Entry(made, None if isinstance(read, GanglineError) else read[0])
 
 
 def done(**fields: Any) -> Store:
@@ -111,8 +110,9 @@ def test_an_error_is_cut_to_the_room_that_there_is(limit: int) -> None:
 
 def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move() -> None:
     made = message(Gangline_Delay="60", Gangline_Deadline="90", Gangline_Key="k", Nats_Msg_Id="m")
-    submission = read_message(NAMES, made)
-    assert isinstance(submission, Submission)
+    read = read_message(NAMES, made)
+    assert not isinstance(read, GanglineError)
+    submission, _ = read
     subject, given = records.schedule_of(NAMES, made, submission)
     assert subject == "ns.sched.7"
     assert given == {
@@ -126,8 +126,9 @@ def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move(
 
 def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadline() -> None:
     made = message(Gangline_Cron="0 0 3 * * *", Gangline_Deadline="90", Gangline_Job="nightly")
-    submission = read_message(NAMES, made)
-    assert isinstance(submission, Submission)
+    read = read_message(NAMES, made)
+    assert not isinstance(read, GanglineError)
+    submission, _ = read
     subject, given = records.schedule_of(NAMES, made, submission)
     assert subject == "ns.sched.nightly"
     assert given == {
@@ -143,8 +144,8 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
 def test_a_body_that_is_no_arguments_is_said_to_be_malformed_before_anything_is_sent() -> None:
     for body in (b"{", b"7", b'"text"', b"\xff"):
         assert isinstance(read_message(NAMES, message(body)), MalformedMessage), body
-    assert isinstance(read_message(NAMES, message(b"")), Submission)
-    assert isinstance(read_message(NAMES, message(b"[1, 2]")), Submission)
+    assert not isinstance(read_message(NAMES, message(b"")), GanglineError)
+    assert not isinstance(read_message(NAMES, message(b"[1, 2]")), GanglineError)
 
 
 def test_names_of_wrong_targets_are_kept_as_far_as_they_can_be() -> None:

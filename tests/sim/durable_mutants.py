@@ -71,6 +71,12 @@ def _replays(plan: Plan) -> bool:
     return sum(step.kind is JobKind.REPLAY for step in plan.durable.steps) > 3
 
 
+def _large(plan: Plan) -> bool:
+    """Plans with large results."""
+    assert plan.durable is not None
+    return any(step.padding for step in plan.durable.steps)
+
+
 def _repeats(plan: Plan) -> bool:
     """Plans with schedules."""
     assert plan.durable is not None
@@ -102,6 +108,17 @@ def a_task_is_acknowledged_without_its_result(patch: pytest.MonkeyPatch) -> None
         answer()
 
     patch.setattr(Outcomes, "store", store)
+
+
+@durable_mutant("L10", needs=_large)
+def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPatch) -> None:
+    async def store_large(self: Outcomes, entry: Entry, effect: Store, body: bytes, answer: Callable[[], None]) -> None:
+        name = f"{effect.job}-{effect.attempts}"
+        record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
+        self._create(effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer))
+        await (await self._streams.objects()).put(name, body)
+
+    patch.setattr(Outcomes, "_store_large", store_large)
 
 
 @durable_mutant("L10")

@@ -32,8 +32,8 @@ def test_no_law_is_broken_by_durable_tasks(first):
     for report in reports:
         befell.update(report.durable)
     assert befell["done"] > 20 and befell["tries"] > 80 and befell["cancelled"]
-    assert befell["dead: failed"] and befell["dead: timed_out"] and befell["turns kept"] > 20
-    assert befell["replayed"] > 5 and befell["firings of schedules"] > 5
+    assert befell["dead: failed"] and befell["dead: timed_out"] and befell["turns kept"]
+    assert befell["replayed"] and befell["firings of schedules"] and befell["large results"]
 
 
 @pytest.mark.parametrize("seed", [3, 8])

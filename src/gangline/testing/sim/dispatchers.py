@@ -12,7 +12,7 @@ from ...dispatcher.durable.settings import DispatcherSettings
 from ...dispatcher.durable.task_streams import TaskStorage
 from ...schemas.errors import GanglineError
 from ..loop import node_context
-from .durable_plan import UNKNOWN_AFTER_S, RouteStep
+from .durable_plan import INLINE_BYTES, UNKNOWN_AFTER_S, RouteStep
 from .processes import Process
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ class DispatcherProcess(Process):
         traffic = world.plan.durable
         assert traffic is not None
         settings = DispatcherSettings(
-            node=f"host-{self.name}", unknown_after_s=UNKNOWN_AFTER_S, age_step_s=traffic.age_step_s
+            node=f"host-{self.name}",
+            unknown_after_s=UNKNOWN_AFTER_S,
+            age_step_s=traffic.age_step_s,
+            result_inline_bytes=INLINE_BYTES,
         )
         dispatcher = Dispatcher(
             bus,

@@ -39,6 +39,7 @@ def draw_durable_plan(seed: int) -> Plan:
     steps = _steps(rng, plan, endpoints)
     more = random.Random(f"gangline more durable plan {seed}")
     age_step_s = more.choice((0.5, 2.0, 10.0))
+    steps = tuple(_padded(more, step) for step in steps)
     steps += _crowd(more, plan, pools, len(steps))
     steps += _replayed(more, plan, endpoints, len(steps))
     steps = _sorted(steps + _repeated(more, plan, endpoints, len(steps)))
@@ -124,6 +125,12 @@ def _steps(rng: random.Random, plan: Plan, endpoints: list[str]) -> tuple[JobSte
 
 def _sorted(steps: Iterable[JobStep]) -> tuple[JobStep, ...]:
     return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
+
+
+def _padded(rng: random.Random, step: JobStep) -> JobStep:
+    """Now and then one with a large result."""
+    draw, size = rng.random(), rng.choice((2_000, 2_000, 300_000))
+    return replace(step, padding=size) if draw < 0.1 and step.method == "job" and step.once is None else step
 
 
 def _crowd(rng: random.Random, plan: Plan, pools: list[str], first: int) -> tuple[JobStep, ...]:

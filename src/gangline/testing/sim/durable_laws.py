@@ -6,28 +6,25 @@ and from what clients are told; never from dispatchers.
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Callable
 from typing import Any
 
 from ...bus.memory import MemoryHub
-from ...bus.port import KvEntry, KvOperation, StreamMessage
-from ...schemas import codec
+from ...bus.port import StreamMessage
 from ...schemas.errors import GanglineError
-from ...schemas.jobs import DeadReason, JobState, ResultRecord
+from ...schemas.jobs import JobState, ResultRecord
 from ...schemas.names import Names
 from ...worker.context import TaskContext
 from .checker import Checker
 from .durable_books import Body, JobModel
 from .durable_crons import CronWatch
+from .durable_ends import Ends
 from .durable_limits import Limits
-from .durable_plan import UNKNOWN_AFTER_S, DurableTraffic, JobEnding, JobKind, JobStep
-from .durable_tasks import job_result
+from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_turns import Turns
 from .plan import LATENCY_S, MAX_DELAY_S
 from .trace import Trace
-from .troubles import SERVER, Troubles, pool_name
+from .troubles import SERVER, Troubles
 
 DEADLINE_SLACK_S = 2.6
 """As that of calls: what a message may be late, and a freeze below the guard."""
@@ -49,8 +46,7 @@ class JobWatch:
         excused: whether messages may have been held for longer than any slack.
         calm: whether nothing has gone wrong so far.
         lossy: whether messages have got lost on connections that held.
-        doubling: whether messages may have come twice. A worker takes credit that comes twice for credit for the next
-            item, and forgets that.
+        doubling: whether messages may have come twice.
         quiet_for: seconds since anything has gone wrong.
     """
 
@@ -81,8 +77,18 @@ class JobWatch:
         self._doubling = doubling
         self.models: dict[str, JobModel] = {}
         """By request."""
-        self.ends: dict[str, ResultRecord] = {}
-        """By job."""
+        self.ends = Ends(
+            checker,
+            trace,
+            clock,
+            hub,
+            names,
+            troubles,
+            self.models,
+            calm=calm,
+            doubling=doubling,
+            bereaved=self._bereaved,
+        )
         self.by_number: dict[int, tuple[JobModel, Body]] = {}
         self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
         self._senders: dict[tuple[str, str], str] = {}
@@ -130,7 +136,7 @@ class JobWatch:
 
     def is_dead(self, job: str) -> bool:
         """Its record says so."""
-        record = self.ends.get(job)
+        record = self.ends.records.get(job)
         return record is not None and record.state is JobState.DEAD
 
     def replays(self, step: JobStep) -> None:
@@ -149,19 +155,19 @@ class JobWatch:
 
     def told(self, step: JobStep, job: str, value: Any) -> None:
         """Somebody who waited got a result."""
-        record = self.ends.get(job)
-        if record is None or record.state is not JobState.DONE or _value(record) != value:
+        record = self.ends.records.get(job)
+        if record is None or record.state is not JobState.DONE or self.ends.result_of(record) != value:
             self._fail("outcome", f"{step.request} ({job}) gave {value!r}, and its record is {record}")
 
     def told_items(self, step: JobStep, job: str, items: list[object]) -> None:
-        record = self.ends.get(job)
+        record = self.ends.records.get(job)
         right = items == list(range(step.items)) or self._doubling()
         if record is None or record.state is not JobState.DONE or not right:
             self._fail("outcome", f"{step.request} ({job}) gave the items {items}, and its record is {record}")
 
     def told_error(self, step: JobStep, job: str, error: GanglineError) -> None:
         """Somebody who waited, or cancelled, got an error."""
-        record, code = self.ends.get(job), error.code
+        record, code = self.ends.records.get(job), error.code
         state = None if record is None else record.state
         match code:
             case "job_dead":
@@ -259,7 +265,7 @@ class JobWatch:
                     f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
                     f"{other.attempt})",
                 )
-        end = self.ends.get(model.job or "")
+        end = self.ends.records.get(model.job or "")
         if end is not None and end.state is not JobState.CANCELLED:
             self._fail("L10", f"{model} starts on {body.node}, though it has ended: {end.state} by {end.worker}")
         if model.cancelled_at is not None and not self._cancelled_late(model, end):
@@ -318,156 +324,6 @@ class JobWatch:
         if stream == self._names.tasks_stream:
             self.crons.on_stored(message)
 
-    def on_change(self, bucket: str, entry: KvEntry) -> None:
-        """A new revision of a key."""
-        if bucket != self._names.results_bucket or not entry.key.startswith("result."):
-            return
-        job = entry.key.partition(".")[2]
-        if entry.operation is not KvOperation.PUT:
-            self._removed(job)
-            return
-        record = ResultRecord.model_validate_json(entry.value)
-        self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
-        before = self.ends.get(job)
-        same = before is not None and before.state is record.state is JobState.CANCELLED  # for another length of time
-        if before is not None and not same:
-            self._fail("L10", f"the result of {job} is written again: {before.state}, then {record.state}")
-        self.ends[job] = record
-        model = next((each for each in self.models.values() if each.job == job), None)
-        if model is not None:
-            self.check_record(model, record)
-
-    def _removed(self, job: str) -> None:
-        """Right only of a dead one that is being sent anew."""
-        model = next((each for each in self.models.values() if each.job == job), None)
-        record = self.ends.pop(job, None)
-        if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
-            self._fail("L10", f"the result of {job} is deleted: {record}")
-            return
-        self._trace.note("ledger", f"result of {job} removed: it is sent anew")
-        model.record, model.revived_at, model.attempts_before = None, self._clock(), record.attempts
-
-    def check_record(self, model: JobModel, record: ResultRecord) -> None:
-        """It is the truth."""
-        model.record, step = record, model.step
-        match record.state:
-            case JobState.DONE:
-                returned = [body for body in model.bodies if body.how == "returned"]
-                if record.items is not None:
-                    right = record.items == step.items and bool(returned)
-                else:
-                    right = _value(record) in [job_result(step.request, body.number) for body in returned]
-                if not right:
-                    self._fail("L10", f"{model} is done with {record.result!r}, {record.items} items: never returned")
-            case JobState.CANCELLED:
-                if not model.doomed:
-                    self._fail("L10", f"{model} is cancelled, and nobody asked for it")
-            case JobState.DEAD:
-                if not self._may_die(model, record):
-                    self._fail("L10", f"{model} is dead: {record.reason} after {record.attempts}: {record.error}")
-        if record.attempts > model.most_attempts:
-            self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
-
-    def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
-        """Whether that is a reason for its death."""
-        step = model.step
-        if step.bad is not None:
-            return record.reason is step.bad.reason
-        last = record.attempts >= model.most_attempts
-        match record.reason:
-            case DeadReason.FAILED:
-                return last and any(body.how in ("raised", "stopped") for body in model.bodies)
-            case DeadReason.TIMED_OUT:
-                return last and step.timeout_s is not None
-            case DeadReason.CRASHED:
-                worker = record.worker.partition(".")[2]
-                return last and (self._troubles.befell(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
-            case DeadReason.EXPIRED:
-                # Headers count both from the publication; the SDK has the deadline begin when the time has come.
-                delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
-                due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
-                return due is not None and self._clock() > due - 0.1
-            case DeadReason.IMPOSSIBLE:
-                return step.method == "job_heavy"
-            case DeadReason.UNKNOWN_ENDPOINT:
-                # No dispatcher need have seen its pool while that was in the ledger, if it was not for long enough.
-                return self._troubles.lasted(pool_name(step.endpoint), model.asked_at, UNKNOWN_AFTER_S - 0.5)
-            case _:
-                return False
-
-    # -- the end --------------------------------------------------------------------------------------------------
-
-    @property
-    def settled(self) -> bool:
-        """Nothing is left in the stream, and nothing runs."""
-        stream = self._hub.streams.find(self._names.tasks_stream)
-        return (stream is None or not stream.messages) and not any(each.running for each in self.models.values())
-
-    def letters(self) -> dict[str, list[str]]:
-        """Reasons of dead letters, by job."""
-        found: dict[str, list[str]] = {}
-        stream = self._hub.streams.find(self._names.dead_stream)
-        for message in [] if stream is None else stream.messages.values():
-            given = message.headers or {}
-            found.setdefault(given["Gangline-Job"], []).append(given["Gangline-Dead-Reason"])
-        return found
-
-    def check_rest(self) -> None:
-        """Nothing is asked any more: each has ended, once, and nothing is left."""
-        stream = self._hub.streams.find(self._names.tasks_stream)
-        for message in [] if stream is None else stream.messages.values():
-            self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
-        for entry in self._hub.peek(self._names.results_bucket):
-            if entry.key.startswith("try."):
-                self._fail("L12", f"at rest {entry.key} is still in the bucket of results")
-        letters = self.letters()
-        for model in self.models.values():
-            for body in model.running:
-                self._fail("L10", f"at rest {model} still runs on {body.node}")
-            if model.job is not None:
-                self._check_end(model, letters.get(model.job, []))
-
-    def _check_end(self, model: JobModel, letters: list[str]) -> None:
-        assert model.job is not None
-        record = self.ends.get(model.job)
-        if record is not None and model.record is None:
-            self.check_record(model, record)
-        if model.replaying > model.replayed:
-            pass  # a call that was cut short may have left a letter, or the letter alone
-        elif record is None:
-            self._check_unkept(model, letters)
-        elif record.state is JobState.DEAD:
-            if letters != [str(record.reason)]:
-                self._fail("L10", f"{model} is dead of {record.reason}, and has the dead letters {letters}")
-        elif letters and self._calm():  # else whoever buried it may have been killed before it wrote the record
-            self._fail("L10", f"{model} is {record.state}, and has the dead letters {letters}")
-        if record is not None and record.items is not None and not self._doubling():
-            self._check_items(model, record)
-
-    def _check_unkept(self, model: JobModel, letters: list[str]) -> None:
-        step = model.step
-        kept = step.keeps_result or step.bad is not None
-        if model.stored_at is None and not model.bodies:
-            return  # it never reached the stream, as far as anybody knows
-        if model.doomed and step.delay_s and not model.bodies:
-            return  # taken back while the server kept it for later, maybe without an answer: of that nothing is written
-        if kept:
-            self._fail("L10", f"{model} was acknowledged, and has no end")
-        elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):
-            self._fail("L10", f"{model} was acknowledged and never returned; its dead letters: {letters}")
-
-    def _check_items(self, model: JobModel, record: ResultRecord) -> None:
-        stream = self._hub.streams.find(self._names.jobs_stream)
-        subject = f"{self._names.namespace}.job.{model.job}.item"
-        found: dict[int, set[int]] = {}
-        for message in [] if stream is None else stream.messages.values():
-            if message.subject == subject:
-                item = json.loads(message.data)
-                found.setdefault(item["attempt"], set()).add(item["index"])
-        wanted = set(range(record.items or 0))
-        if wanted and found.get(max(found, default=0)) != wanted:
-            self._fail("L10", f"{model} yielded {record.items} items, and its newest attempt has not all in its feed")
-
     def counts(self) -> dict[str, int]:
         """How many tasks ended how, and what befell them."""
         found: dict[str, int] = {}
@@ -477,7 +333,7 @@ class JobWatch:
                 found[name] = found.get(name, 0) + count
 
         for model in self.models.values():
-            record = self.ends.get(model.job or "")
+            record = self.ends.records.get(model.job or "")
             if record is not None:
                 add(record.state.value if record.reason is None else f"{record.state.value}: {record.reason}")
             else:
@@ -490,15 +346,10 @@ class JobWatch:
                 "slow stops",
                 sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
             )
+        add("large results", sum(1 for record in self.ends.records.values() if record.object is not None))
         add("firings of schedules", self.crons.firings())
         add("turns kept", 0 if self._turns is None else self._turns.compared)
         return dict(sorted(found.items()))
 
     def _fail(self, law: str, text: str) -> None:
         self._checker.fail(law, text)
-
-
-def _value(record: ResultRecord) -> Any:
-    if record.encoding == "msgpack" and isinstance(record.result, str):
-        return codec.unpack(base64.b64decode(record.result))
-    return record.result

@@ -109,7 +109,7 @@ class Limits:
                 continue
             if "Gangline-Delay" in (message.headers or {}):
                 continue  # its place is that which it gets when its time comes
-            ended = job in self._watch.ends if other.step.keeps_result else not other.running
+            ended = job in self._watch.ends.records if other.step.keeps_result else not other.running
             if not ended:
                 self._checker.fail("order", f"{model} starts before {other}, published before it, has ended")
 

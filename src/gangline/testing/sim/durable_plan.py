@@ -8,6 +8,8 @@ from enum import StrEnum
 from ...schemas.jobs import DeadReason
 from ...schemas.routes import RouteRecord
 
+INLINE_BYTES = 1024
+"""What simulated dispatchers keep in the bucket of results."""
 UNKNOWN_AFTER_S = 3.0
 """How long simulated dispatchers wait for an endpoint that nobody has."""
 
@@ -85,6 +87,8 @@ class JobStep:
     at_once: int = 1
     """Of REPLAY: so many do it at the same time."""
     bad: Bad | None = None
+    padding: int = 0
+    """Characters that it returns besides: of many, the result goes to the object store."""
     period_s: int | None = None
     """Of a schedule."""
     series: int | None = None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def durable_at_rest(world: World) -> bool:
     """As far as can be seen from outside."""
     return not world.dispatchers or (
-        world.jobs.settled
+        world.jobs.ends.settled
         and not world.routes.busy
         and all(each.running for each in world.dispatchers.values())
         and not _held(world)
@@ -23,7 +23,7 @@ def check_durable(world: World) -> None:
     """Nothing is asked any more."""
     if not world.dispatchers:
         return
-    world.jobs.check_rest()
+    world.jobs.ends.check_rest()
     for each in world.dispatchers.values():
         if not each.running:
             world.checker.fail("hang", f"{each.node} does not run, though everything is healed: {each.dispatcher!r}")

@@ -106,6 +106,8 @@ class JobStepRunner:
         }
         if step.method == "job_items":
             found["count"] = step.items
+        if step.padding:
+            found["padding"] = step.padding
         if step.msgpack and step.kind not in (JobKind.PUBLISH, JobKind.REPEAT_RAW):
             found["blob"] = b"\xff\x00"
         return found

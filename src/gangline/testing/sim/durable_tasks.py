@@ -49,14 +49,14 @@ async def _sleep(duration_s: float, endings: list[str], request: str) -> None:
         raise JobBroke(request)
 
 
-async def _run(request: str, cost: int, duration_s: float, endings: list[str]) -> list[object]:
+async def _run(request: str, cost: int, duration_s: float, endings: list[str], padding: int = 0) -> list[object]:
     observer = JOBS.get()
     number = observer.job_started(request, cost, current_task())
     how = "stopped"
     try:
         await _sleep(duration_s, endings, request)
         how = "returned"
-        return job_result(request, number)
+        return job_result(request, number, padding)
     except JobBroke:
         how = "raised"
         raise
@@ -64,17 +64,19 @@ async def _run(request: str, cost: int, duration_s: float, endings: list[str]) -
         observer.job_ended(number, how)
 
 
-def job_result(request: str, number: int) -> list[object]:
+def job_result(request: str, number: int, padding: int) -> list[object]:
     """What the try of that number returns."""
-    return [request, number]
+    return [request, number, "x" * padding] if padding else [request, number]
 
 
 def declare_jobs(pool: Pool) -> None:
     """Add the tasks that are submitted."""
 
     @pool.task
-    async def job(request: str, duration_s: float, endings: list[str], blob: bytes | None = None) -> list[object]:
-        return await _run(request, 1, duration_s, endings)
+    async def job(
+        request: str, duration_s: float, endings: list[str], blob: bytes | None = None, padding: int = 0
+    ) -> list[object]:
+        return await _run(request, 1, duration_s, endings, padding)
 
     @pool.task(slots=2)
     async def job_heavy(request: str, duration_s: float, endings: list[str], blob: bytes | None = None) -> list[object]:

@@ -115,7 +115,7 @@ class World:
         self.dispatchers: dict[str, DispatcherProcess] = {}
         if plan.durable is not None:
             self.dispatchers = {name: DispatcherProcess(self, name) for name in plan.durable.dispatchers}
-            self.hub.tap(on_change=self.jobs.on_change, on_stored=self.jobs.on_stored)
+            self.hub.tap(on_change=self.jobs.ends.on_change, on_stored=self.jobs.on_stored)
         self.routes = RouteOperator(self)
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()

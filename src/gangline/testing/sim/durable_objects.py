@@ -1,0 +1,46 @@
+"""Large results as the server has them."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from ...bus.memory import MemoryHub
+from ...bus.memory_stream_store import StreamStore
+from ...bus.subjects import Pattern
+from ...schemas.names import Names
+
+
+class Objects:
+    """Reads the object store without asking over a connection. See bus/objects.py for how it is kept."""
+
+    def __init__(self, hub: MemoryHub, names: Names) -> None:
+        self._hub = hub
+        self._bucket = names.objects_store
+
+    def body(self, name: str) -> bytes | None:
+        """None: there is none of that name, or not all of it."""
+        stream = self._stream
+        described = None if stream is None else stream.last(self._described_at(name))
+        told = {} if described is None else json.loads(described.data)
+        if stream is None or not told or told.get("deleted"):
+            return None
+        pieces = [message.data for message in stream.after(1, Pattern(f"$O.{self._bucket}.C.{told['nuid']}"))]
+        body = b"".join(pieces)
+        return body if (len(pieces), len(body)) == (told["chunks"], told["size"]) else None
+
+    def names(self) -> list[str]:
+        """Of all that is there."""
+        stream = self._stream
+        if stream is None:
+            return []
+        subjects = stream.counts(Pattern(f"$O.{self._bucket}.M.*"))
+        found = [base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in subjects]
+        return [name for name in found if self.body(name) is not None]
+
+    def _described_at(self, name: str) -> str:
+        return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
+
+    @property
+    def _stream(self) -> StreamStore | None:
+        return self._hub.streams.find(f"OBJ_{self._bucket}")

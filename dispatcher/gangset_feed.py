@@ -8,11 +8,11 @@ that vanished, which the coordinator fills again).
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from ..bus.port import Bus, KeyValue, KvEntry, Message, Subscription
+from ..bus.port import Bus, KeyValue, KvEntry, KvOperation, Message, Subscription
 from ..schemas.errors import GanglineError
 from ..schemas.gang_messages import GangEvent, GangEventKind
 from ..schemas.gangs import GangRecord, GangSetRecord
@@ -23,6 +23,18 @@ from ..telemetry.logs import logger_for
 _log = logger_for("dispatcher")
 
 R = TypeVar("R", bound=Record)
+
+_STORED_WITHIN_S: Final = 2.0
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class Passed(NamedTuple):
+    """A write that passed. Storage may take a moment to have it, and may have refused it."""
+
+    value: bytes | None
+    """None: a deletion."""
+    until: float
+    """Loop time from which storage's word counts, whatever passed."""
 
 
 class SetCensus(Protocol):
@@ -59,8 +71,9 @@ class SetFeed:
         self._names = names
         self._census = census
         self._subscriptions: list[Subscription] = []
-        self._lookups: dict[str, None] = {}
-        """Keys."""
+        self._lookups: dict[str, Passed | None] = {}
+        """Keys, with what passed there, if something did."""
+        self._stopped = False
         self._missing: set[tuple[str, str]] = set()
         """What the last pull did not show."""
         self._task: asyncio.Task[None] | None = None
@@ -72,6 +85,7 @@ class SetFeed:
 
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""
+        self._stopped = True
         if self._task is not None:
             self._task.cancel()
         subscriptions, self._subscriptions = self._subscriptions, []
@@ -113,7 +127,9 @@ class SetFeed:
     # -- what passes ----------------------------------------------------------------------------------------------
 
     def _on_set(self, entry: KvEntry) -> None:
-        self._look_up(entry.key)  # what passes was not judged by storage yet
+        value = None if entry.operation is KvOperation.DELETE else entry.value
+        until = asyncio.get_running_loop().time() + _STORED_WITHIN_S
+        self._look_up(entry.key, Passed(value, until))  # storage has not judged it yet
 
     def _on_event(self, message: Message) -> None:
         try:
@@ -140,21 +156,25 @@ class SetFeed:
 
     # -- looking up -----------------------------------------------------------------------------------------------
 
-    def _look_up(self, key: str) -> None:
-        self._lookups[key] = None
+    def _look_up(self, key: str, passed: Passed | None = None) -> None:
+        if self._stopped:
+            return
+        self._lookups[key] = passed
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._look_all_up(), name="gangline-look-up-gangs")
 
     async def _look_all_up(self) -> None:
         while self._lookups:
             key = next(iter(self._lookups))
-            del self._lookups[key]
+            passed = self._lookups.pop(key)
             try:
                 entry = await self._ledger.get(key)
             except GanglineError as error:
                 # The next pull sees it.
                 _log.info("cannot look up %s: %s", key, error, extra={"action": "gang.look_up", "key": key})
                 continue
+            if passed is not None and passed.value != (None if entry is None else entry.value):
+                self._not_yet(key, passed)
             kind, _, name = key.partition(".")
             if kind == "gangset":
                 record = _read(entry, GangSetRecord) if entry is not None else None
@@ -164,6 +184,16 @@ class SetFeed:
                 gang = _read(entry, GangRecord)
                 if gang is not None and gang.gangset is not None:
                     await self._census.seen(gang, entry.revision)
+
+    def _not_yet(self, key: str, passed: Passed) -> None:
+        """Storage does not have what passed, or refused it: look again, for a while."""
+        loop = asyncio.get_running_loop()
+        if loop.time() < passed.until:
+            loop.call_later(_LOOK_AGAIN_S, self._look_again, key, passed)
+
+    def _look_again(self, key: str, passed: Passed) -> None:
+        if key not in self._lookups:
+            self._look_up(key, passed)
 
 
 def _read(entry: KvEntry, model: type[R]) -> R | None:

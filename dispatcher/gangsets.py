@@ -179,8 +179,8 @@ class GangSets:
                 numbers=self._numbers,
                 strays=self._strays,
             )
-            self._on_change(name)
             self._sets[name] = RoutedSet(name, record, pool, self._lines, self._random)
+            self._on_change(name)
 
     def pools(self) -> list[SetPool]:
         """Of each set, what its calls wait in."""

@@ -83,11 +83,13 @@ class Traffic:
             route = self._route(endpoint)
             if route is None:
                 target = await self._open(endpoint, deadline)
-                if self._route(endpoint) is None:
-                    if isinstance(target, RoutedPool):
-                        self.plain[endpoint] = target
+                if isinstance(target, RoutedSet):
+                    if self._route(endpoint) is None:
+                        return target
+                elif self._route(endpoint) is None and self._sets.pool_of(endpoint) is None:
+                    self.plain[endpoint] = target
                     return target
-                continue  # it got one while its pool was opened
+                continue  # it got a route, or a set of its name, while its pool was opened
             if visit is None or visit.route is not route:
                 visit = ticket.visit = Visit(route, order)
             pool = await route.enter(ticket, visit, deadline)
@@ -127,8 +129,12 @@ class Traffic:
     # -- what changes ---------------------------------------------------------------------------------------------
 
     def forget(self, name: str) -> None:
-        """The pool of that name was closed, or the name is a standing set's from now on (or no longer)."""
+        """The pool of that name was closed, or the name is a standing set's from now on (or no longer): whoever waits
+        in a pool of that name looks again."""
         self.plain.pop(name, None)
+        pool = self._pools.get(name)
+        if pool is not None:
+            pool.move(name)
 
     def poke(self) -> None:
         """Called now and then: pools may have got workers."""

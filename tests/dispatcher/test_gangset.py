@@ -11,6 +11,7 @@ import pytest
 from gangline.bus.port import Message
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.gateway import Gateway
+from gangline.dispatcher.pool import RoutedPool
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.errors import (
     ClosedError,
@@ -53,6 +54,46 @@ async def test_calls_to_a_set_run_on_rank_0_of_its_gangs_evenly(rig: GangRig) ->
     assert all(rank == 0 for _, rank in results)
     assert set(Counter(gang for gang, _ in results).values()) == {1}, "each gang took one at a time"
     assert {gang for gang, _ in results} == set(rig.gangs("llm"))
+    balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_later_ones_find_it(rig: GangRig) -> None:
+    with pytest.raises(NoWorkers):
+        await rig.client.options(timeout_s=0.3).call("llm.who", "too early")
+    assert "llm" in rig.client.router._traffic.plain
+    early = asyncio.create_task(rig.client.options(timeout_s=5).call("llm.who", "early"))
+    await asyncio.sleep(0.3)
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    assert await early == [0, 2, 1, "early"]
+    assert await rig.client.call("llm.who", "later") == [0, 2, 1, "later"]
+    assert "llm" not in rig.client.router._traffic.plain
+    await rig.declare("llm")
+    await until(lambda: "llm" not in rig.client.router.sets.names())
+    with pytest.raises(NoWorkers):
+        await rig.client.call("llm.who", "too late")
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    assert await rig.client.call("llm.who", "again") == [0, 2, 1, "again"]
+    balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_set_that_is_declared_while_the_pool_of_its_name_is_opened_is_not_overlooked(rig: GangRig) -> None:
+    router = rig.client.router
+    await router.sets.find("llm", None)  # read, and none is declared
+    opened = router._following._open
+
+    async def slowly(name: str) -> RoutedPool:
+        pool = await opened(name)
+        if name == "llm":
+            await rig.declare("llm", gangs=1, gang=PAIR)
+            await until(lambda: "llm" in router.sets.names())
+        return pool
+
+    router._following._open = slowly  # type: ignore[method-assign]
+    assert await rig.client.options(timeout_s=5).call("llm.who", "x") == [0, 2, 1, "x"]
+    assert "llm" not in router._traffic.plain
     balanced(rig, "llm")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from gangline.bus.memory import MemoryHub
-from gangline.bus.port import BucketSettings, KeyValue
+from gangline.bus.port import BucketSettings, KeyValue, KvEntry
 from gangline.dispatcher.gangset_feed import SetFeed
 from gangline.schemas.errors import Unavailable
 from gangline.schemas.gang_messages import GangEvent, GangEventKind
@@ -118,6 +119,37 @@ async def test_what_is_written_to_a_set_is_looked_up(scene: Scene) -> None:
     await scene.kv.delete(NAMES.gangset_key("llm"))
     await turns()
     assert scene.diary.take() == [("declared", "llm", None)]
+
+
+class LateLedger:
+    """Storage that has what was written only when it was asked so often; a bus.port.KeyValue."""
+
+    def __init__(self, kv: KeyValue, looks: int) -> None:
+        self._kv = kv
+        self.looks = looks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kv, name)
+
+    async def get(self, key: str) -> KvEntry | None:
+        self.looks -= 1
+        return await self._kv.get(key) if self.looks < 0 else None
+
+
+@pytest.mark.parametrize(("looks", "found"), [(3, True), (1000, False)])
+async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_while(
+    scene: Scene, looks: int, found: bool
+) -> None:
+    late, diary = LateLedger(scene.kv, looks), Diary()
+    feed = SetFeed(scene.bus, late, NAMES, diary)  # type: ignore[arg-type]
+    await feed.start()
+    await scene.declare("llm", gangs=2)
+    await asyncio.sleep(2.5)
+    assert (("declared", "llm", 2) in diary.take()) is found
+    asked = late.looks
+    await asyncio.sleep(5.0)
+    assert late.looks == asked, "it is not asked for ever: the next pull sees it"
+    await feed.stop()
 
 
 async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene: Scene) -> None:

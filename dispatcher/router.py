@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,30 +18,19 @@ from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import Span
-from .caller import Caller
-from .exchange import Exchange
-from .express import Express, measured
-from .express_hold import HeldExpress
-from .gang_members import LineMaker
-from .gangs import Gangs
+from .express import measured
 from .gangset import RoutedSet
-from .gangsets import GangSets
-from .hold import Hold, Reserver
+from .hold import Hold
 from .inflight import Outcome
 from .leases import Lease, Leasing
 from .observed import Observed
 from .order import CallOptions, Order
+from .parts import Parts
 from .plain_flight import Detour, PlainFlight
 from .policy import Policy, Sticky
 from .pool import Moved, RoutedPool
-from .pools import Pools
-from .reserving import Reserving
-from .route_shadow import Shadows
-from .route_table import RouteTable
-from .route_traffic import Traffic
-from .selection import Choosing, Dispatcher, Selection
+from .selection import Choosing, Selection
 from .settings import RouterSettings
-from .stream import Streamer
 from .ticket import Ticket
 
 _log = logger_for("dispatcher")
@@ -81,33 +69,34 @@ class Router:
         self.settings = settings or RouterSettings()
         self.metrics = metrics or RouterMetrics()
         self._max_attempts = self.settings.max_attempts
-        ambient = ambient or Ambient()
-        self._pools: dict[str, RoutedPool] = {}
-        self._targets: dict[str, tuple[str, str]] = {}
-        """Targets that were taken apart and found right."""
         self._state = "new"
-        self.exchange = Exchange(bus, names, ambient, self.settings, self._pools.get)
-        self._numbers = self.exchange.numbers
-        policy = policy or (lambda _pool: Sticky())
-        # A generator of its own: the system's is a system call for every draw.
-        chance = random.Random(ambient.random.getrandbits(64))
-        self._following = self._followed(bucket or BucketSettings(), policy, chance)
-        self.caller = Caller(self.exchange, self.settings)
-        self._dispatcher = Dispatcher(self.caller, self.settings.max_attempts)
-        self._streamer = Streamer(self.caller, self.settings.stream_window)
-        lines = LineMaker(caller=self.caller, streamer=self._streamer, pool=self.pool)
-        self.gangs = self._owned(ambient, lines, name)
-        self.sets = self._standing_sets(chance, lines, policy)
-        self.routes = RouteTable(
-            bus, names, bucket=routes_bucket, make=makes_routes, reconcile_s=self.settings.reconcile_s
+        parts = Parts(
+            self,
+            bus,
+            names,
+            settings=self.settings,
+            ambient=ambient or Ambient(),
+            bucket=bucket or BucketSettings(),
+            policy=policy or (lambda _pool: Sticky()),
+            metrics=self.metrics,
+            owner=name or bus.name,
+            routes_bucket=routes_bucket,
+            makes_routes=makes_routes,
         )
-        self._traffic = self._routed_traffic(chance)
-        self._express = Express(
-            self.exchange, self.caller, self.settings, self.metrics, self._targets, self._traffic.plain
-        )
-        owner = name or bus.name
-        self._held_express = HeldExpress(self._express, self.settings, self.metrics, owner)
-        self._reserving = self._holds_of(owner)
+        self.exchange = parts.exchange
+        self.caller = parts.caller
+        self.gangs = parts.gangs
+        self.sets = parts.sets
+        self.routes = parts.routes
+        self._pools = parts.pools
+        self._targets = parts.targets
+        self._following = parts.following
+        self._traffic = parts.traffic
+        self._streamer = parts.streamer
+        self._dispatcher = parts.dispatcher
+        self._reserving = parts.reserving
+        self._express = parts.express
+        self._held_express = parts.held_express
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -232,7 +221,7 @@ class Router:
         options: CallOptions = _DEFAULTS,
     ) -> Any:
         """Run a task on the worker that was chosen; see Client.dispatch."""
-        self._check_open()
+        self.check_open()
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
         if flight is None:
             return await self._dispatch(selection, method, args, kwargs or {}, options)
@@ -246,7 +235,7 @@ class Router:
         if type(outcome) is Detour:
             order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
             order.pool = selection.pool
-            with self._observed(order, since=flight.sent_at) as (_, span):
+            with self.observed(order, since=flight.sent_at) as (_, span):
                 return await self._dispatcher.go_on(selection, order, outcome.outcome, span)
         if measured():
             self._express.answered(flight)
@@ -265,7 +254,7 @@ class Router:
         if order.pool == selection.endpoint:
             order.pool = selection.pool
         selection.check_usable(order.pool)
-        with self._observed(order) as (_, span):
+        with self.observed(order) as (_, span):
             return await self._dispatcher.dispatch(selection, order, span)
 
     def lease(
@@ -295,7 +284,7 @@ class Router:
                 express=self._held_express,
                 streamer=self._streamer,
                 make=self._lease_order,
-                observe=self._observed,
+                observe=self.observed,
                 options=options,
                 wait=wait,
             )
@@ -347,7 +336,7 @@ class Router:
         Raises:
             ClosedError: the router does not run.
         """
-        self._check_open()
+        self.check_open()
         return await self._following.get(name, deadline)
 
     async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> Hold:
@@ -358,6 +347,25 @@ class Router:
             method: only of a worker that has this task.
         """
         return await self._reserve(pool, method, slots, ttl_s, ReserveFlag(0), CallOptions(pool=pool))
+
+    def observed(self, order: Order, since: float | None = None) -> Observed:
+        """Count and trace one request: `with ... as (ticket, span)`.
+
+        Args:
+            since: when it was sent, and counted, elsewhere.
+        """
+        if since is None:
+            self.check_open()
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            ClosedError: the router does not run.
+        """
+        if self._state != "running":
+            why = "was not started" if self._state == "new" else "was stopped"
+            raise ClosedError(f"this router {why}")
 
     @property
     def running(self) -> bool:
@@ -389,92 +397,6 @@ class Router:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _followed(self, bucket: BucketSettings, policy: Callable[[str], Policy], chance: random.Random) -> Pools:
-        return Pools(
-            self.bus,
-            self.names,
-            pools=self._pools,
-            exchange=self.exchange,
-            settings=self.settings,
-            bucket=bucket,
-            policy=policy,
-            metrics=self.metrics,
-            draw=chance.random,
-            numbers=self._numbers,
-            strays=self._strays,
-            on_close=self._forget,
-            on_tick=self._tick,
-        )
-
-    def _holds_of(self, owner: str) -> Reserving:
-        return Reserving(
-            Reserver(self.exchange, self.settings, owner),
-            self._held_express,
-            self._traffic,
-            self._following,
-            check_open=self._check_open,
-            deadline=self.deadline,
-            settings=self.settings,
-        )
-
-    def _owned(self, ambient: Ambient, lines: LineMaker, name: str) -> Gangs:
-        return Gangs(
-            self.bus,
-            self.names,
-            ambient,
-            self.settings,
-            lines=lines,
-            deadline=self.deadline,
-            observe=self._observed,
-            owner=name or self.bus.name,
-        )
-
-    def _standing_sets(self, chance: random.Random, lines: LineMaker, policy: Callable[[str], Policy]) -> GangSets:
-        return GangSets(
-            self.bus,
-            self.names,
-            self.settings,
-            exchange=self.exchange,
-            lines=lines,
-            policy=policy,
-            metrics=self.metrics,
-            random=chance,
-            ledger=self.ledger,
-            numbers=self._numbers,
-            strays=self._strays,
-            on_change=self._forget,
-        )
-
-    def _routed_traffic(self, chance: random.Random) -> Traffic:
-        shadows = Shadows(
-            self.exchange,
-            self.settings,
-            self.metrics,
-            pools=self._pools,
-            open_soon=self._following.open_soon,
-            draw=chance.random,
-        )
-        return Traffic(
-            self.routes,
-            pools=self._pools,
-            following=self._following,
-            sets=self.sets,
-            shadows=shadows,
-            settings=self.settings,
-            metrics=self.metrics,
-            draw=chance.random,
-            numbers=self._numbers,
-        )
-
-    def _strays(self, endpoint: str, pool: str) -> bool:
-        return self._traffic.strays(endpoint, pool)
-
-    def _forget(self, name: str) -> None:
-        self._traffic.forget(name)
-
-    def _tick(self) -> None:
-        self._traffic.poke()
-
     async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
         pool = self._traffic.plain.get(order.pool)
         if pool is not None:
@@ -505,7 +427,7 @@ class Router:
 
     async def _target(self, order: Order, ticket: Ticket, span: Span) -> RoutedPool | RoutedSet:
         """Where the order goes now. Who names a pool means the pool."""
-        self._check_open()
+        self.check_open()
         if order.options.pool is not None:
             return await self._following.get(order.options.pool, order.deadline)
         target = await self._traffic.find(order.endpoint, ticket, order.deadline, order)
@@ -518,8 +440,8 @@ class Router:
         return target
 
     def _observed_routed(self, order: Order) -> Observed:
-        """`_observed`, for an order whose pool may not be known yet."""
-        self._check_open()
+        """`observed`, for an order whose pool may not be known yet."""
+        self.check_open()
         counted = order.options.pool is not None or order.endpoint in self._traffic.plain
         return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted)
 
@@ -534,16 +456,6 @@ class Router:
             except Moved:
                 return await self._run_routed(order, ticket, span)
 
-    def _observed(self, order: Order, since: float | None = None) -> Observed:
-        """Count and trace one request: `with ... as (ticket, span)`.
-
-        Args:
-            since: when it was sent, and counted, elsewhere.
-        """
-        if since is None:
-            self._check_open()
-        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
-
     async def _reserve(
         self,
         pool: str,
@@ -553,13 +465,13 @@ class Router:
         flags: ReserveFlag,
         options: CallOptions,
     ) -> Hold:
-        self._check_open()
+        self.check_open()
         return await self._reserving.reserve(
             pool, method, slots, ttl_s=ttl_s, flags=flags, options=options, deadline=self.deadline(options)
         )
 
     def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:
-        self._check_open()
+        self.check_open()
         return self.order(target, args, kwargs, options)
 
     def _split_pool(self, target: str, options: CallOptions) -> tuple[str, str | None]:
@@ -567,11 +479,6 @@ class Router:
         if dot:
             endpoint, method = split_target(target)
         return options.pool or check_name(endpoint, "pool"), method or None
-
-    def _check_open(self) -> None:
-        if self._state != "running":
-            why = "was not started" if self._state == "new" else "was stopped"
-            raise ClosedError(f"this router {why}")
 
 
 def _check_slots(slots: int | None) -> None:

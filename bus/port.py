@@ -7,17 +7,77 @@ Publishing is synchronous: it writes into the connection's buffer and returns, s
 await. Whoever may produce faster than the socket takes must await `writable()` now and then. Handlers are plain
 functions, called on the event loop in the order of arrival; they must not block and must not raise (a handler that
 raises is logged, with the subject, and nothing else is lost).
+
+Buckets are in `kv_port`, streams in `stream_port`; all of it can be had from here.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-from ..schemas.errors import GanglineError, InvalidSettings, Unavailable
+from ..schemas.errors import GanglineError, Unavailable
+from .kv_port import (
+    BucketSettings,
+    KeyValue,
+    KvEntry,
+    KvHandler,
+    KvOperation,
+    KvWrite,
+    Storage,
+)
+from .stream_port import (
+    Consumer,
+    ConsumerLost,
+    ConsumerSettings,
+    ConsumerState,
+    ConsumerTaken,
+    ObjectStore,
+    Published,
+    Refused,
+    Retention,
+    Stream,
+    StreamHandler,
+    StreamMessage,
+    StreamSettings,
+    StreamState,
+)
+
+__all__ = [
+    "Answered",
+    "BucketSettings",
+    "Bus",
+    "Conflict",
+    "ConnectionEvent",
+    "Consumer",
+    "ConsumerLost",
+    "ConsumerSettings",
+    "ConsumerState",
+    "ConsumerTaken",
+    "Handler",
+    "KeyValue",
+    "KvEntry",
+    "KvHandler",
+    "KvOperation",
+    "KvWrite",
+    "Message",
+    "NoResponders",
+    "NotPermitted",
+    "ObjectStore",
+    "Published",
+    "Refused",
+    "RequestTimeout",
+    "Retention",
+    "Storage",
+    "StorageUnavailable",
+    "Stream",
+    "StreamHandler",
+    "StreamMessage",
+    "StreamSettings",
+    "StreamState",
+    "Subscription",
+]
 
 
 class NoResponders(Unavailable):
@@ -93,408 +153,6 @@ class Subscription(Protocol):
     async def unsubscribe(self) -> None:
         """Stop delivery at once. Idempotent."""
         ...
-
-
-class KvOperation(StrEnum):
-    PUT = "put"
-    DELETE = "delete"
-    """Deleted by somebody, or expired."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvEntry:
-    """One revision of one key."""
-
-    key: str
-    value: bytes
-    revision: int
-    """The stream's sequence: grows over the whole bucket."""
-    operation: KvOperation = KvOperation.PUT
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvWrite:
-    """One write of a group or of an atomic batch."""
-
-    key: str
-    value: bytes | None
-    """None deletes."""
-    ttl_s: float | None = None
-    """Expires so long after the write; rounded up to whole seconds. None: permanent."""
-    revision: int | None = None
-    """Write only if the key is at this revision; 0: only if it does not exist (an expired or deleted key does not
-    exist). None: unconditionally."""
-    condition_key: str | None = None
-    """`revision` is that of this other key instead (atomic batches only)."""
-
-
-class Storage(StrEnum):
-    MEMORY = "memory"
-    FILE = "file"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketSettings:
-    """How a bucket is made when it does not exist yet. An existing bucket is used as it is.
-
-    Raises:
-        InvalidSettings: a value is out of its bounds.
-    """
-
-    storage: Storage = Storage.MEMORY
-    """Memory is fast, and workers rebuild what a restarted server forgot. A cluster is better served by file."""
-    replicas: int = 1
-    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
-    max_bytes: int = -1
-    """Most bytes that the bucket may hold; -1: as many as the server allows."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.replicas <= 5:
-            raise InvalidSettings(f"replicas is {self.replicas}: JetStream keeps 1 to 5, and 3 suits most clusters")
-        if self.max_bytes != -1 and self.max_bytes < 1:
-            raise InvalidSettings(f"max_bytes is {self.max_bytes}: give at least 1, or -1 for no bound")
-
-    @classmethod
-    def from_environment(cls, environ: Mapping[str, str] | None = None) -> BucketSettings:
-        """What `GANGLINE_STORAGE` (`memory` or `file`) and `GANGLINE_REPLICAS` say; the defaults where they are unset.
-
-        Raises:
-            InvalidSettings: names the variable and what it may be.
-        """
-        environ = os.environ if environ is None else environ
-        storage = environ.get("GANGLINE_STORAGE") or Storage.MEMORY
-        replicas = environ.get("GANGLINE_REPLICAS") or "1"
-        if storage not in tuple(Storage):
-            raise InvalidSettings(f"GANGLINE_STORAGE is {storage!r}: use 'memory' or 'file'")
-        if not replicas.isdecimal():
-            raise InvalidSettings(f"GANGLINE_REPLICAS is {replicas!r}: use a number from 1 to 5")
-        return cls(storage=Storage(storage), replicas=int(replicas))
-
-
-KvHandler = Callable[[KvEntry], None]
-
-
-class KeyValue(Protocol):
-    """A JetStream KV bucket. Keys are `[-/_=.a-zA-Z0-9]+`; patterns have `*` and `>` as subjects do.
-
-    Every method raises `Disconnected` without a connection and `StorageUnavailable` when JetStream does not answer
-    within `timeout_s` of the bus (default 5 s) or has no leader. A bucket that vanished (a memory stream after a
-    server restart) is made again by the next write; readers see it empty.
-    """
-
-    name: str
-
-    async def get(self, key: str) -> KvEntry | None:
-        """The newest revision, read from the stream's leader. None: never written, deleted or expired."""
-        ...
-
-    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
-        """A snapshot of all living keys that match any of the patterns, each at its newest revision.
-
-        It may come from a copy that lags behind, as a whole: it lacks nothing that is older than the newest that it
-        shows. Ask for a key that was just written as well to know how new it is.
-        """
-        ...
-
-    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
-        """Write and return the new revision; `ttl_s` and `revision` as in KvWrite.
-
-        Raises:
-            Conflict: `revision` given and not met. After a time-out, a caller's own write is recognised.
-        """
-        ...
-
-    async def delete(self, key: str, *, revision: int | None = None) -> None:
-        """Delete; a key that does not exist is not an error."""
-        ...
-
-    async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
-        """Many writes in flight together, each on its own: a revision or an error for each, in order. (A delete gives
-        the revision of its marker.) Never raises for a single one."""
-        ...
-
-    async def commit(self, writes: Sequence[KvWrite]) -> int:
-        """Atomic batch: all or none, at most 1000. Returns the revision of the last.
-
-        Raises:
-            Conflict: some condition was not met; nothing was written. Transient conflicts are retried inside.
-        """
-        ...
-
-    async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
-        """Call `handler` with the newest revision of every matching key, then with each change, expiry included.
-
-        Resumes by itself after reconnects and lost buckets; then entries may come again, and keys that went meanwhile
-        come as DELETE. Returns after the first snapshot was handled.
-        """
-        ...
-
-    async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
-        """A live feed of writes as they pass, with no history and no guarantee: sees writes that storage refused or
-        has not taken yet (revision 0), sees no expiry, misses what passes while disconnected. Cheap, and it goes on
-        while JetStream has no leader: made for heartbeats, together with `entries`."""
-        ...
-
-
-class Retention(StrEnum):
-    LIMITS = "limits"
-    """Messages stay until they are too old or deleted."""
-    WORK_QUEUE = "workqueue"
-    """Messages stay until they are acknowledged. The filters of its consumers may not overlap: the server refuses a
-    second consumer of a subject, so having one is a lock."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSettings:
-    """How a stream is made when it does not exist yet; one that exists is used as it is, if it has the subjects.
-
-    Atomic batches, expiring messages and schedules (with `Nats-Schedule` headers) are always allowed.
-    """
-
-    subjects: tuple[str, ...]
-    retention: Retention = Retention.LIMITS
-    storage: Storage = Storage.FILE
-    replicas: int = 1
-    max_age_s: float = 0.0
-    """0: for ever."""
-    max_bytes: int = -1
-    duplicates_s: float = 120.0
-    """A message with a `Nats-Msg-Id` that was used within so long is acknowledged and dropped."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerSettings:
-    """A pull consumer whose messages are acknowledged one by one.
-
-    It is made with the name and metadata given; see `Stream.consume`.
-    """
-
-    filter: str
-    ack_wait_s: float = 30.0
-    """What was not acknowledged for so long is delivered again."""
-    max_pending: int = 10_000
-    """Most messages that may be delivered and not acknowledged."""
-    metadata: Mapping[str, str] | None = None
-    inactive_s: float = 0.0
-    """The server removes it when it was not used for so long; 0: never."""
-
-
-class StreamMessage(NamedTuple):
-    """One stored message. A tuple, since there are many of them."""
-
-    subject: str
-    data: bytes
-    headers: Mapping[str, str] | None
-    sequence: int
-    at: float
-    """Unix time, of the server's clock."""
-    delivered: int = 1
-    """How often this consumer delivered it, this one included."""
-    ack: str = ""
-    """Where to publish the acknowledgement; empty for what was not delivered by a consumer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    sequence: int
-    duplicate: bool = False
-    """It was there already: `sequence` is that of the first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamState:
-    messages: int
-    bytes: int
-    first_sequence: int
-    last_sequence: int
-    subjects: Mapping[str, int]
-    """Messages of each subject that was asked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerState:
-    name: str
-    filter: str
-    pending: int
-    """Messages that match and were not delivered yet."""
-    unacknowledged: int
-    metadata: Mapping[str, str]
-
-
-class ConsumerLost(Unavailable):
-    """The consumer does not exist any more: somebody deleted it, or took its place."""
-
-    code = "consumer_lost"
-    status = 409
-
-
-class ConsumerTaken(Unavailable):
-    """Another consumer of these subjects exists."""
-
-    code = "consumer_taken"
-    status = 409
-
-
-StreamHandler = Callable[[StreamMessage], None]
-
-
-class Consumer(Protocol):
-    """A pull consumer of ours. Messages come to the handler it was opened with, on the loop, in order."""
-
-    name: str
-
-    def pull(self, count: int) -> None:
-        """Ask for so many more messages; they come when there are some. What is asked for adds up. Asked for again by
-        itself when a request expires, or when the connection or the server comes back; then what is outstanding is
-        asked for again, never more than that. (Only when a server was silent for seconds, and then answers the old
-        requests after all, more may come than was asked for. It counts against what is pulled next.)
-
-        Never raises for a lost connection.
-        """
-        ...
-
-    @property
-    def wanted(self) -> int:
-        """Messages asked for that have not come yet."""
-        ...
-
-    def ack(self, message: StreamMessage) -> None:
-        """It is done with, and goes. Sent with the next flush; sent again after a reconnect until the server has
-        confirmed it, or the consumer is lost. Should a server forget it and deliver the message again, that is
-        acknowledged again and not handed over. Never raises for a lost connection."""
-        ...
-
-    async def settled(self) -> None:
-        """Wait until all acknowledgements so far are confirmed.
-
-        Raises:
-            ConsumerLost.
-        """
-        ...
-
-    async def state(self) -> ConsumerState:
-        """As the server has it now.
-
-        Raises:
-            ConsumerLost: it is not there (and `on_lost` is called).
-            StorageUnavailable, Disconnected.
-        """
-        ...
-
-    async def close(self, *, delete: bool = False) -> None:
-        """Stop delivery; `delete` removes it on the server, so that what is not acknowledged can be had by the next
-        consumer at once. Waits up to two seconds until acknowledgements are confirmed. Idempotent.
-
-        Raises:
-            Disconnected, StorageUnavailable: with `delete`, it could not be removed; it was closed all the same.
-        """
-        ...
-
-
-class Stream(Protocol):
-    """A JetStream stream. Methods raise `Disconnected` and `StorageUnavailable` as KeyValue's do."""
-
-    name: str
-
-    async def publish(
-        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
-    ) -> Published:
-        """Store a message; returns when it is stored. Many at once share round trips.
-
-        Raises:
-            PayloadTooLarge: nothing was sent.
-            InvalidName: the stream does not take this subject; nothing was sent.
-            Refused: the server says why it will never take this (a schedule it does not understand, for example).
-            StorageUnavailable: it may have been stored, if `may_have_started`; give it a `Nats-Msg-Id` and try again.
-        """
-        ...
-
-    async def state(self, pattern: str | None = None) -> StreamState:
-        """Counts; with those of each subject that matches."""
-        ...
-
-    async def get(self, sequence: int) -> StreamMessage | None:
-        """The message of that sequence, from the leader."""
-        ...
-
-    async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None:
-        """The first message from `sequence` on whose subject matches, from the leader."""
-        ...
-
-    async def last(self, subject: str) -> StreamMessage | None:
-        """The newest message of a subject."""
-        ...
-
-    async def delete(self, sequence: int) -> bool:
-        """Remove one message; False when it was not there."""
-        ...
-
-    async def purge(self, pattern: str, *, before: int | None = None) -> int:
-        """Remove the messages of these subjects (`before`: only those of a lower sequence); how many they were."""
-        ...
-
-    async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
-        """Call `handler` with every stored message that matches, from sequence `start` on, and with each new one as it
-        comes; in order, none twice, none left out, also across reconnects. Leaves the messages where they are (not for
-        work queues)."""
-        ...
-
-    async def consume(
-        self,
-        name: str,
-        settings: ConsumerSettings,
-        handler: StreamHandler,
-        *,
-        on_lost: Callable[[], None] | None = None,
-        on_acknowledged: Callable[[list[int]], None] | None = None,
-    ) -> Consumer:
-        """Make a pull consumer, or open the one that has that name and filter. (What that one delivered to somebody
-        else, who did not acknowledge it, comes after the acknowledgement wait; delete it first to have it at once.)
-
-        What a broken connection swallowed is delivered again soon after it is back, and then not in order.
-
-        Args:
-            on_lost: called once, on the loop, when the server says that the consumer is no more. Nothing is delivered
-                after it, and acknowledgements go nowhere.
-
-        Raises:
-            ConsumerTaken: the stream is a work queue and another consumer has (some of) these subjects; or the one of
-                that name has others.
-        """
-        ...
-
-    async def consumers(self) -> list[ConsumerState]:
-        """All consumers of the stream."""
-        ...
-
-    async def delete_consumer(self, name: str) -> bool:
-        """Remove one; its unacknowledged messages can be had by the next at once. False: it was not there."""
-        ...
-
-
-class Refused(Unavailable):
-    """The server will never take this message; the text has its reason. Nothing was stored."""
-
-    code = "refused"
-    status = 400
-
-
-class ObjectStore(Protocol):
-    """Large values, in pieces. Compatible with `nats object`."""
-
-    async def put(self, name: str, data: bytes, *, ttl_s: float | None = None) -> None:
-        """Store; a value of that name is replaced."""
-        ...
-
-    async def get(self, name: str) -> bytes | None:
-        """None: not there.
-
-        Raises:
-            StorageUnavailable: it cannot be read whole (digest or size differ).
-        """
-        ...
-
-    async def delete(self, name: str) -> None: ...
 
 
 class Bus(Protocol):

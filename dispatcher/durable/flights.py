@@ -170,7 +170,7 @@ class Flights:
     def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:
         self._entries[entry.seq] = entry
         self._vigil.watch(flight.worker)
-        self._exchange.launch(flight, frame, flight.sent_at)
+        self._exchange.launch(flight, frame)
 
     # -- frames ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ def durable_at_rest(world: World) -> bool:
         and not world.routes.busy
         and all(each.running for each in world.dispatchers.values())
         and not _held(world)
+        and max(_had(world).values(), default=1) == 1
     )
 
 
@@ -29,10 +30,14 @@ def check_durable(world: World) -> None:
             world.checker.fail("hang", f"{each.node} does not run, though everything is healed: {each.dispatcher!r}")
     for text in _held(world):
         world.checker.fail("L12", f"at rest {text}")
-    had = Counter(name for each in world.dispatchers.values() for name in each.queues)
-    for name, count in had.items():
+    for name, count in _had(world).items():
         if count > 1:
             world.checker.fail("L10", f"at rest {count} dispatchers have the queue {name}")
+
+
+def _had(world: World) -> Counter[str]:
+    """How many dispatchers have each queue, as far as they know."""
+    return Counter(name for each in world.dispatchers.values() for name in each.queues)
 
 
 def _held(world: World) -> list[str]:

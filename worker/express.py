@@ -1,9 +1,9 @@
 """The short way of plain tasks: from an admitted frame to its answer in one call.
 
-Most tasks are coroutines of a call or a lease, without a time limit of their own, a stream, middleware or a gang, and
-many of them never have to wait. Those are run here where their frame is looked at: no run, no execution and no asyncio
-task is made for them. One that waits gets all of these at its first wait, and one that fails for its end; from there on
-it is like any other.
+Most tasks are coroutines of a call, a lease or a durable job, without a time limit of their own, a stream, middleware
+or a gang, and many of them never have to wait. Those are run here where their frame is looked at: no run, no execution
+and no asyncio task is made for them. One that waits gets all of these at its first wait, and one that fails for its
+end; from there on it is like any other.
 
 Used in one turn at a time, between `enter` and `leave`, around the frames of one message.
 """
@@ -20,10 +20,11 @@ from ..schemas.frames import Answer, Frame, TaskFlag
 from ..telemetry.instruments import metrics_enabled
 from ..telemetry.tracing import tracer
 from .books import Books
-from .context import stop
+from .context import report_to, stop
 from .executors import Executors
 from .executors.stepper import Stepper
 from .frame_caller import FrameCaller
+from .jobs import ID_BYTES, JobRun
 from .memory import TaskRecord
 from .outbox import Outbox
 from .run_context import RunContext
@@ -42,7 +43,7 @@ class PlainRun(Run):
     """What it runs as."""
     reason: CancelReason | None = None
     """Why it was told to stop."""
-    caller: FrameCaller
+    caller: FrameCaller | JobRun
     context: RunContext
 
     def __init__(
@@ -51,7 +52,7 @@ class PlainRun(Run):
         runs: Runs,
         record: TaskRecord,
         task: DeclaredTask,
-        caller: FrameCaller,
+        caller: FrameCaller | JobRun,
         context: RunContext,
         now: float,
     ) -> None:
@@ -95,7 +96,7 @@ class Express:
         self._succeeded: list[str] = []
         """Methods of those that ended well since `enter`."""
         self.plain: frozenset[DeclaredTask] = _NONE
-        """Tasks that may go this way now, if they are without a job, a stream and a gang."""
+        """Tasks that may go this way now, if they are without a stream and a gang."""
 
     def enter(self) -> None:
         """A message begins."""
@@ -103,7 +104,8 @@ class Express:
         if self._executors.running and not tracer.enabled and not metrics_enabled():
             self.plain = self._executors.plain
             self._stepper = self._executors.stepper
-        self._room = self._outbox.largest_frame
+        # What is a little larger is for the general way to judge: it knows who may get it again, under a longer id.
+        self._room = self._outbox.largest_frame - ID_BYTES
 
     def leave(self) -> None:
         """The message is worked off, and this turn's answers are on their way."""
@@ -121,7 +123,7 @@ class Express:
         record: TaskRecord,
         task: DeclaredTask,
         frame: Frame,
-        caller: FrameCaller,
+        caller: FrameCaller | JobRun,
         deadline_at: float | None,
         now: float,
     ) -> None:
@@ -134,8 +136,10 @@ class Express:
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
         context = RunContext(record, task.name, self._books, token, trace, meta, deadline_at, self._scope)
         self._launched += 1
+        if isinstance(caller, JobRun):
+            report_to(context, caller.progress)
         if self._journal.enabled:
-            self._runs.began(record, task.name, token)
+            self._runs.began(record, task.name, token, caller)
         carrier = self._stepper.inside
         if carrier is None or carrier.spoiled:
             carrier = self._stepper.enter()
@@ -152,13 +156,16 @@ class Express:
             return
         self._executors.let_go(context)
         self._core.complete(record, answer, now)
-        caller.send(answer)
+        if isinstance(caller, JobRun):
+            caller.completed(answer, now)
+        else:
+            caller.send(answer)
         if self._journal.enabled:
-            self._runs.ended(record, task.name)
+            self._runs.ended(record, task.name, caller)
         self._succeeded.append(task.name)
 
     def _adopted(
-        self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller, context: RunContext, now: float
+        self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller | JobRun, context: RunContext, now: float
     ) -> PlainRun:
         run = PlainRun(self, self._runs, record, task, caller, context, now)
         self._runs.adopt(run)
@@ -167,7 +174,7 @@ class Express:
     def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""
         self._executors.let_go(run.context)
-        if error is None and not run.record.answered:
+        if error is None and not run.record.answered and not isinstance(run.caller, JobRun):
             answer = self._written(run.record.id, run.task, value)
             if answer is not None:
                 run.caller.send(answer)

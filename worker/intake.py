@@ -159,12 +159,12 @@ class Intake:
             return
         try:
             if (
-                job is None
-                and flags & ~_JSON == 0
+                flags & ~_JSON == 0
                 and (record.lease is None or record.lease.gang is None)
                 and task in self._express.plain
             ):
-                self._express.run(record, task, frame, caller, None if deadline_at == NEVER else deadline_at, now)
+                teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
+                self._express.run(record, task, frame, teller, None if deadline_at == NEVER else deadline_at, now)
             else:
                 self._start(record, task, job, caller, frame, None if deadline_at == NEVER else deadline_at)
         except BaseException as error:

@@ -13,8 +13,7 @@ The frames of attached requests are those of any task: ITEM, OK, END or ERROR wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
@@ -36,14 +35,13 @@ LISTED = 2000
 """Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
 MOST_HEARERS = 1000
 """Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
-_ID_BYTES = 8
+ID_BYTES = 8
 """By which one request's id may be longer than another's."""
 _ENTRY_BYTES = 128
 """Of one job in such an answer, without its names."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobName:
+class JobName(NamedTuple):
     """What a request says of the job that it is for."""
 
     key: JobKey
@@ -93,10 +91,10 @@ class JobRun:
         first = self.job.hearers[0]
         try:
             ended = outcome if self._failure is None else Outcome(error=self._failure)
-            frame = _caller(first).frame(run, ended, _ID_BYTES)
+            frame = _caller(first).frame(run, ended, ID_BYTES)
         except InvalidResult as unwritable:
             error = unwritable
-            frame = error_frame(record.id, error, self._outbox.largest_frame - _ID_BYTES)
+            frame = error_frame(record.id, error, self._outbox.largest_frame - ID_BYTES)
         for hearer in self.job.hearers:
             own = frame if hearer is first else _readdressed(frame, hearer.id)
             core.settle(hearer.sender, hearer.id, own, now)
@@ -107,12 +105,18 @@ class JobRun:
             core.jobs.end(self.job, failed=error is not None, now=now)
         return error
 
+    def completed(self, answer: bytes, now: float) -> None:
+        """It ended well, in the turn in which it began: nobody else has asked for it since."""
+        self.progress.close()
+        _caller(self.job.hearers[0]).send(answer)
+        self._books.core.jobs.end(self.job, failed=False, now=now)
+
     def item(self, run: Run, sequence: int, value: Any) -> None:
         """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
         if self._failure is not None:
             return
         try:
-            frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, _ID_BYTES)
+            frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, ID_BYTES)
         except InvalidResult as error:
             self._failure = error
             run.cancel(TaskCancelled(error.message))
@@ -173,7 +177,13 @@ class Jobs:
         first = Hearer(record.sender, record.id, caller, streams=stream)
         job = self._core.jobs.begin(name.key, name.attempt, record, first)
         progress = ProgressFeed(
-            self._bus, self._names, name.key.job, name.attempt, ambient=self._books.ambient, log=self._log
+            self._bus,
+            self._names,
+            name.key.job,
+            name.attempt,
+            ambient=self._books.ambient,
+            loop=self._books.loop,
+            log=self._log,
         )
         return JobRun(job, progress, self._books, self._outbox)
 

@@ -54,23 +54,33 @@ def written(value: Any, where: str) -> Any:
 class ProgressFeed:
     """The reports of one execution. But for `report`, only used on the event loop."""
 
-    __slots__ = ("_ambient", "_attempt", "_bus", "_closed", "_job", "_log", "_loop", "_newest", "_number", "_subject",
-                 "_timer")  # fmt: skip
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
-    def __init__(self, bus: Bus, names: Names, job: str, attempt: int, *, ambient: Ambient, log: Log) -> None:
+    _number = 0
+    _newest: Any = _NOTHING
+    """Not sent yet."""
+    _timer: asyncio.TimerHandle | None = None
+    """Runs while the next report has to wait."""
+    _closed = False
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        job: str,
+        attempt: int,
+        *,
+        ambient: Ambient,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+    ) -> None:
         self._bus = bus
-        self._subject = names.job(job, JobFeed.PROGRESS)
+        self._names = names
         self._job = job
         self._attempt = attempt
         self._ambient = ambient
         self._log = log
-        self._loop = asyncio.get_running_loop()
-        self._number = 0
-        self._newest: Any = _NOTHING
-        """Not sent yet."""
-        self._timer: asyncio.TimerHandle | None = None
-        """Runs while the next report has to wait."""
-        self._closed = False
+        self._loop = loop
 
     def report(self, value: Any) -> None:
         """See Progress."""
@@ -118,7 +128,7 @@ class ProgressFeed:
             value=value,
         )
         try:
-            self._bus.publish(self._subject, codec.to_json(report))
+            self._bus.publish(self._names.job(self._job, JobFeed.PROGRESS), codec.to_json(report))
         except Disconnected:
             return  # the newest is still to be sent, when the connection is back
         except GanglineError as error:

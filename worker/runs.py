@@ -284,20 +284,21 @@ class Runs:
         books, method = self._books, run.task.name
         books.core.complete(run.record, answer, now)
         run.let_go()
-        self.ended(run.record, method)
+        self.ended(run.record, method, run.caller)
         self.counts["succeeded"] += 1
         books.metrics.finished(method, now - run.started_at, "ok")
         books.after_end()
 
-    def began(self, record: TaskRecord, method: str, token: str | None) -> None:
+    def began(self, record: TaskRecord, method: str, token: str | None, caller: Caller) -> None:
         """Write the begin into the journal."""
         if self._books.journal.enabled:
-            self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost)
+            facts = _facts(caller)
+            self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
 
-    def ended(self, record: TaskRecord, method: str) -> None:
+    def ended(self, record: TaskRecord, method: str, caller: Caller) -> None:
         """Likewise the end of what was not adopted."""
         if self._books.journal.enabled:
-            self._books.record("end", id=unique(record), method=method, cost=record.cost)
+            self._books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
 
     def count(self, succeeded: dict[str, int]) -> None:
         """By method: what began, ended well, and was not adopted."""

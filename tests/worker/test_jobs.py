@@ -157,7 +157,7 @@ async def test_an_attempt_that_could_not_begin_may_come_again():
     rig = Rig()
     closed = [True]
 
-    @rig.worker.pool.task
+    @rig.worker.pool.task(timeout_s=60)  # so that it goes the general way
     async def sometimes() -> str:
         return "it ran"
 

@@ -70,11 +70,12 @@ class JetStreamApi:
             raise StorageUnavailable(f"JetStream did not answer in time to {what}: try again") from error
         return parse_answer(answer, what)
 
-    async def require(self) -> None:
+    async def require(self, timeout_s: float | None = None) -> None:
         """Check once for each server version that what we need is there.
 
         Raises:
             ServerUnsupported: too old, or without JetStream; the text has the version.
+            StorageUnavailable: no answer, which is what a cluster without a leader gives.
         """
         version = self._bus.server_version
         if version == self._checked_version:
@@ -85,7 +86,7 @@ class JetStreamApi:
                 details={"version": version},
             )
         try:
-            await self.call("INFO", what="describe the account")
+            await self.call("INFO", what="describe the account", timeout_s=timeout_s)
         except ApiError as error:
             if error.number in _NOT_ENABLED:
                 raise self._without_jetstream(version) from error

@@ -151,12 +151,13 @@ class Upkeep:
             task.exception()  # whoever waited has it; nobody may have
 
     async def _make(self) -> bool:
-        await self._bus.api.require()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._bus.api.timeout_s
         while True:
+            patience_s = min(_PATIENCE_S, max(deadline - loop.time(), 0.1))
             try:
-                made = await self._look_or_create(min(_PATIENCE_S, max(deadline - loop.time(), 0.1)))
+                await self._bus.api.require(patience_s)
+                made = await self._look_or_create(patience_s)
             except (StorageUnavailable, _OthersMake) as error:
                 # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
                 lasting = isinstance(error, ApiError) and not error.temporary

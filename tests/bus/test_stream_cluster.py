@@ -8,9 +8,9 @@ import pytest
 
 from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.port import ConsumerSettings, ConsumerTaken, Retention, StreamSettings
-from gangline.schemas.errors import Unavailable
 
 from .conftest import collect, eventually
+from .stream_load import LONG_S, Load, publish_until_stored
 
 pytestmark = pytest.mark.server
 
@@ -26,7 +26,7 @@ def settings_of(namespace, retention=Retention.WORK_QUEUE):
 
 
 def consumer_of(namespace):
-    return ConsumerSettings(filter=f"{namespace}.task.>", ack_wait_s=300.0)
+    return ConsumerSettings(filter=f"{namespace}.task.>", ack_wait_s=LONG_S)
 
 
 async def leaders(bus, name, consumer):
@@ -35,17 +35,6 @@ async def leaders(bus, name, consumer):
     of_consumer = (await bus.api.call(f"CONSUMER.INFO.{name}.{consumer}", what="look"))["cluster"]["leader"]
     others = [peer["name"] for peer in stream["replicas"] if peer["name"] != of_consumer]
     return stream["leader"], of_consumer, others[0]
-
-
-async def publish_until_stored(stream, subject, number):
-    async with asyncio.timeout(90):
-        while True:
-            try:
-                return await stream.publish(
-                    subject, b"%d" % number, headers={"Nats-Msg-Id": f"m{number}"}, timeout_s=2.0
-                )
-            except Unavailable:
-                await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize("victim", ["stream leader", "consumer leader"])
@@ -59,37 +48,13 @@ async def test_a_leader_is_killed_under_load_and_every_message_is_done_once(conn
     # Work on a server that will live.
     bus, writer = await connect_to(cluster.server(safe).url), await connect_to(cluster.server(safe).url)
     stream = await bus.stream(namespace, settings_of(namespace))
-    source = await writer.stream(namespace, settings_of(namespace))
-    done, again, lost = collect(), [], collect()
-    seen = set()
-
-    def work(message):
-        if message.data in seen:
-            again.append(message.data)
-        seen.add(message.data)
-        consumer.ack(message)
-        done(message)
-        consumer.pull(1)
-
-    consumer = await stream.consume("c", consumer_of(namespace), work, on_lost=lambda: lost(1))
-    consumer.pull(50)
-
-    async def publish(share):
-        for index in range(share, number, 10):
-            await publish_until_stored(source, f"{namespace}.task.x", index)
-
-    publishing = asyncio.gather(*(publish(share) for share in range(10)))
+    load = Load(stream, await writer.stream(namespace, settings_of(namespace)), f"{namespace}.task.>", number)
+    await load.start()
     async with asyncio.timeout(30):
-        await done.count(number // 3)
+        await load.done.count(number // 3)
     cluster.server(of_stream if victim == "stream leader" else of_consumer).kill()
     async with asyncio.timeout(90):
-        await publishing
-        while len(seen) < number:
-            await done.count(len(done.items) + 1)
-        await consumer.settled()
-    assert seen == {b"%d" % index for index in range(number)}
-    assert again == []
-    assert lost.items == []
+        await load.finish()
 
     async def empty():
         return (await stream.state()).messages == 0

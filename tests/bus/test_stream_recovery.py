@@ -16,15 +16,13 @@ from gangline.bus.port import (
     StorageUnavailable,
     StreamSettings,
 )
-from gangline.schemas.errors import Disconnected, Unavailable
+from gangline.schemas.errors import Disconnected
 
 from .conftest import collect, happens
 from .proxy import Proxy
+from .stream_load import LONG_S, Load, publish_until_stored
 
 pytestmark = pytest.mark.server
-
-LONG = 300.0
-"""An acknowledgement wait that no test lives to see."""
 
 
 def settings_of(namespace, **others):
@@ -35,19 +33,7 @@ def settings_of(namespace, **others):
 
 
 def consumer_of(namespace, **others):
-    return ConsumerSettings(filter=f"{namespace}.task.>", **{"ack_wait_s": LONG, **others})
-
-
-async def publish_until_stored(stream, subject, number):
-    """As a careful client does: with an id, again and again."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await stream.publish(
-                    subject, b"%d" % number, headers={"Nats-Msg-Id": f"m{number}"}, timeout_s=2.0
-                )
-            except Unavailable:
-                await asyncio.sleep(0.02)
+    return ConsumerSettings(filter=f"{namespace}.task.>", **{"ack_wait_s": LONG_S, **others})
 
 
 @pytest.mark.parametrize("accident", ["restart", "kill"])
@@ -57,39 +43,16 @@ async def test_a_server_goes_and_comes_back_under_load_and_every_message_is_done
     number = 1500
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream = await bus.stream(namespace, settings_of(namespace))
-    source = await writer.stream(namespace, settings_of(namespace))
-    done, again, lost = collect(), [], collect()
-    seen = set()
-
-    def work(message):
-        if message.data in seen:
-            again.append(message.data)
-        seen.add(message.data)
-        consumer.ack(message)
-        done(message)
-        consumer.pull(1)
-
-    consumer = await stream.consume("c", consumer_of(namespace), work, on_lost=lambda: lost(1))
-    consumer.pull(50)
-
-    async def publish(share):
-        for index in range(share, number, 10):
-            await publish_until_stored(source, f"{namespace}.task.x", index)
-
-    publishing = asyncio.gather(*(publish(share) for share in range(10)))
+    load = Load(stream, await writer.stream(namespace, settings_of(namespace)), f"{namespace}.task.>", number)
+    await load.start()
     for enough in (number // 4, number // 2):
-        await done.count(enough)
+        await load.done.count(enough)
         if accident == "restart":
             await asyncio.to_thread(nats_server.restart)
         else:
             nats_server.kill()
             await asyncio.to_thread(nats_server.start)
-    await publishing
-    await done.until(lambda _: len(seen) == number)
-    await consumer.settled()
-    assert seen == {b"%d" % index for index in range(number)}
-    assert again == []
-    assert lost.items == []
+    await load.finish()
     assert (await stream.state()).messages == 0
 
 
@@ -225,6 +188,24 @@ async def test_looking_at_a_stream_that_vanished_makes_it_again(connect_to, nats
         await bus.api.call(f"STREAM.DELETE.{namespace}", what="delete")
         await look()
     assert (await stream.state()).messages == 0
+
+
+async def test_a_first_question_to_jetstream_that_nobody_hears_is_asked_again(
+    connect_to, nats_url, namespace, monkeypatch
+):
+    """A cluster that has just started holds an election, and is silent meanwhile."""
+    bus = await connect_to(nats_url)
+    call, asked = bus.api.call, []
+
+    async def unheard_once(operation, body=None, **options):
+        asked.append(operation)
+        if asked == ["INFO"]:
+            raise StorageUnavailable("JetStream did not answer in time to describe the account: try again")
+        return await call(operation, body, **options)
+
+    monkeypatch.setattr(bus.api, "call", unheard_once)
+    await bus.stream(namespace, settings_of(namespace))
+    assert asked.count("INFO") == 2
 
 
 async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace):

@@ -50,6 +50,27 @@ def silent(worker: FakeWorker, frame: Frame) -> None:
     """Hears everything and answers nothing."""
 
 
+def mute(*operations: Request) -> Any:
+    """Obedient, but deaf to some operations."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        return None if frame[0] in operations else obedient(worker, frame)
+
+    return behave
+
+
+def rejects(reason: Reason, times: int = 1_000_000) -> Any:
+    left = [times]
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] in (Request.TASK, Request.RESERVE) and left[0] > 0:
+            left[0] -= 1
+            return [(Answer.REJECTED, frame[1], str(reason))]
+        return obedient(worker, frame)
+
+    return behave
+
+
 class FakeWorker:
     """Speaks frames as scripted by `behave`; keeps what it heard."""
 

@@ -19,8 +19,7 @@ from gangline.schemas.errors import ClosedError, InvalidRequest, PayloadTooLarge
 from gangline.schemas.frames import Answer, Reason, Request
 from gangline.schemas.records import MethodInfo, Registration
 
-from .fakes import Rig, on_rig, silent, turns
-from .test_calls import rejects
+from .fakes import Rig, on_rig, rejects, silent, turns
 
 
 class Mine(Sticky):

@@ -17,8 +17,7 @@ from gangline.schemas.errors import (
 )
 from gangline.schemas.frames import Answer, Reason, Request, ReserveFlag
 
-from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
-from .test_calls import rejects
+from .fakes import FakeWorker, Rig, obedient, on_rig, rejects, silent, turns
 
 
 async def warm(rig: Rig) -> None:

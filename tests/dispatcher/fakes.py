@@ -18,6 +18,7 @@ from gangline.schemas.frames import (
     Frame,
     Load,
     LoadFlag,
+    Reason,
     Request,
     decode_request,
     encode_answer,

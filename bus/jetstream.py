@@ -39,6 +39,8 @@ log = logging.getLogger("gangline.bus")
 _FLUSH_TIMEOUT_S: Final = 5.0
 _AGAIN_S: Final = 0.05
 _MAX_CHECKED_SUBJECTS: Final = 4096
+_PLAIN_SUBJECT: Final = re.compile(r"[-$\w]++(\.[-$\w]++)*+", re.ASCII)
+"""What is neither bad nor has a wildcard, told quickly."""
 _BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
 _WILDCARD: Final = re.compile(r"(^|\.)[*>](\.|$)")
 _MISPLACED: Final = re.compile(r"(^|\.)>\.")
@@ -219,9 +221,11 @@ class JetStreamBus:
     def _check_subject(self, subject: str) -> None:
         if subject in self._forbidden:
             raise _not_permitted("publish to", subject)
-        if not subject or _BAD_SUBJECT.search(subject):
+        if _PLAIN_SUBJECT.fullmatch(subject) is not None:
+            pass  # nearly all, each new inbox and key among them
+        elif not subject or _BAD_SUBJECT.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
-        if _WILDCARD.search(subject):
+        elif _WILDCARD.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} has a wildcard: publish to one subject")
         self._check_length(subject)
         if len(self._checked) >= _MAX_CHECKED_SUBJECTS:

@@ -320,7 +320,9 @@ async def test_headers_count_against_max_payload(connect, namespace):
     assert bus.connected
 
 
-@pytest.mark.parametrize("subject", ["", "a b", "a..b", ".a", "a.", "a.*", "a.>", "a\r\nPUB b 0", "a\tb"])
+@pytest.mark.parametrize(
+    "subject", ["", "a b", "a..b", ".a", "a.", ".", "a.*", "a.>", "a\r\nPUB b 0", "a\tb", "a\n", "ä b", "a.ä."]
+)
 async def test_what_is_no_subject_cannot_be_published_to(connect, subject):
     bus = await connect()
     with pytest.raises(InvalidName):

@@ -318,7 +318,7 @@ class Gang:
     ) -> Order:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < formation.size:
             raise InvalidRequest(f"rank is {rank!r}: ranks of this gang go from 0 to {formation.size - 1}")
-        pool = formation.members[rank].pool
+        pool = formation.lines[rank].seat.pool
         endpoint, dot, name = method.rpartition(".")
         if dot and endpoint != pool:
             raise WrongPool(f"rank {rank} is of pool {pool!r}, not of {endpoint!r}")

@@ -82,7 +82,9 @@ class GangDesk:
                 raise _not_formed(request)
             timeout_s = again_s if left_s is None else min(again_s, left_s + _LAST_WORD_S)
             try:
-                asked = request.model_copy(update={"deadline_s": left_s})
+                asked = request
+                if left_s != request.deadline_s:
+                    asked = request.model_copy(update={"deadline_s": left_s})
                 return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
             except RequestTimeout:
                 alone_since = None

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -268,15 +269,12 @@ class Formation:
         rendezvous: Rendezvous | None = None,
     ) -> None:
         """`lines` by rank."""
-        by_rank: dict[int, list[Seat]] = {}
-        for seat in sorted(seats, key=lambda seat: (seat.rank, seat.part)):
-            by_rank.setdefault(seat.rank, []).append(seat)
         self.gang = gang
         self.generation = generation
         self.fence = fence
         self.rendezvous = rendezvous
-        self.members = tuple(GangMember.of(here) for _, here in sorted(by_rank.items()))
         self.lines = lines
+        self._seats = seats
         self.down: Callable[[], GanglineError] | None = None
         """Makes the error that says why it is no more; None while it lives."""
         self._runs = itertools.count(1)
@@ -284,7 +282,15 @@ class Formation:
 
     @property
     def size(self) -> int:
-        return len(self.members)
+        return len(self.lines)
+
+    @cached_property
+    def members(self) -> tuple[GangMember, ...]:
+        """By rank. Made for who asks: nobody has to wait for them when a gang is formed."""
+        by_rank: dict[int, list[Seat]] = {}
+        for seat in sorted(self._seats, key=lambda seat: (seat.rank, seat.part)):
+            by_rank.setdefault(seat.rank, []).append(seat)
+        return tuple(GangMember.of(here) for _, here in sorted(by_rank.items()))
 
     @property
     def later(self) -> int:

@@ -351,7 +351,7 @@ def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
 def _for_pool(order: Order, formation: Formation, rank: int) -> Order:
     """The order as it goes to one rank."""
     each = Order(
-        endpoint=formation.members[rank].pool,
+        endpoint=formation.lines[rank].seat.pool,
         method=order.method,
         args=order.args,
         kwargs=order.kwargs,

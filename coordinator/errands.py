@@ -283,7 +283,7 @@ class Errands:
 
     def _body(self, request: BaseModel) -> bytes:
         if self._last is None or self._last[0] is not request:
-            self._last = (request, request.model_dump_json(exclude_none=True).encode())
+            self._last = (request, request.model_dump_json(exclude_defaults=True).encode())
         return self._last[1]
 
     def _missed(self, worker: WorkerId, operation: Operation, error: GanglineError) -> None:

@@ -149,6 +149,10 @@ class TaskState(IntEnum):
     """Finished or seen, but the answer is no longer kept: ResultLost."""
 
 
+_DRAINING: Final = int(LoadFlag.DRAINING)
+"""A flag of an enumeration costs more to look at than all the rest of a load."""
+
+
 class Load(NamedTuple):
     """A worker's slots at one instant. `running + reserved` is what drains and routing look at."""
 
@@ -167,7 +171,7 @@ class Load(NamedTuple):
 
     @property
     def draining(self) -> bool:
-        return bool(self.flags & LoadFlag.DRAINING)
+        return self.flags & _DRAINING != 0
 
 
 class RequestEnvelope(NamedTuple):

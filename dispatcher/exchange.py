@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, ConnectionEvent, Message, NotPermitted, Subscription
@@ -13,6 +13,7 @@ from ..schemas.errors import ClosedError, Disconnected, MalformedMessage
 from ..schemas.frames import Answer, AnswerEnvelope, Frame, Load, Request, TaskState, decode_answer, encode_request
 from ..schemas.limits import MAX_CHECKED
 from ..schemas.names import Names, Operation
+from ..telemetry.instruments import metrics_enabled
 from ..telemetry.logs import logger_for
 from .channel import Channel
 from .inflight import Flight
@@ -87,6 +88,10 @@ class Exchange:
         self._channel_numbers = itertools.count(1)
         self.loop: asyncio.AbstractEventLoop
         """The one it was started on."""
+        self.new_future: Callable[[], asyncio.Future[Any]]
+        """Makes futures of that loop."""
+        self.measured = False
+        """Whether somebody wants to know how long requests took, as of the last message."""
         self._check_after_s = settings.check_after_s
         self._subscription: Subscription | None = None
         self._unlisten: Callable[[], None] | None = None
@@ -101,6 +106,7 @@ class Exchange:
     async def start(self) -> None:
         """Begin to listen for answers."""
         self.loop = asyncio.get_running_loop()
+        self.new_future = self.loop.create_future
         self._unlisten = self.bus.on_connection(self._on_connection)
         self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
 
@@ -300,6 +306,7 @@ class Exchange:
 
     def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
+        self.measured = metrics_enabled()
         lone = len(envelope.frames) == 1 and len(flights) == 1
         for frame in envelope.frames:
             flight = flights.get(frame[1])

@@ -14,7 +14,6 @@ from typing import Any, Final
 from ..schemas.deadline import DEADLINE
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Request
-from ..telemetry.instruments import metrics_enabled
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import tracer
 from .caller import Caller
@@ -28,8 +27,6 @@ from .settings import RouterSettings
 _TASK: Final = int(Request.TASK)
 _deadline: Final = DEADLINE.get
 _traced: Final = tracer.on
-measured: Final = metrics_enabled.real
-"""Whether anybody wants to know how long each request took."""
 
 
 class Express:
@@ -73,7 +70,7 @@ class Express:
         worker = pool.core.place_plain(way.method)
         if worker is None:
             return None
-        flight = PlainFlight(exchange.new_id(), worker, exchange.loop.create_future(), pool)
+        flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
         try:
             exchange.launch(
                 flight, (_TASK, flight.id, way.method, args or None, kwargs or None, None, None, None, flags, None)

@@ -66,7 +66,7 @@ class HeldExpress:
         if worker is None:
             return None
         exchange = self._exchange
-        flight = PlainReserve(exchange.new_id(), worker, exchange.loop.create_future(), pool)
+        flight = PlainReserve(exchange.new_id(), worker, exchange.new_future(), pool)
         ttl_ms, claim_ms, flags, probe_ms, meta = self._asked
         exchange.launch(flight, (_RESERVE, flight.id, 1, ttl_ms, claim_ms, flags, probe_ms, meta))
         self._probes.add(flight, flight.sent_at + self._probe_s)
@@ -94,15 +94,14 @@ class HeldExpress:
     ) -> PlainFlight | None:
         """Send a task to the slot that was chosen, which is used then; None: nothing was done."""
         hold, exchange = selection.hold, self._exchange
-        loop = exchange.loop
         if (
             selection.state is not State.OPEN
             or method not in hold.worker.methods
-            or not hold.usable(loop.time())
+            or not hold.usable(exchange.loop.time())
             or not self._express.allows(options)
         ):
             return None
-        flight = TokenFlight(exchange.new_id(), loop.create_future(), hold)
+        flight = TokenFlight(exchange.new_id(), exchange.new_future(), hold)
         if not self._send(flight, hold, method, args, kwargs):
             return None
         selection.mark_used()
@@ -120,11 +119,15 @@ class HeldExpress:
     ) -> PlainFlight | None:
         """Send a task on a lease that has a slot for it now; None: nothing was done."""
         exchange = self._exchange
-        loop = exchange.loop
         declared = hold.worker.methods.get(method)
-        if declared is None or declared.slots != 1 or not hold.usable(loop.time()) or not self._express.allows(options):
+        if (
+            declared is None
+            or declared.slots != 1
+            or not hold.usable(exchange.loop.time())
+            or not self._express.allows(options)
+        ):
             return None
-        flight = LeasedFlight(exchange.new_id(), loop.create_future(), hold, slots)
+        flight = LeasedFlight(exchange.new_id(), exchange.new_future(), hold, slots)
         if not slots.take_nowait(flight):
             return None
         if not self._send(flight, hold, method, args, kwargs):

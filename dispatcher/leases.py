@@ -22,7 +22,6 @@ from ..schemas.errors import (
 from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown, stale
-from .express import measured
 from .express_hold import HeldExpress
 from .held import Held
 from .hold import Hold
@@ -114,7 +113,7 @@ class Lease(Held):
             with self._observe(order, since=flight.sent_at) as (request, span):
                 request.attempts = 1
                 return await self._run(order, request, span, tried=(outcome.outcome, flight.sent_at))
-        if measured():
+        if self._caller.exchange.measured:
             express.answered(flight)
         return outcome
 

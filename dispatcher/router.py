@@ -18,7 +18,6 @@ from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import Span
-from .express import measured
 from .gangset import RoutedSet
 from .hold import Hold
 from .inflight import Outcome
@@ -152,7 +151,7 @@ class Router:
         if type(outcome) is Detour:
             order = self.order(target, args, kwargs or {}, options, flags=flags)
             return await self._go_on(flight, outcome.outcome, order)
-        if measured():
+        if self.exchange.measured:
             self._express.answered(flight)
         return outcome
 
@@ -237,7 +236,7 @@ class Router:
             order.pool = selection.pool
             with self.observed(order, since=flight.sent_at) as (_, span):
                 return await self._dispatcher.go_on(selection, order, outcome.outcome, span)
-        if measured():
+        if self.exchange.measured:
             self._express.answered(flight)
         return outcome
 

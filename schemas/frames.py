@@ -124,6 +124,9 @@ class LoadFlag(IntFlag):
     DRAINING = 1
 
 
+_DRAINING: Final = int(LoadFlag.DRAINING)  # flags of enum are slow to reckon with
+
+
 class Reason(StrEnum):
     """Why nothing was granted and nothing started."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from gangline.dispatcher.durable.arriving import Arriving
 from gangline.dispatcher.durable.effects import Store
 from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.events import Arrived
+from gangline.dispatcher.durable.feeder import Feeder
 from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
@@ -222,6 +224,18 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
 @durable_mutant("turn", needs=_crowded)
 def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("gangline.dispatcher.durable.order.Ranked", functools.partial(Ranked, reverse=True))
+
+
+@durable_mutant("idle", needs=_crowded)
+def a_lease_that_was_not_had_is_not_asked_for_again(patch: pytest.MonkeyPatch) -> None:
+    original = Feeder._asked
+
+    def asked(self: Feeder, task: asyncio.Task[None]) -> None:
+        slots = self._asks[task]
+        original(self, task)
+        self._asks[task] = slots
+
+    patch.setattr(Feeder, "_asked", asked)
 
 
 @durable_mutant("max-running", needs=_rule("max_running"))

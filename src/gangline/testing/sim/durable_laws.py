@@ -19,6 +19,7 @@ from .checker import Checker
 from .durable_books import Body, JobModel
 from .durable_crons import CronWatch
 from .durable_ends import Ends
+from .durable_idle import Idle, Room
 from .durable_limits import Limits
 from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_turns import Turns
@@ -48,6 +49,7 @@ class JobWatch:
         lossy: whether messages have got lost on connections that held.
         doubling: whether messages may have come twice.
         quiet_for: seconds since anything has gone wrong.
+        rooms: see durable_idle.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class JobWatch:
         lossy: Callable[[], bool],
         doubling: Callable[[], bool],
         quiet_for: Callable[[], float],
+        rooms: Callable[[], list[Room] | None],
     ) -> None:
         self._checker = checker
         self._trace = trace
@@ -95,6 +98,7 @@ class JobWatch:
         """Of the newest try, by worker process and job."""
         self._limits: Limits | None = None
         self._turns: Turns | None = None
+        self._idle: Idle | None = None
         if traffic is not None:
             limits = self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
             self._turns = Turns(
@@ -106,6 +110,7 @@ class JobWatch:
                 quiet_for=quiet_for,
                 wall=hub.ambient.wall,
             )
+            self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
 
     # -- what clients do ------------------------------------------------------------------------------------------
 
@@ -207,6 +212,8 @@ class JobWatch:
             if self._limits is not None and self._turns is not None:
                 self._limits.starts(model, body, context)
                 self._turns.starts(model, body)
+        if self._idle is not None:
+            self._idle.started(node)
         model.bodies.append(body)
         self.by_number[number] = (model, body)
 
@@ -219,8 +226,9 @@ class JobWatch:
 
     def look(self) -> None:
         """Compare what should have happened by now with the time."""
-        if self._turns is not None:
+        if self._turns is not None and self._idle is not None:
             self._turns.look()
+            self._idle.look()
 
     def died(self, node: str) -> None:
         """A process is gone, and its code with it."""
@@ -348,6 +356,7 @@ class JobWatch:
             )
         add("large results", sum(1 for record in self.ends.records.values() if record.object is not None))
         add("firings of schedules", self.crons.firings())
+        add("waits looked at", 0 if self._idle is None else self._idle.looked)
         add("turns kept", 0 if self._turns is None else self._turns.compared)
         return dict(sorted(found.items()))
 

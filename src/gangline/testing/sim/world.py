@@ -23,6 +23,7 @@ from .accidents import Accidents
 from .checker import Checker
 from .coordinators import CoordinatorProcess, Operator
 from .dispatchers import DispatcherProcess, RouteOperator
+from .durable_idle import Room
 from .durable_laws import JobWatch
 from .durable_rest import check_durable, durable_at_rest
 from .durable_tasks import JOBS, JobBroke
@@ -91,20 +92,7 @@ class World:
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
-        self.jobs = JobWatch(
-            self.checker,
-            self.trace,
-            self.now,
-            self.hub,
-            self.names,
-            plan.durable,
-            self.troubles,
-            excused=lambda: self.accidents.excuses_late_messages,
-            calm=lambda: self.accidents.calm,
-            lossy=lambda: self.accidents.lossy,
-            doubling=lambda: self.accidents.doubling,
-            quiet_for=self.ledger.quiet_for,
-        )
+        self.jobs = self._watch_jobs()
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
         self.coordinators: dict[str, CoordinatorProcess] = {}
@@ -121,6 +109,36 @@ class World:
         self.context = contextvars.copy_context()
         """Of no node; for timers that outlive the node that sets them."""
         self._bodies = 0
+
+    def _watch_jobs(self) -> JobWatch:
+        return JobWatch(
+            self.checker,
+            self.trace,
+            self.now,
+            self.hub,
+            self.names,
+            self.plan.durable,
+            self.troubles,
+            excused=lambda: self.accidents.excuses_late_messages,
+            calm=lambda: self.accidents.calm,
+            lossy=lambda: self.accidents.lossy,
+            doubling=lambda: self.accidents.doubling,
+            quiet_for=self.ledger.quiet_for,
+            rooms=self._rooms,
+        )
+
+    def _rooms(self) -> list[Room] | None:
+        """What workers have free; None: clients call them, or have leases or selections."""
+        serving = [each.model for each in self.workers.values() if each.settled and each.model is not None]
+        held = any(token in self.holders for model in serving for token in (lease.token for lease in model.living))
+        if held or self.outcomes.open:
+            return None
+        pools = {each.node: each.plan.pool for each in self.workers.values()}
+        return [
+            Room(node=model.node, pool=pools[model.node], slots=model.slots - model.running)
+            for model in serving
+            if model.draining_since is None
+        ]
 
     # -- for processes --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 DEADLINE: ContextVar[float | None] = ContextVar("gangline_deadline", default=None)
-"""For hot paths, which ask at every request: `current_deadline` is one call more. Set by what follows only."""
+"""For hot paths, which ask at every request or set it for every task: what follows is one call more."""
 
 
 def current_deadline() -> float | None:

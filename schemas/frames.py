@@ -124,9 +124,6 @@ class LoadFlag(IntFlag):
     DRAINING = 1
 
 
-_DRAINING: Final = int(LoadFlag.DRAINING)  # flags of enum are slow to reckon with
-
-
 class Reason(StrEnum):
     """Why nothing was granted and nothing started."""
 
@@ -208,14 +205,17 @@ def encode_frame(frame: Frame) -> bytes:
 
 def join_answer(epoch: int, load: Load, frames: Sequence[bytes]) -> bytes:
     """The answer envelope of frames that were written by `encode_frame`; the same bytes as `encode_answer`."""
-    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(load) + _array_header(len(frames))
-    return head + b"".join(frames)
+    # Written as a pair, less the pair's own first byte.
+    return b"".join((_HEAD, codec.pack((epoch, load))[1:], _array_header(len(frames)), *frames))
 
 
 def join_request(epoch: int, sender: str, frames: Sequence[bytes]) -> bytes:
     """The request envelope of frames that were written by `encode_frame`; the same bytes as `encode_request`."""
-    head = b"\x94" + codec.pack(WIRE_VERSION) + codec.pack(epoch) + codec.pack(sender) + _array_header(len(frames))
-    return head + b"".join(frames)
+    return b"".join((_HEAD, codec.pack((epoch, sender))[1:], _array_header(len(frames)), *frames))
+
+
+_HEAD: Final = b"\x94" + codec.pack(WIRE_VERSION)
+"""An array of four, and its first place."""
 
 
 def _array_header(count: int) -> bytes:
@@ -302,7 +302,7 @@ def _ms(x: Any) -> bool:
 
 
 def _deadline(x: Any) -> bool:
-    return x is None or (type(x) is int and -(1 << 40) < x < 1 << 40)
+    return x is None or (type(x) is int and -_MAX_MS < x < _MAX_MS)
 
 
 def _slots(x: Any) -> bool:
@@ -414,8 +414,8 @@ def _is_plain_task(frame: Any) -> bool:
         and type(method) is str
         and (args is None or type(args) is list)
         and (kwargs is None or _map(kwargs))
-        and (deadline_ms is None or _deadline(deadline_ms))
-        and (token is None or _token(token))
+        and (deadline_ms is None or (type(deadline_ms) is int and -_MAX_MS < deadline_ms < _MAX_MS))
+        and (token is None or (type(token) is str and 0 < len(token) <= MAX_TOKEN_CHARS))
         and (trace is None or type(trace) is str)
         and type(flags) is int
         and flags >= 0
@@ -431,12 +431,15 @@ def _is_plain_reserve(frame: Any) -> bool:
     return (
         type(id) is int
         and 0 <= id < _MAX_ID
-        and _slots(slots)
-        and _ms(ttl_ms)
-        and _ms(claim_ms)
+        and type(slots) is int
+        and 0 < slots <= MAX_SLOTS
+        and type(ttl_ms) is int
+        and 0 < ttl_ms < _MAX_MS
+        and type(claim_ms) is int
+        and 0 < claim_ms < _MAX_MS
         and type(flags) is int
         and flags >= 0
-        and _deadline(deadline_ms)
+        and (deadline_ms is None or (type(deadline_ms) is int and -_MAX_MS < deadline_ms < _MAX_MS))
         and (meta is None or _map(meta))
     )
 

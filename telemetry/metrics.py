@@ -165,7 +165,6 @@ class WorkerMetrics:
         self._finished = _finished.of(self)
         self._leases = _leases.of(self)
         self._rejections = _rejections.of(self)
-        self._granted, self._released = (pool, worker, "granted"), (pool, worker, "released")
         self._keys: dict[str, tuple[tuple[str, str, str], tuple[str, str, str, str]]] = {}
         """By method: what a start and a success are counted under."""
         _workers.add(self)
@@ -191,14 +190,14 @@ class WorkerMetrics:
         if metrics_enabled():
             _task_time.record(seconds, {"pool": self.pool, "worker": self.worker, "method": method})
 
-    def granted(self) -> None:
-        self._leases[self._granted] += 1
-
-    def expired(self) -> None:
-        self._leases[self.pool, self.worker, "expired"] += 1
-
-    def released(self) -> None:
-        self._leases[self._released] += 1
+    def leases(self, granted: int, expired: int, released: int) -> None:
+        """So many were granted, and so many ended: by their time, or otherwise."""
+        if granted:
+            self._leases[self.pool, self.worker, "granted"] += granted
+        if expired:
+            self._leases[self.pool, self.worker, "expired"] += expired
+        if released:
+            self._leases[self.pool, self.worker, "released"] += released
 
     def rejected(self, reason: str) -> None:
         """Nothing started and nothing is held, because of `reason`."""

@@ -12,11 +12,14 @@ from ..bus.ambient import Ambient
 from ..schemas.names import WorkerId
 from ..schemas.records import LeaseRecord
 from ..telemetry.metrics import WorkerMetrics
+from .contenders import Contenders
 from .core import WorkerCore
 from .journal import Journal
-from .leases import Change, Lease
+from .leases import Change, LeaseChange
 from .ledger import Desired, LedgerWriter
 from .memory import TaskRecord
+
+_GRANT, _RENEW, _EXPIRE = Change.GRANT, Change.RENEW, Change.EXPIRE
 
 
 class Books:
@@ -27,6 +30,7 @@ class Books:
         "_handle",
         "_timer_at",
         "ambient",
+        "contenders",
         "core",
         "journal",
         "ledger",
@@ -63,8 +67,10 @@ class Books:
         """Called when nothing is held any more while the core drains."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has something of a gang."""
+        self.contenders: Contenders | None = None
+        """Who waits for room."""
         self.on_room: Callable[[], None] | None = None
-        """Called after each decision that leaves slots free."""
+        """Called after each decision that leaves slots free while somebody waits for them."""
         self._collecting = False
         self._handle: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
@@ -90,8 +96,8 @@ class Books:
         if self.on_gangs is not None and self.core.gangs.busy:
             self.on_gangs()
         self._arm()
-        if self.on_room is not None and self.core.has_room:
-            self.on_room()
+        if self.contenders:
+            self._invite()
         if self.core.draining and self.on_rest is not None and self.core.at_rest:
             self.on_rest()
 
@@ -102,14 +108,13 @@ class Books:
             return
         if core.changes or core.draining or core.gangs.busy:
             self.after()
-        elif self.on_room is not None and core.has_room:
-            self.on_room()
+        elif self.contenders:
+            self._invite()
 
     def tell(self) -> None:
         """Pass on what became of leases; in the order of decisions, if called after each."""
         if self.core.changes:
-            for change, lease in self.core.take_changes():
-                self._tell(change, lease)
+            self._tell(self.core.take_changes())
 
     def record(self, event: str, **facts: object) -> None:
         """Write into the journal, after what was decided before."""
@@ -148,24 +153,34 @@ class Books:
             self._handle = None
         self._timer_at = float("inf")
 
-    def _tell(self, change: Change, lease: Lease) -> None:
-        ledger = self.ledger
+    def _tell(self, changes: list[LeaseChange]) -> None:
+        ledger, journal = self.ledger, self.journal
         assert ledger is not None
-        # A gang's seats stand in its member record, which the coordinator writes.
-        if change is Change.RENEW:
-            if lease.gang is None:
-                ledger.renewed(lease.token, lease.due_at)
-            return
-        if lease.gang is None:
-            ledger.changed(lease.token)
-        if self.journal.enabled:
-            self.journal.lease(change, lease)
-        if change is Change.GRANT:
-            self.metrics.granted()
-        elif change is Change.EXPIRE:
-            self.metrics.expired()
-        else:
-            self.metrics.released()
+        granted = expired = released = 0
+        for change, lease in changes:
+            # A gang's seats stand in its member record, which the coordinator writes.
+            if change is _RENEW:
+                if lease.gang is None:
+                    ledger.renewed(lease.token, lease.due_at)
+                continue
+            if change is _GRANT:
+                granted += 1
+                if lease.gang is None:
+                    ledger.changed(lease.token)
+            else:
+                if change is _EXPIRE:
+                    expired += 1
+                else:
+                    released += 1
+                if lease.gang is None:
+                    ledger.ended(lease.token)
+            if journal.enabled:
+                journal.lease(change, lease)
+        self.metrics.leases(granted, expired, released)
+
+    def _invite(self) -> None:
+        if self.on_room is not None and self.core.has_room:
+            self.on_room()
 
     def _arm(self) -> None:
         due_at = self.core.next_deadline()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 NEVER = float("inf")
 """A `due_at` that does not come: the item is over, or has no deadline."""
+
+_SPARE: Final = 64
+"""Dead entries that are not worth a look."""
 
 
 class Due(Protocol):
@@ -67,10 +70,12 @@ class DeadlineHeap(Generic[D]):
                 self.push(item)
         return due
 
-    def next_at(self) -> float | None:
-        """When to look next; early rather than late. None: nothing is queued."""
+    def next_at(self, living: int | None = None) -> float | None:
+        """When to look next; early rather than late. None: nothing is queued. `living`: as in `compact`."""
         if self._new:
             self._settle()
+        if living is not None and len(self._heap) > 2 * living + _SPARE:
+            self.compact(living)
         heap = self._heap
         while heap and (heap[0][0] != heap[0][2].queued_at or heap[0][2].due_at == NEVER):
             at, _, item = heapq.heappop(heap)
@@ -82,7 +87,7 @@ class DeadlineHeap(Generic[D]):
         """Drop dead entries if there are many more entries than `living` items."""
         if self._new:
             self._settle()
-        if len(self._heap) <= 2 * living + 64:
+        if len(self._heap) <= 2 * living + _SPARE:
             return
         keep = [entry for entry in self._heap if entry[0] == entry[2].queued_at and entry[2].due_at != NEVER]
         for at, _, item in self._heap:

@@ -74,7 +74,7 @@ class Desk:
         self.outbox = Outbox(
             place.bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=place.log
         )
-        self.books.on_room = self.outbox.invite
+        self.books.contenders, self.books.on_room = self.outbox.contenders, self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
         self.grants = Grants(self.books, settings)
         self.jobs = Jobs(place.bus, place.names, self.books, self.outbox, log=place.log)
@@ -166,13 +166,15 @@ class Desk:
     def take(self, message: Message) -> None:
         """Every message on the worker's subjects comes in here; each is answered exactly once."""
         now = self._loop.time()
-        if self.guard.frozen(now):
+        stall_s = self.guard.stall_s(now)
+        if stall_s > 0.0 and self.guard.frozen(now):
             self.new_epoch("frozen")
+            stall_s = 0.0
         if message.subject != self._frames_subject:
             self.operations.take(message.subject[self._prefix_chars :], message)
             return
         try:
-            self.intake.take(message, now, self.guard.stall_s(now))
+            self.intake.take(message, now, stall_s)
         except MalformedMessage as error:
             self.operations.refuse(message, error)
 

@@ -73,4 +73,5 @@ class FreezeGuard:
     def stall_s(self, now: float) -> float:
         """For how long, beyond the timer's own period, the loop may not have run: messages may be so much older than
         they look, and what is left of their deadlines is so much less."""
-        return max(0.0, now - self.last_at - TICK_S)
+        stall_s = now - self.last_at - TICK_S
+        return stall_s if stall_s > 0.0 else 0.0

@@ -11,7 +11,6 @@ Used in one turn at a time, between `enter` and `leave`, around the frames of on
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from contextvars import copy_context
 from typing import Any, Final
 
@@ -93,8 +92,8 @@ class Express:
         self._stepper: Stepper
         self._room = 0
         self._launched = 0
-        self._succeeded: list[str] = []
-        """Methods of those that ended well since `enter`."""
+        self._succeeded: dict[str, int] = {}
+        """By method, since `enter`."""
         self.plain: frozenset[DeclaredTask] = _NONE
         """Tasks that may go this way now, if they are without a stream and a gang."""
 
@@ -115,8 +114,8 @@ class Express:
             self._executors.count(self._launched)
             self._launched = 0
         if self._succeeded:
-            self._runs.count(Counter(self._succeeded))
-            self._succeeded.clear()
+            self._runs.count(self._succeeded)
+            self._succeeded = {}
 
     def run(
         self,
@@ -136,7 +135,7 @@ class Express:
         given, named = task.signature.bind(args, kwargs, flags & _JSON != 0)
         context = RunContext(record, task.name, self._books, token, trace, meta, deadline_at, self._scope)
         self._launched += 1
-        if isinstance(caller, JobRun):
+        if not isinstance(caller, FrameCaller):
             report_to(context, caller.progress)
         if self._journal.enabled:
             self._runs.began(record, task.name, token, caller)
@@ -156,13 +155,13 @@ class Express:
             return
         self._executors.let_go(context)
         self._core.complete(record, answer, now)
-        if isinstance(caller, JobRun):
-            caller.completed(answer, now)
-        else:
+        if isinstance(caller, FrameCaller):
             caller.send(answer)
+        else:
+            caller.completed(answer, now)
         if self._journal.enabled:
             self._runs.ended(record, task.name, caller)
-        self._succeeded.append(task.name)
+        self._succeeded[task.name] = self._succeeded.get(task.name, 0) + 1
 
     def _adopted(
         self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller | JobRun, context: RunContext, now: float
@@ -174,7 +173,7 @@ class Express:
     def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""
         self._executors.let_go(run.context)
-        if error is None and not run.record.answered and not isinstance(run.caller, JobRun):
+        if error is None and not run.record.answered and isinstance(run.caller, FrameCaller):
             answer = self._written(run.record.id, run.task, value)
             if answer is not None:
                 run.caller.send(answer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from .deadlines import NEVER, DeadlineHeap
 from .limiter import SlotLimiter
@@ -54,13 +54,6 @@ class Change(StrEnum):
     """A seat's gang was torn down."""
 
 
-class LeaseChange(NamedTuple):
-    """One change, for the ledger, the journal and the metrics, in the order in which they happened."""
-
-    change: Change
-    lease: Lease
-
-
 class Lease:
     """One granted lease. Only the table changes it."""
 
@@ -81,7 +74,6 @@ class Lease:
     def __init__(
         self,
         token: str,
-        *,
         slots: int,
         ttl_s: float,
         claim_s: float,
@@ -113,6 +105,13 @@ class Lease:
         return f"<Lease {self.token} {kind}, {state}, due_at={self.due_at:.3f}>"
 
 
+LeaseChange = tuple[Change, Lease]
+"""One change, for the ledger, the journal and the metrics, in the order in which they happened."""
+
+# An enum's members take longer to look up than what is done with them here.
+_GRANT, _RENEW, _USE, _EXPIRE = Change.GRANT, Change.RENEW, Change.USE, Change.EXPIRE
+_EXPIRED, _UNKNOWN_TOKEN, _LEASE_EXPIRED = Refusal.EXPIRED, Refusal.UNKNOWN_TOKEN, Refusal.LEASE_EXPIRED
+
 _ENDED_AS = {
     Change.USE: Refusal.LEASE_USED,
     Change.RELEASE: Refusal.LEASE_USED,
@@ -131,8 +130,8 @@ class LeaseTable:
 
     __slots__ = (
         "_ended",
+        "_ended_at",
         "_ended_order",
-        "_ended_until",
         "_heap",
         "_keep",
         "_keep_s",
@@ -150,7 +149,7 @@ class LeaseTable:
         self._ended: dict[str, Refusal] = {}
         """What a use of an ended token is told. No more of the lease is kept: there may be many."""
         self._ended_order: deque[str] = deque()
-        self._ended_until: deque[float] = deque()
+        self._ended_at: deque[float] = deque()
         self.living: dict[str, Lease] = {}
         self.changes: list[LeaseChange] = []
         """Taken and emptied by whoever drives the core."""
@@ -159,10 +158,10 @@ class LeaseTable:
         """The living lease of that token; an overdue one is ended on the spot, whatever the timer does (L5)."""
         lease = self.living.get(token)
         if lease is None:
-            return self._ended.get(token, Refusal.UNKNOWN_TOKEN)
+            return self._ended.get(token, _UNKNOWN_TOKEN)
         if lease.due_at <= now:
-            self.end(lease, Change.EXPIRE, now)
-            return Refusal.LEASE_EXPIRED
+            self.end(lease, _EXPIRE, now)
+            return _LEASE_EXPIRED
         return lease
 
     def grant(self, lease: Lease) -> bool:
@@ -173,7 +172,7 @@ class LeaseTable:
             return False
         self.living[lease.token] = lease
         self._heap.push(lease)
-        self.changes.append(LeaseChange(Change.GRANT, lease))
+        self.changes.append((_GRANT, lease))
         return True
 
     def seat(self, lease: Lease, due_at: float) -> None:
@@ -182,7 +181,7 @@ class LeaseTable:
         lease.due_at = due_at
         self.living[lease.token] = lease
         self._heap.push(lease)
-        self.changes.append(LeaseChange(Change.GRANT, lease))
+        self.changes.append((_GRANT, lease))
 
     def extend(self, lease: Lease, due_at: float) -> None:
         """Move the expiry: a first use (claim) or a renewal. Nothing moves where it was used in this moment before:
@@ -192,34 +191,34 @@ class LeaseTable:
         lease.claimed = True
         lease.due_at = due_at
         self._heap.push(lease)
-        self.changes.append(LeaseChange(Change.RENEW, lease))
+        self.changes.append((_RENEW, lease))
 
     def cut(self, lease: Lease, due_at: float) -> None:
         """Bring the expiry forward; neither a use nor a renewal."""
         lease.due_at = due_at
         self._heap.push(lease)
-        self.changes.append(LeaseChange(Change.RENEW, lease))
+        self.changes.append((_RENEW, lease))
 
     def end(self, lease: Lease, change: Change, now: float, *, heir: object = None) -> None:
         """End a living lease: its idle slots are free at once (or the heir's), those with tasks as the tasks end."""
         del self.living[lease.token]
         lease.ended = _ENDED_AS[change]
         lease.due_at = NEVER
-        if heir is None:
-            self._limiter.release(lease)
-        else:
+        if heir is not None:
             self._limiter.move(lease, heir)
+        elif lease.busy < lease.slots:
+            self._limiter.release(lease)
         if lease.asked is not None:
             # Its request is remembered without it from now on.
             sender, rid = lease.asked
-            sender.reserves[rid] = Refusal.EXPIRED
+            sender.reserves[rid] = _EXPIRED
             lease.asked = None
         self._ended[lease.token] = lease.ended
         self._ended_order.append(lease.token)
-        self._ended_until.append(now + self._keep_s)
+        self._ended_at.append(now)
         if len(self._ended_order) > self._keep:
             self._forget()
-        self.changes.append(LeaseChange(change, lease))
+        self.changes.append((change, lease))
 
     def use(self, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
         """Put a task on a living lease. A single-use one ends here, whether the task can start or not (L3)."""
@@ -232,7 +231,7 @@ class LeaseTable:
         lease.busy += slots
         if lease.single_use:
             lease.claimed = True
-            self.end(lease, Change.USE, now)
+            self.end(lease, _USE, now)
         else:
             self.extend(lease, due_at)
         return None
@@ -249,25 +248,25 @@ class LeaseTable:
 
     def _spend(self, lease: Lease, now: float) -> None:
         if lease.single_use:
-            self.end(lease, Change.USE, now)
+            self.end(lease, _USE, now)
 
     def expire(self, now: float) -> int:
         """End every overdue lease, and forget old ended ones. Returns how many ended."""
         overdue = self._heap.pop_due(now)
         for lease in overdue:
-            self.end(lease, Change.EXPIRE, now)
-        while self._ended_until and self._ended_until[0] <= now:
+            self.end(lease, _EXPIRE, now)
+        ended_since = now - self._keep_s
+        while self._ended_at and self._ended_at[0] <= ended_since:
             self._forget()
         return len(overdue)
 
     def _forget(self) -> None:
-        self._ended_until.popleft()
+        self._ended_at.popleft()
         del self._ended[self._ended_order.popleft()]
 
     def next_at(self) -> float | None:
         """When the next lease may fall due; early rather than late."""
-        self._heap.compact(len(self.living))
-        return self._heap.next_at()
+        return self._heap.next_at(len(self.living))
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken."""
@@ -281,4 +280,4 @@ class LeaseTable:
         for borrower in self._limiter.holders():
             assert not isinstance(borrower, Lease) or borrower.ended is None, borrower
         assert not self._ended.keys() & self.living.keys()
-        assert len(self._ended) == len(self._ended_order) == len(self._ended_until)
+        assert len(self._ended) == len(self._ended_order) == len(self._ended_at)

@@ -99,6 +99,13 @@ class LedgerWriter:
         if self._flusher is None and not self._closed:
             self._flusher = self._loop.create_task(self._flush(), name="gangline ledger flush")
 
+    def ended(self, token: str) -> None:
+        """A lease has ended: take its key away, unless it never was under way."""
+        if token in self._until:
+            self.changed(token)
+        elif self._dirty.pop(token, None) is not None:
+            self._cancelled_out += 1
+
     def renewed(self, token: str, due_at: float) -> None:
         """A lease now lives until `due_at`: rewrite its key if it would go before."""
         if due_at >= self._until.get(token, 0.0):

@@ -69,7 +69,8 @@ class SlotLimiter:
     @property
     def free(self) -> int:
         """Slots that can be acquired now, never negative."""
-        return max(0, self.total - self.reserved - self.running)
+        free = self.total - self.reserved - self.running
+        return free if free > 0 else 0
 
     @property
     def runners(self) -> KeysView[Borrower]:
@@ -81,7 +82,8 @@ class SlotLimiter:
 
         A bool, not trio's WouldBlock: on a busy worker "full" is the common answer, not an exception.
         """
-        _check_slots(slots)
+        if slots < 1:
+            _check_slots(slots)
         if borrower in self._reserved:
             raise LimiterError(f"{borrower!r} already holds slots: release them first")
         if self.reserved + self.running + slots > self.total:

@@ -58,7 +58,7 @@ class TaskRecord:
 class Sender:
     """What is remembered of one router."""
 
-    __slots__ = ("done", "doubtful", "floor", "name", "remembered", "reserves", "running", "seen_at")
+    __slots__ = ("done", "doubtful", "floor", "name", "reserves", "running", "seen_at")
 
     def __init__(self, name: str, *, doubtful: bool) -> None:
         self.name = name
@@ -72,8 +72,6 @@ class Sender:
         """Answered, or WITHDRAWN."""
         self.floor = -1
         """All ids up to here were seen, even where no trace of them is left."""
-        self.remembered = 0
-        """Entries in the memory's queues that name this sender."""
         self.seen_at = 0.0
         """When it last said something."""
 
@@ -88,7 +86,8 @@ class Sender:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.remembered)
+        """Nothing of it runs, and nothing is remembered."""
+        return not (self.running or self.done or self.reserves)
 
 
 class Memory:
@@ -97,15 +96,15 @@ class Memory:
     __slots__ = (
         "_bytes",
         "_done",
+        "_done_at",
         "_done_by",
-        "_done_until",
         "_forgot_senders",
         "_keep",
         "_keep_bytes",
         "_keep_s",
         "_reserves",
+        "_reserves_at",
         "_reserves_by",
-        "_reserves_until",
         "senders",
     )
 
@@ -119,10 +118,10 @@ class Memory:
         # Three rows and not one of tuples, which the garbage collector would have to look through again and again.
         self._done: deque[int] = deque()
         self._done_by: deque[Sender] = deque()
-        self._done_until: deque[float] = deque()
+        self._done_at: deque[float] = deque()
         self._reserves: deque[RequestId] = deque()
         self._reserves_by: deque[Sender] = deque()
-        self._reserves_until: deque[float] = deque()
+        self._reserves_at: deque[float] = deque()
         self._bytes = 0
         self._forgot_senders = False
 
@@ -139,10 +138,9 @@ class Memory:
         sender.reserves[rid] = answer
         if isinstance(answer, Lease):
             answer.asked = (sender, rid)
-        sender.remembered += 1
         self._reserves.append(rid)
         self._reserves_by.append(sender)
-        self._reserves_until.append(now + self._keep_s)
+        self._reserves_at.append(now)
         if len(self._reserves) > self._keep:
             self._forget_reserve(now)
 
@@ -150,11 +148,10 @@ class Memory:
         """Remember that a task was answered (or WITHDRAWN), and the answer. It must not be among those that run."""
         assert task_id not in sender.done
         sender.done[task_id] = answer
-        sender.remembered += 1
         self._bytes += len(answer)
         self._done.append(task_id)
         self._done_by.append(sender)
-        self._done_until.append(now + self._keep_s)
+        self._done_at.append(now)
         if len(self._done) > self._keep or self._bytes > self._keep_bytes:
             self._forget_done()
             while self._done and self._bytes > self._keep_bytes:
@@ -162,9 +159,10 @@ class Memory:
 
     def sweep(self, now: float) -> None:
         """Forget what is too old."""
-        while self._done and self._done_until[0] <= now:
+        noted_since = now - self._keep_s
+        while self._done and self._done_at[0] <= noted_since:
             self._forget_done()
-        while self._reserves and self._reserves_until[0] <= now:
+        while self._reserves and self._reserves_at[0] <= noted_since:
             self._forget_reserve(now)
         lives = SENDER_LIVES if len(self.senders) <= self._keep else 1
         silent_since = now - self._keep_s * lives
@@ -194,27 +192,24 @@ class Memory:
         assert len(self._reserves) == sum(len(s.reserves) for s in self.senders.values())
         for name, sender in self.senders.items():
             assert sender.name == name
-            assert sender.remembered == len(sender.done) + len(sender.reserves), sender
             assert not sender.running.keys() & sender.done.keys(), sender
             assert not any(task.answered for task in sender.running.values()), sender
 
     def _forget_done(self) -> None:
-        self._done_until.popleft()
+        self._done_at.popleft()
         sender, task_id = self._done_by.popleft(), self._done.popleft()
         self._bytes -= len(sender.done.pop(task_id))
-        sender.remembered -= 1
         if task_id > sender.floor:
             sender.floor = task_id
 
     def _forget_reserve(self, now: float) -> None:
-        self._reserves_until.popleft()
+        self._reserves_at.popleft()
         sender, rid = self._reserves_by.popleft(), self._reserves.popleft()
         answer = sender.reserves[rid]
         if isinstance(answer, Lease) and answer.ended is None:
             # It can still be released by its request id. There are no more of these than slots.
             self._reserves.append(rid)
             self._reserves_by.append(sender)
-            self._reserves_until.append(now + self._keep_s)
+            self._reserves_at.append(now)
             return
         del sender.reserves[rid]
-        sender.remembered -= 1

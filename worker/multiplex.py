@@ -64,7 +64,8 @@ class ModelCache:
         """Who needs room, in order of arrival. The first is woken when a model became idle."""
         self._unloading = 0
         """Models on their way out; they still occupy their room."""
-        self._pinned: dict[TaskContext, _Entry] = {}
+        self.pinned: dict[TaskContext, _Entry] = {}
+        """By task that has asked for one and not ended yet; to be read."""
         self._reported: tuple[str, ...] = ()
         self._cleanups: set[asyncio.Task[None]] = set()
 
@@ -73,24 +74,19 @@ class ModelCache:
         """Ids of the models that are ready, least recently used first."""
         return tuple(entry.id for entry in self._entries.values() if _is_loaded(entry))
 
-    @property
-    def in_use(self) -> bool:
-        """A task has asked for a model and not ended yet."""
-        return bool(self._pinned)
-
     async def use(self, context: TaskContext) -> Any:
         """The model that `context` names, kept until `done_with(context)`; see TaskContext.model."""
         if self._loader is None:
             raise LookupError(f"pool {context.pool!r} has no models: declare a loader with @pool.model_loader")
         if not context.model_id:
             raise LookupError("the caller named no model: call with client.options(model=...)")
-        entry = self._pinned.get(context)
+        entry = self.pinned.get(context)
         if entry is None:
             entry = await self._pin(context.model_id)
             if has_ended(context):  # asked by code that the task left running
                 self._unpin(entry)
                 raise LookupError("the task has ended: nobody would let go of the model")
-            self._pinned[context] = entry
+            self.pinned[context] = entry
         try:
             return await asyncio.shield(entry.load)
         except asyncio.CancelledError:
@@ -100,9 +96,9 @@ class ModelCache:
 
     def done_with(self, context: TaskContext) -> None:
         """The task ended: its model may make room now. Nothing if it used none."""
-        if not self._pinned:
+        if not self.pinned:
             return
-        entry = self._pinned.pop(context, None)
+        entry = self.pinned.pop(context, None)
         if entry is not None:
             self._unpin(entry)
 

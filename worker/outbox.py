@@ -34,7 +34,8 @@ class Outbox:
         self._kept: deque[tuple[str, list[bytes], int]] = deque()
         """What could not be sent: reply subject, frames, their bytes."""
         self._kept_bytes = 0
-        self._contenders = Contenders()
+        self.contenders = Contenders()
+        """Who was refused, and is to be invited."""
         self.messages = 0
         self.frames = 0
         self.dropped = 0
@@ -64,11 +65,11 @@ class Outbox:
     def refused(self, reply: str, slots: int) -> None:
         """Whoever listens there was told that so many slots are not free: it is invited when they are."""
         if not self._muted:
-            self._contenders.refused(reply, slots, asyncio.get_running_loop().time())
+            self.contenders.refused(reply, slots, asyncio.get_running_loop().time())
 
     def invite(self) -> None:
         """There may be room: at the end of the turn, tell those who were refused."""
-        if self._contenders and not self._scheduled:
+        if self.contenders and not self._scheduled:
             self._scheduled = True
             self._bus.at_turn_end(self.flush)
 
@@ -76,7 +77,7 @@ class Outbox:
         """Publish what is pending now."""
         self._scheduled = False
         pending, self._pending = self._pending, {}
-        if self._contenders:
+        if self.contenders:
             self._invite(pending)
         for reply, frames in pending.items():
             self._send(reply, frames)
@@ -91,7 +92,7 @@ class Outbox:
         """Send nothing more, and keep nothing."""
         self._muted = True
         self._pending.clear()
-        self._contenders.clear()
+        self.contenders.clear()
         self._kept.clear()
         self._kept_bytes = 0
 
@@ -114,8 +115,8 @@ class Outbox:
         if load.draining or load.free <= 0:
             return
         for reply in pending:
-            self._contenders.told(reply, load.free)
-        for reply in self._contenders.invite(load.free, asyncio.get_running_loop().time()):
+            self.contenders.told(reply, load.free)
+        for reply in self.contenders.invite(load.free, asyncio.get_running_loop().time()):
             try:
                 self._bus.publish(reply, join_answer(epoch, load, ()))
             except GanglineError as error:
@@ -126,6 +127,9 @@ class Outbox:
     def _send(self, reply: str, frames: list[bytes]) -> None:
         epoch, load = self._head()
         room = self.largest_frame
+        if sum(map(len, frames)) <= room:
+            self._publish(reply, frames, epoch, load)
+            return
         start, size = 0, 0
         for index, frame in enumerate(frames):
             if size + len(frame) > room and index > start:

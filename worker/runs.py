@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -160,9 +159,7 @@ class Runs:
         self.seats: Seats | None = None
         """Looks after runs on seats of gangs."""
         self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
-        self.counts: Counter[str] = Counter(
-            dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
-        )
+        self.counts = dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
 
     def start(
         self,

@@ -93,7 +93,7 @@ class Signature:
         self._only_by_place: tuple[str, ...] = ()
         self._required: tuple[tuple[int, str], ...] = ()
         """Place (or a huge number for keyword-only ones) and name of each parameter without default."""
-        self._exact: tuple[type, ...] | None = None
+        self._exact: list[type] | None = None
         """Types of arguments by place that are all that is wanted, as they are; None: there are no such."""
         self._rest: Parameter | None = None
         self._rest_named: Parameter | None = None
@@ -155,7 +155,7 @@ class Signature:
         self.filled = tuple(filled)
         exact = [parameter.exact for parameter in places if parameter.exact is not None]
         if len(exact) == len(places) and len(by_name) == len(places):
-            self._exact = tuple(exact)
+            self._exact = exact
         self.returns = hints.get("return", inspect.Parameter.empty)
         self.resolved = True
 
@@ -163,7 +163,7 @@ class Signature:
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
-        if not kwargs and self._exact is not None and args is not None and tuple(map(type, args)) == self._exact:
+        if not kwargs and self._exact is not None and args is not None and [*map(type, args)] == self._exact:
             return args, {}  # all of them by place, and each of its very type
         if not self.resolved:
             self.resolve()

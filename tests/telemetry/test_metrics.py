@@ -100,14 +100,13 @@ def test_a_worker_whose_load_cannot_be_read_does_not_hide_the_others(read):
 
 def test_what_became_of_tasks_and_leases_is_counted(read):
     metrics = WorkerMetrics("counted", "w1", lambda: Load(0, 0, 1))
-    metrics.granted()
-    metrics.granted()
-    metrics.expired()
-    metrics.released()
+    metrics.leases(granted=2, expired=0, released=1)
+    metrics.leases(granted=0, expired=1, released=0)
     metrics.rejected("full")
     metrics.started("thumb")
     metrics.finished("thumb", 0.5, "task_failed")
-    assert read("gangline.worker.leases")["granted", "counted", "w1"] == 2
+    leases = read("gangline.worker.leases")
+    assert [leases[event, "counted", "w1"] for event in ("granted", "expired", "released")] == [2, 1, 1]
     assert read("gangline.worker.rejections")["counted", "full", "w1"] == 1
     assert read("gangline.worker.tasks.finished")["thumb", "task_failed", "counted", "w1"] == 1
     assert read("gangline.worker.task_time")["thumb", "counted", "w1"] == 1

@@ -271,7 +271,7 @@ class CoreMachine(RuleBasedStateMachine):
             return
         self.core.check()
         changes = self.core.take_changes()
-        assert all(change.lease.token for change in changes)
+        assert all(lease.token for _, lease in changes)
         load = self.core.load
         assert load.running == self.held(), "L2, L12"
         assert set(self.core.tasks) == set(self.running)

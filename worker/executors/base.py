@@ -208,7 +208,7 @@ class Executors:
     def let_go(self, context: TaskContext) -> None:
         """It has ended."""
         end(context)
-        if self._scope.models.in_use:
+        if self._scope.models.pinned:
             self._scope.models.done_with(context)
 
     def _is_plain(self, task: DeclaredTask) -> bool:

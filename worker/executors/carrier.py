@@ -13,10 +13,10 @@ import types
 from collections.abc import Callable, Coroutine, Generator
 from gc import get_referents
 from sys import getrefcount
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 from weakref import getweakrefcount
 
-from ...schemas.deadline import begin_under
+from ...schemas.deadline import DEADLINE
 from ..context import CURRENT, TaskContext
 
 IDLE: Final = "gangline idle"
@@ -32,13 +32,9 @@ class Ending(Protocol):
         """What had to wait has come to its end: with a result, or with what it raised."""
 
 
-class Traces(NamedTuple):
-    """Who knows a task, and whom it knows, as counted in one of its own steps."""
-
-    references: int
-    weak_references: int
-    referents: int
-    """Callbacks for its end, and attributes that somebody gave it, are among these."""
+Traces = tuple[int, int, int]
+"""Who knows a task, and whom it knows, as counted in one of its own steps: references, weak references, and referents,
+among which are callbacks for its end, and attributes that somebody gave it."""
 
 
 class Home(Protocol):
@@ -120,7 +116,7 @@ class Carrier:
         known = get_referents(task)
         if type(task) is not asyncio.Task:  # one of a class of its own has attributes anyhow
             known += [name for each in known if type(each) is dict for name in each]
-        return Traces(getrefcount(task), getweakrefcount(task), len(known))
+        return getrefcount(task), getweakrefcount(task), len(known)
 
     # -- what is carried ------------------------------------------------------------------------------------------
 
@@ -163,7 +159,7 @@ class Carrier:
                 function, args, kwargs, context = job
                 CURRENT.set(context)
                 if context.deadline is not None:
-                    begin_under(context.deadline)
+                    DEADLINE.set(context.deadline)
                 coroutine = function(*args, **kwargs)
                 self.value = yield from coroutine if type(coroutine) is _COROUTINE else coroutine.__await__()  # type: ignore[misc]
             except GeneratorExit:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..schemas.gangs import GangSpec, Strategy
 from ..schemas.names import WorkerId
+from ..schemas.words import count_of
 from .placement import Shape, Wanted, wanted_of
 from .slots import SlotMap
 
@@ -85,7 +86,7 @@ def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack 
         return lack(want.slots, best, text)
     units = sum(slots.get(worker) // want.slots for worker in fitting)
     if units < count:
-        text = f"{which} has room for {units} of {count} members of {_slots(want.slots)}"
+        text = f"{which} has room for {units} of {count} members of {count_of(want.slots, 'slot')}"
         return lack(count * want.slots, units * want.slots, text)
     if items[0].part:
         return None
@@ -100,13 +101,11 @@ def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack 
             by_node[node] = by_node.get(node, 0) + slots.get(worker) // want.slots
         best = max(by_node.values())
         if best < count:
-            text = f"no node of {which} has room for {count} members of {_slots(want.slots)}: the most is {best}"
+            text = (
+                f"no node of {which} has room for {count} members of {count_of(want.slots, 'slot')}: the most is {best}"
+            )
             return lack(count * want.slots, best * want.slots, text)
     return None
-
-
-def _slots(count: int) -> str:
-    return "1 slot" if count == 1 else f"{count} slots"
 
 
 def _said(labels: Mapping[str, str]) -> str:

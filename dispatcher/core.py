@@ -36,6 +36,7 @@ from ..schemas.errors import (
 )
 from ..schemas.frames import Load
 from ..schemas.records import Registration
+from ..schemas.words import count_of
 from .candidates import Candidates, Draw, cost, cost_on, sample
 from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
 from .queue import WaitingLine
@@ -393,7 +394,7 @@ class PoolCore:
         because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
         largest = max(worker.total for worker in workers.values())
         if (needed := cost(self.view, ticket)) > largest:
-            because = f"; it takes {needed} slots, and the largest worker has {largest}"
+            because = f"; it takes {count_of(needed, 'slot')}, and the largest worker has {largest}"
         return Saturated(
             f"no worker of pool {self.pool!r} had room {after}{because}: add workers or slots, or wait longer",
             details=details,

@@ -14,6 +14,7 @@ from ..bus.port import Bus, NotPermitted, Subscription
 from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
+from ..schemas.words import count_of
 from ..telemetry.logs import logger_for
 from .desk import Desk
 from .epochs import next_epoch
@@ -172,7 +173,10 @@ class Worker:
         desk.ledger.reconcile()
         desk.presence.announce(WorkerEvent.JOINED)
         self._log.info(
-            "serves %d slots in epoch %d", self.core.load.total, self.core.epoch, extra={"action": "worker.started"}
+            "serves %s in epoch %d",
+            count_of(self.core.load.total, "slot"),
+            self.core.epoch,
+            extra={"action": "worker.started"},
         )
         if self._early_grace_s is not None:
             self.begin_drain(self._early_grace_s)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from ...schemas.bounds import plain
 from ...schemas.errors import DeadlineExceeded, GanglineError, NoWorkers, Saturated
 from ...schemas.jobs import DeadReason, JobState
+from ...schemas.words import count_of
 from . import events as on
 from .admission import Admission
 from .agenda import Due
@@ -190,8 +191,8 @@ class Ending:
             task,
             DeadReason.IMPOSSIBLE,
             Saturated(
-                f"{task.submission.method} takes {task.cost} slots, and no worker of pool {task.pool!r} has more than "
-                f"{largest}: start a larger one, then replay it",
+                f"{task.submission.method} takes {count_of(task.cost, 'slot')}, and no worker of pool {task.pool!r} has "
+                f"more than {largest}: start a larger one, then replay it",
                 details={"pool": task.pool, "slots": task.cost, "largest": largest},
             ),
         )

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from ...schemas.bounds import plain
 from ...schemas.jobs import JobFailure, JobInfo, JobState, Obstacle, WhyReply
+from ...schemas.words import count_of
 from .agenda import Due
 from .books import Books
+from .pools import PoolView
 from .states import ADMITTED, TOLD, Step
 from .task import Task
 
@@ -154,13 +156,9 @@ def _of_task(books: Books, task: Task) -> list[Obstacle]:
         case Step.PARKED:
             largest = books.pools[task.pool].largest
             at = books.agenda.at((Due.MISFIT, task.seq))
-            return [
-                Obstacle(
-                    kind="slots",
-                    text=f"It takes {task.cost} slots, and no worker of pool {task.pool!r} has more than {largest}.",
-                    until=None if at is None else _wall(books, at),
-                )
-            ]
+            needs = count_of(task.cost, "slot")
+            text = f"It takes {needs}, and no worker of pool {task.pool!r} has more than {largest}."
+            return [Obstacle(kind="slots", text=text, until=None if at is None else _wall(books, at))]
         case _:
             return []
 
@@ -184,10 +182,17 @@ def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[Obstacle]:
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
         found.append(Obstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
-    elif pool.workers and pool.next(books.now, books.settings.age_step_s) is None and not pool.full:
-        text = f"No lease in pool {pool.name!r} has {task.cost} slots free for it: its workers are busy."
+    elif _wants_slots(books, pool):
+        text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
         found.append(Obstacle(kind="slots", text=text))
     return found
+
+
+def _wants_slots(books: Books, pool: PoolView) -> bool:
+    """Whether it would start if there were room: nobody leases for a queue that is paused."""
+    if books.rules.paused or not books.open or not pool.workers or pool.full:
+        return False
+    return pool.next(books.now, books.settings.age_step_s) is None
 
 
 def _place(task: Task) -> tuple[float, int]:

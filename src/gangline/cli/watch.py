@@ -13,6 +13,7 @@ import click
 from ..bus.port import ConnectionEvent, KvEntry, KvOperation
 from ..schemas.errors import Disconnected
 from ..schemas.records import LeaseRecord
+from ..schemas.words import count_of
 from .options import Connection
 from .output import console
 from .registry import lease_json, parse
@@ -77,8 +78,8 @@ class Board:
             line = json.dumps({"event": event, "lease": lease_json(lease)})
         else:
             clock = time.strftime("%H:%M:%S")
-            plural = "" if lease.slots == 1 else "s"
-            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {lease.slots} slot{plural}  {lease.token}"
+            slots = count_of(lease.slots, "slot")
+            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {slots}  {lease.token}"
             line = f"{line}  {lease.owner}".rstrip()
         try:
             click.echo(line)

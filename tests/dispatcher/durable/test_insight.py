@@ -43,6 +43,12 @@ def test_the_first_in_line_waits_for_slots():
     assert obstacles(world, "a") == {"slots": "No lease in pool 'e' has 3 slots free for it: its workers are busy."}
 
 
+def test_a_paused_queue_does_not_blame_the_workers():
+    world = world_of(paused=True)
+    world.arrive("a")
+    assert obstacles(world, "a") == {"paused": "The route says that the queue is paused."}
+
+
 @pytest.mark.parametrize(
     ("rules", "kind", "text"),
     [

@@ -23,6 +23,7 @@ def command(connection: Connection, worker: str, slots: int, as_json: bool) -> N
 
     Fewer slots than are in use stop nothing: nothing new is granted until they fit. 0 pauses the worker.
     """
+    from ...schemas.words import count_of
     from ..output import print_json
     from ..session import open_client, run
 
@@ -36,4 +37,4 @@ def command(connection: Connection, worker: str, slots: int, as_json: bool) -> N
     else:
         over = reply.load.ongoing - reply.slots
         rest = f"; {over} more in use finish first" if over > 0 else f", {reply.load.free} free"
-        click.echo(f"{worker} has {reply.slots} slots{rest}")
+        click.echo(f"{worker} has {count_of(reply.slots, 'slot')}{rest}")

@@ -13,7 +13,7 @@ The frames of attached requests are those of any task: ITEM, OK, END or ERROR wi
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
@@ -31,6 +31,9 @@ from .progress import ProgressFeed
 from .runs import Run
 from .tasks import Outcome
 
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
+_STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
 LISTED = 2000
 """Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
 MOST_HEARERS = 1000
@@ -56,7 +59,7 @@ class JobName(NamedTuple):
         Raises:
             InvalidRequest: it cannot be understood.
         """
-        attach = bool(flags & TaskFlag.ATTACH)
+        attach = flags & _ATTACH != 0
         job = None if meta is None else meta.get("job")
         if meta is None or job is None:
             if attach:
@@ -158,7 +161,7 @@ class Jobs:
         if len(job.hearers) >= MOST_HEARERS:
             return Reason.FULL
         task_id, meta = frame[1], frame[9]
-        hearer = Hearer(sender, task_id, caller, streams=bool(frame[8] & TaskFlag.STREAM))
+        hearer = Hearer(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
         items = meta.get("items")
         start = items if type(items) is int and items >= 0 else None
         self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)

@@ -31,6 +31,8 @@ class Books:
         self.wall = 0.0
         self.draw = 0.5
         self.taken = False
+        self.waiting: int | None = None
+        """Messages of the queue when it was taken; None: not known."""
         self.open = False
         """What ran before the takeover is known: tasks may be started, and end without having been."""
         self.sure = True

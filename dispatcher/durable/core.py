@@ -42,6 +42,7 @@ from .rate import RateGate
 from .settings import DispatcherSettings
 from .starting import Starting
 from .states import ADMITTED, Step
+from .window import AT_ONCE
 
 
 class QueueCore:
@@ -185,6 +186,7 @@ class QueueCore:
         match event:
             case on.Taken():
                 books.taken = True
+                books.waiting = event.waiting
                 self._new_gate()
             case on.Adopted():
                 self._arriving.adopted(event)
@@ -217,7 +219,11 @@ class QueueCore:
 
     def _pull(self) -> None:
         books = self._books
-        count = books.window.ask() if books.taken else 0
+        if not books.taken:
+            return
+        # What the holder before us had in hand is all asked for at once: nothing starts before it has come.
+        most = AT_ONCE if books.open else None if books.waiting is None else max(AT_ONCE, books.waiting)
+        count = books.window.ask(most)
         if count:
             books.out.append(Pull(count=count))
 

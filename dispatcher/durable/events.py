@@ -36,6 +36,9 @@ class Event:
 class Taken(Event):
     """The queue is ours: our consumer was made. The first event but for `Routed` and `PoolSeen`; pulling begins."""
 
+    waiting: int | None = None
+    """Messages of the queue in the stream, counted after that; None: not counted."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Adopted(Event):

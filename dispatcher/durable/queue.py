@@ -172,7 +172,7 @@ class Queue:
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
         await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
-        self.tell(on.Taken)
+        self.tell(on.Taken, waiting=waiting)
         if had and waiting:
             await self._let_workers_come_back(recovery, died)
         jobs = await recovery.jobs()

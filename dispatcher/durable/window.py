@@ -6,6 +6,9 @@ from typing import Final
 
 _BATCH: Final = 16
 """Asked for when a 16th of the window is free: one request for each message would cost more than the messages."""
+AT_ONCE: Final = 128
+"""On their way at once, as a rule. However many there are, the next come as soon as these are taken; answers of
+workers, and with them the next starts, wait behind no more than these."""
 
 
 class Window:
@@ -42,15 +45,18 @@ class Window:
         self.held -= 1
         self.bytes -= size
 
-    def ask(self) -> int:
-        """How many to ask for now; they count as asked for. 0: none."""
+    def ask(self, most: int | None = None) -> int:
+        """How many to ask for now, of whom `most` may be on their way; they count as asked for. 0: none."""
         mean = max(1.0, self._mean)
         fit = max(1, min(self.count, int(self._bytes / mean)))
         free = min(self.count - self.held, int((self._bytes - self.bytes) / mean))
         if not self.held:
             free = fit
+        batch = fit // _BATCH
+        if most is not None:
+            free, batch = min(free, most), min(batch, most // 2)
         room = free - self.asked
-        if room < max(1, fit // _BATCH):
+        if room < max(1, batch):
             return 0
         self.asked += room
         return room

@@ -10,6 +10,7 @@ from gangline.dispatcher.durable import effects as do
 from gangline.dispatcher.durable import events as on
 from gangline.dispatcher.durable.core import QueueCore
 from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.durable.window import AT_ONCE
 from gangline.schemas.errors import (
     DeadlineExceeded,
     InvalidArguments,
@@ -882,6 +883,21 @@ def test_one_that_has_not_started_is_promised_to_be_cancelled_when_its_end_is_st
 
 
 # -- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_predecessor_can_have_had_is_pulled_at_once_and_then_little_by_little():
+    settings = DispatcherSettings(node="n", window_tasks=1000)
+    for waiting, first in ((None, 1000), (0, AT_ONCE), (700, 700), (5000, 1000)):
+        core = QueueCore("e", settings)
+        assert [effect.count for effect in core.handle(on.Taken(now=0.0, wall=0.0, waiting=waiting))] == [first]
+        core.handle(on.Recovered(now=0.0, wall=0.0))
+        pulled = 0
+        for seq in range(1, first + 1):
+            task = Submission(endpoint="e", method="m", job=f"j{seq}")
+            effects = core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=task, size=1))
+            pulled += sum(effect.count for effect in effects if isinstance(effect, do.Pull))
+            assert first - seq + pulled <= max(first, AT_ONCE)
+        assert pulled <= AT_ONCE
 
 
 def test_no_more_is_pulled_than_the_window_has_room_for():

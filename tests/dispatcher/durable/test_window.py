@@ -39,3 +39,20 @@ def test_a_window_full_of_bytes_asks_for_nothing():
     for _ in range(10):
         window.remove(10_000)
     assert window.ask() == 0  # what was asked for when messages were small is on its way
+
+
+def test_no_more_is_on_its_way_at_once_than_is_said_and_requests_are_for_half_of_that():
+    window = Window(count=4096, bytes_=1 << 30)
+    assert window.ask(128) == 128
+    asked = []
+    for _ in range(4096):
+        window.delivered()
+        window.add(100)
+        asked.append(window.ask(128))
+    assert [count for count in asked if count] == [64] * 62
+    assert window.asked == 0
+    for _ in range(63):
+        window.remove(100)
+        assert window.ask(128) == 0
+    window.remove(100)
+    assert window.ask(128) == 64

@@ -191,8 +191,8 @@ class Ending:
             task,
             DeadReason.IMPOSSIBLE,
             Saturated(
-                f"{task.submission.method} takes {count_of(task.cost, 'slot')}, and no worker of pool {task.pool!r} has "
-                f"more than {largest}: start a larger one, then replay it",
+                f"{task.submission.method} takes {count_of(task.cost, 'slot')}, and no worker of pool {task.pool!r} "
+                f"has more than {largest}: start a larger one, then replay it",
                 details={"pool": task.pool, "slots": task.cost, "largest": largest},
             ),
         )

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from gangline.bus import port
+from gangline.bus import port, stream_port
 from gangline.bus.port import BucketSettings
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
@@ -66,7 +66,7 @@ def _walk(root: type[GanglineError], depth: int = 0) -> Iterator[tuple[int, type
 
 
 def _place(cls: type) -> tuple[int, int]:
-    modules = [module.__name__ for module in (errors, gang_errors, task_errors, port)]
+    modules = [module.__name__ for module in (errors, gang_errors, task_errors, port, stream_port)]
     return (modules.index(cls.__module__) if cls.__module__ in modules else len(modules), _line(cls))
 
 
@@ -78,7 +78,7 @@ def errors_page() -> str:
     meanings = _meanings()
     rows = []
     for depth, cls in _walk(GanglineError):
-        if cls.__module__ not in (errors.__name__, gang_errors.__name__, task_errors.__name__, port.__name__):
+        if cls.__module__ not in {module.__name__ for module in (errors, gang_errors, task_errors, port, stream_port)}:
             continue
         meaning = meanings.get(cls.__name__) or (inspect.getdoc(cls) or "").partition("\n\n")[0]
         name = "&nbsp;" * 4 * depth + f"`{cls.__name__}`"

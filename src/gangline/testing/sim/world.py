@@ -128,10 +128,11 @@ class World:
         )
 
     def _rooms(self) -> list[Room] | None:
-        """What workers have free; None: clients call them, or have leases or selections."""
+        """What workers have free; None: clients call them, or have leases or selections; or a message may have got lost
+        that no server loses, and comes again after half a minute."""
         serving = [each.model for each in self.workers.values() if each.settled and each.model is not None]
         held = any(token in self.holders for model in serving for token in (lease.token for lease in model.living))
-        if held or self.outcomes.open:
+        if held or self.outcomes.open or self.accidents.lossy:
             return None
         pools = {each.node: each.plan.pool for each in self.workers.values()}
         return [

@@ -95,6 +95,20 @@ async def test_tls_with_a_server_signed_by_our_authority(connect_to, secured):
     assert bus.connected
 
 
+def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(settings_of, secured, caplog):
+    server = secured(f"tls {{ {TLS_FILES} }}")
+
+    async def life():
+        bus = await connect_jetstream(settings_of(server.url, tls_ca=TLS / "ca.pem"))
+        assert await works(bus)
+        await happens(bus, ConnectionEvent.RECONNECTED, server.restart)
+        await bus.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(life())
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
 async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
     server = secured(f'tls {{ {TLS_FILES}, ca_file: "{TLS}/ca.pem", verify: true }}')
     mine = {"tls_certificate": TLS / "client.pem", "tls_key": TLS / "client.key"}

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Self
 
 from ...bus.ambient import Ambient
-from ...bus.port import Bus
+from ...bus.port import BucketSettings, Bus
 from ...schemas.names import Names
 from ...telemetry.durable_metrics import DurableMetrics
-from ...telemetry.logs import Log
+from ...telemetry.logs import Log, logger_for
 from ..route_table import RouteTable
 from ..router import Router
+from ..settings import RouterSettings
 from .guard import Guard
 from .rolls import KnownPools
 from .settings import DispatcherSettings
-from .task_streams import TaskStreams
+from .task_streams import TaskStorage, TaskStreams
 from .vigil import Vigil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """Made by the dispatcher at its start."""
+    """Made with the dispatcher. Nothing in it has begun: whoever has it starts and stops it."""
 
     dispatcher: str
     """Its id."""
@@ -41,3 +43,52 @@ class Context:
     chance: random.Random
     """A generator of its own: the system's is a system call for every draw."""
     log: Log
+
+    @classmethod
+    def wired(
+        cls,
+        bus: Bus,
+        *,
+        names: Names | None,
+        settings: DispatcherSettings | None,
+        tasks: TaskStorage | None,
+        bucket: BucketSettings | None,
+        router_settings: RouterSettings | None,
+        ambient: Ambient | None,
+        name: str,
+    ) -> Self:
+        """All of it, each from those it needs. The arguments are those of Dispatcher."""
+        names, settings, ambient = names or Names(), settings or DispatcherSettings(), ambient or Ambient()
+        tasks, name, dispatcher = tasks or TaskStorage.from_environment(), name or bus.name, ambient.token()
+        log = logger_for("durable", dispatcher=dispatcher)
+        router = Router(
+            bus,
+            names,
+            settings=router_settings,
+            ambient=ambient,
+            bucket=bucket,
+            routes_bucket=tasks.bucket,
+            makes_routes=True,
+            name=name or "gangline-dispatcher",
+        )
+        guard = Guard(bus, settings.freeze_after_s)
+        gone_after_s = settings.worker_gone_after_s
+        return cls(
+            dispatcher=dispatcher,
+            name=name,
+            bus=bus,
+            names=names,
+            settings=settings,
+            ambient=ambient,
+            streams=TaskStreams(bus, names, tasks),
+            router=router,
+            routes=router.routes,
+            guard=guard,
+            vigil=Vigil(
+                bus, names, router=router, guard=guard, ping_s=settings.ping_s, gone_after_s=gone_after_s, log=log
+            ),
+            known=KnownPools(),
+            metrics=DurableMetrics(),
+            chance=random.Random(ambient.random.getrandbits(64)),
+            log=log,
+        )

@@ -18,12 +18,10 @@ from .context import Context
 from .entry import Entry
 from .feeder import Feeder
 from .flights import Flights
-from .job_feed import JobFeed
-from .outcomes import Outcomes
 from .records import failure_of
 from .retrying import until_answered
 from .rolls import Rolls
-from .scribe import Scribe
+from .writing import Writing
 
 
 class Teller(Protocol):
@@ -60,31 +58,14 @@ class Hands:
         self._rolls = rolls
         self._loop = asyncio.get_running_loop()
         self._log = context.log.bind(endpoint=endpoint)
-        streams = context.streams
-        self.scribe = Scribe(streams.results, sure=sure, log=self._log)
-        self.feed = JobFeed(
-            streams.jobs,
-            context.names,
-            limit_bytes=lambda: context.bus.max_payload,
-            sure=sure,
-            log=self._log,
-        )
-        self.outcomes = Outcomes(
-            context.bus,
-            context.names,
-            streams,
-            scribe=self.scribe,
-            settings=context.settings,
-            ambient=context.ambient,
-            sure=sure,
-            log=self._log,
-        )
+        self.writing = Writing(context, sure=sure, log=self._log)
+        self.outcomes = self.writing.outcomes
         self.flights = Flights(
             endpoint,
             router=context.router,
             ambient=context.ambient,
             vigil=context.vigil,
-            feed=self.feed,
+            feed=self.writing.feed,
             ended=self._on_ended,
             log=self._log,
         )
@@ -107,8 +88,7 @@ class Hands:
     def start(self, consumer: Consumer) -> None:
         """The queue is ours, by this consumer."""
         self._consumer = consumer
-        self.scribe.start()
-        self.feed.start()
+        self.writing.start()
 
     async def stop(self) -> None:
         """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
@@ -123,9 +103,7 @@ class Hands:
             await asyncio.wait(tasks)
         for feeder in self.feeders.values():
             await feeder.stop()
-        await self.outcomes.stop()
-        await self.feed.stop()
-        await self.scribe.stop()
+        await self.writing.stop()
 
     # -- effects --------------------------------------------------------------------------------------------------
 
@@ -219,7 +197,7 @@ class Hands:
         entry = self._entries.get(effect.seq)
         if entry is None and self._last is not None and self._last.seq == effect.seq:
             entry = self._last
-        self.feed.tell(
+        self.writing.feed.tell(
             JobEvent(
                 job=effect.job,
                 state=effect.state,
@@ -327,4 +305,4 @@ class Hands:
             self._log.error("an errand failed", exc_info=error, extra={"action": "hands.bug"})
 
     def __repr__(self) -> str:
-        return f"Hands({self._endpoint}, {self.flights!r}, {self.scribe!r})"
+        return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"

@@ -246,7 +246,7 @@ class Queue:
         if consumer is not None:
             with contextlib.suppress(GanglineError, TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await self._hands.scribe.settled()
+                    await self._hands.writing.scribe.settled()
                     await consumer.settled()
         await self.drop(delete=True)
 

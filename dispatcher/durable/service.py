@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,25 +14,19 @@ from ...bus.port import BucketSettings, Bus, NotPermitted
 from ...schemas.errors import ClosedError, ServerUnsupported, Unavailable
 from ...schemas.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
-from ...telemetry.durable_metrics import DurableMetrics, QueueLevels
-from ...telemetry.logs import logger_for
-from ..router import Router
+from ...telemetry.durable_metrics import QueueLevels
 from ..settings import RouterSettings
 from .answering import Answering
 from .context import Context
 from .desk import Desk
 from .endpoints import Endpoints
-from .guard import Guard
-from .outcomes import Outcomes
 from .ownership import Ownership
 from .presence import Presence
 from .queue import Queue
-from .rolls import KnownPools
-from .scribe import Scribe
 from .settings import DispatcherSettings
 from .strays import Strays
-from .task_streams import TaskStorage, TaskStreams
-from .vigil import Vigil
+from .task_streams import TaskStorage
+from .writing import Writing
 
 _RETRY_S: Final = 0.25
 _GIVEN_UP_AT_ONCE: Final = 64
@@ -97,52 +90,37 @@ class Dispatcher:
             ambient: wall clock, randomness and tokens; the system's if not given.
             name: shown in the ledger as the owner of leases, and to people.
         """
-        self.bus = bus
-        self.names = names or Names()
-        self.settings = settings or DispatcherSettings()
-        self.ambient = ambient or Ambient()
-        self.id = self.ambient.token()
-        """Unique for this object."""
-        self.name = name or bus.name
-        self.state = DispatcherState.NEW
-        tasks = tasks or TaskStorage.from_environment()
-        self.router = Router(
+        self._context = context = Context.wired(
             bus,
-            self.names,
-            settings=router_settings,
-            ambient=self.ambient,
+            names=names,
+            settings=settings,
+            tasks=tasks,
             bucket=bucket,
-            routes_bucket=tasks.bucket,
-            makes_routes=True,
-            name=self.name or "gangline-dispatcher",
+            router_settings=router_settings,
+            ambient=ambient,
+            name=name,
         )
-        self._log = logger_for("durable", dispatcher=self.id)
-        self._streams = TaskStreams(bus, self.names, tasks)
-        self.metrics = DurableMetrics()
-        self._guard = Guard(bus, self.settings.freeze_after_s)
-        self._known = KnownPools()
+        self.bus = bus
+        self.names = context.names
+        self.settings = context.settings
+        self.ambient = context.ambient
+        self.id = context.dispatcher
+        """Unique for this object."""
+        self.name = context.name
+        self.router = context.router
+        self.metrics = context.metrics
+        self.state = DispatcherState.NEW
+        self._log = context.log
+        self._answering = Answering(bus, context.log)
+        self._parts: _Parts | None = None
         self._queues: dict[str, Queue] = {}
+        self._desks: dict[str, Desk] = {}
+        self._leaving: list[Queue] = []
+        """Queues that are handed over by `stop`."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._ends: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
-        self._answering = Answering(bus, self._log)
-        self._presence = Presence(
-            bus,
-            self.names,
-            dispatcher=self.id,
-            name=self.name,
-            node=self.settings.node,
-            guard=self._guard,
-            ambient=self.ambient,
-            answering=self._answering,
-            statistics=self._told,
-        )
-        self._desks: dict[str, Desk] = {}
-        self._leaving: list[Queue] = []
-        """Queues that are handed over by `stop`."""
-        self._parts: _Parts | None = None
-        self._context: Context | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -169,10 +147,10 @@ class Dispatcher:
         await self._open_streams()
         await self.router.start()
         self.router.routes.start()
-        self._guard.start()
+        self._context.guard.start()
         parts = self._parts = self._make_parts()
-        await self._presence.start()
-        parts.vigil.start()
+        await parts.presence.start()
+        self._context.vigil.start()
         parts.strays.start()
         await parts.ownership.start()
         await parts.endpoints.start()
@@ -182,83 +160,54 @@ class Dispatcher:
         self._log.info("runs durable tasks", extra={"action": "dispatcher.started"})
 
     def _make_parts(self) -> _Parts:
-        settings, streams, guard = self.settings, self._streams, self._guard
-        vigil = Vigil(
+        context, names, settings = self._context, self.names, self.settings
+        presence = Presence(
             self.bus,
-            self.names,
-            router=self.router,
-            guard=guard,
-            ping_s=settings.ping_s,
-            gone_after_s=settings.worker_gone_after_s,
-            log=self._log,
-        )
-        self._context = Context(
+            names,
             dispatcher=self.id,
             name=self.name,
-            bus=self.bus,
-            names=self.names,
-            settings=settings,
+            node=settings.node,
+            guard=context.guard,
             ambient=self.ambient,
-            streams=streams,
-            router=self.router,
-            routes=self.router.routes,
-            guard=guard,
-            vigil=vigil,
-            known=self._known,
-            metrics=self.metrics,
-            chance=random.Random(self.ambient.random.getrandbits(64)),
-            log=self._log,
+            answering=self._answering,
+            statistics=self._told,
         )
         ownership = Ownership(
             self.bus,
-            self.names,
+            names,
             dispatcher=self.id,
-            tasks=streams.tasks,
+            tasks=context.streams.tasks,
             settings=settings,
-            guard=guard,
+            guard=context.guard,
             ambient=self.ambient,
             take=self._take,
             give_up=self._give_up,
             log=self._log,
         )
-        strays = self._make_strays()
+        # They need no queue, and no certainty that it is ours.
+        writing = Writing(context, sure=_at_once, log=self._log)
+        strays = Strays(names, writing=writing, result_ttl_s=settings.result_ttl_s, log=self._log)
         endpoints = Endpoints(
-            self.names,
-            streams,
+            names,
+            context.streams,
             router=self.router,
-            routes=self.router.routes,
-            known=self._known,
+            routes=context.routes,
+            known=context.known,
             look_s=settings.look_s,
             found=lambda endpoints: self._found(ownership, endpoints),
             strays=strays.found,
             log=self._log,
         )
-        return _Parts(vigil, ownership, endpoints, strays)
-
-    def _make_strays(self) -> Strays:
-        """They need no queue, and no certainty that it is ours."""
-        scribe = Scribe(self._streams.results, sure=_at_once, log=self._log)
-        outcomes = Outcomes(
-            self.bus,
-            self.names,
-            self._streams,
-            scribe=scribe,
-            settings=self.settings,
-            ambient=self.ambient,
-            sure=_at_once,
-            log=self._log,
-        )
-        return Strays(
-            self.names, outcomes=outcomes, scribe=scribe, result_ttl_s=self.settings.result_ttl_s, log=self._log
-        )
+        return _Parts(presence, ownership, endpoints, strays)
 
     async def _open_streams(self) -> None:
         """A cluster that holds an election just now is waited for."""
+        streams = self._context.streams
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self.settings.start_timeout_s
         while True:
             try:
-                for open_it in (self._streams.tasks, self._streams.dead, self._streams.jobs, self._streams.results):
+                for open_it in (streams.tasks, streams.dead, streams.jobs, streams.results):
                     await open_it()
                 return
             except (ServerUnsupported, NotPermitted):
@@ -297,14 +246,14 @@ class Dispatcher:
         await asyncio.gather(*(desk.stop() for desk in desks.values()))
         if self._ends:
             await asyncio.wait(self._ends)
-        await self._presence.stop()
         if parts is not None:
+            await parts.presence.stop()
             if queues:
                 parts.ownership.handed_over(sorted(queues))
             parts.ownership.say("left")
-            await parts.vigil.stop()
+            await self._context.vigil.stop()
         self.metrics.levels = ()
-        self._guard.stop()
+        self._context.guard.stop()
         await self.router.stop()
 
     def hurry(self) -> None:
@@ -333,7 +282,6 @@ class Dispatcher:
         return self._queues
 
     async def _take(self, endpoint: str, over: tuple[str, ...]) -> str | None:
-        assert self._context is not None
         queue = Queue(self._context, endpoint, on_lost=self._on_lost)
         try:
             consumer = await queue.take(over)
@@ -439,8 +387,8 @@ class Dispatcher:
             counts={
                 **self._counts,
                 "started": self._started_before + sum(queue.started for queue in self._queues.values()),
-                "freezes": self._guard.freezes,
-                "workers_lost": parts.vigil.lost if parts is not None else 0,
+                "freezes": self._context.guard.freezes,
+                "workers_lost": self._context.vigil.lost,
                 "strays": parts.strays.buried if parts is not None else 0,
             },
         )
@@ -452,7 +400,7 @@ class Dispatcher:
 class _Parts(NamedTuple):
     """Made at the start."""
 
-    vigil: Vigil
+    presence: Presence
     ownership: Ownership
     endpoints: Endpoints
     strays: Strays

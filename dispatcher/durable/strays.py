@@ -17,18 +17,17 @@ from ...telemetry.logs import Log
 from .effects import Bury
 from .entry import Entry
 from .inlet import job_of
-from .outcomes import Outcomes
-from .scribe import Scribe
+from .writing import Writing
 
 
 class Strays:
     """One of each dispatcher."""
 
-    def __init__(self, names: Names, *, outcomes: Outcomes, scribe: Scribe, result_ttl_s: float, log: Log) -> None:
-        """`outcomes` and its `scribe` are its own, and stopped with it."""
+    def __init__(self, names: Names, *, writing: Writing, result_ttl_s: float, log: Log) -> None:
+        """`writing` is its own, and stopped with it."""
         self._names = names
-        self._outcomes = outcomes
-        self._scribe = scribe
+        self._writing = writing
+        self._outcomes = writing.outcomes
         self._result_ttl_s = result_ttl_s
         self._log = log
         self._in_order: set[str] = set()
@@ -38,7 +37,7 @@ class Strays:
         self.buried = 0
 
     def start(self) -> None:
-        self._scribe.start()
+        self._writing.start()
 
     async def stop(self) -> None:
         """Idempotent."""
@@ -46,8 +45,7 @@ class Strays:
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
-        await self._outcomes.stop()
-        await self._scribe.stop()
+        await self._writing.stop()
 
     def found(self, stream: Stream, subjects: list[str]) -> None:
         """The stream has messages of these subjects, and of no others of this kind. One round at a time."""

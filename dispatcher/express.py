@@ -1,13 +1,14 @@
 """The short way of plain calls: from the arguments to the wire in one function.
 
-Most calls ask for nothing but a task: no key, model, labels or deadline, no trace, one slot of any worker. For those,
-what Order, Caller and the general choice of a worker do step by step is done here at once, and with the same outcome.
-Whatever turns out to be special, before it is sent (nobody has room, a line is waiting) or after (a refusal, a lost
-worker), is left to them, with the same ticket.
+Most calls ask for nothing but a task, and maybe to be done in time: no key, model or labels, no trace, one slot of any
+worker. For those, what Order, Caller and the general choice of a worker do step by step is done here at once, and with
+the same outcome. Whatever turns out to be special, before it is sent (nobody has room, a line is waiting) or after (a
+refusal, a lost worker), is left to them, as if they had made the first try.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -17,10 +18,11 @@ from ..schemas.frames import Request
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import tracer
 from .caller import Caller
+from .deadlines import Deadlines
 from .exchange import Exchange
 from .observed import code_of
 from .order import CallOptions
-from .plain_flight import PlainFlight, Way
+from .plain_flight import PlainFlight, TimedFlight, Way
 from .pool import RoutedPool
 from .settings import RouterSettings
 
@@ -53,9 +55,8 @@ class Express:
         self._targets = targets
         self._ways: dict[str, Way] = {}
         """By target; each is good for as long as its pool is the plain one."""
-        self._has_deadline = settings.default_timeout_s is not None
-        self._plain: CallOptions | None = None
-        """Options that are known to ask for nothing: one client's are the same at every call."""
+        self._timeout_s = settings.default_timeout_s
+        self._deadlines = Deadlines(caller)
 
     def launch(
         self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: CallOptions, flags: int
@@ -64,28 +65,26 @@ class Express:
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
-        if way is None or not self.allows(options):
+        if way is None or not options.plain or _traced() or _deadline() is not None:
             return None
         pool, exchange = way.pool, self.exchange
+        timeout_s = self._timeout_s if options.timeout_s is None else options.timeout_s
+        if timeout_s is not None:
+            return self._launch_timed(way, target, args, kwargs, flags, timeout_s)
         worker = pool.core.place_plain(way.method)
         if worker is None:
             return None
         flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
-        try:
-            exchange.launch(
-                flight, (_TASK, flight.id, way.method, args or None, kwargs or None, None, None, None, flags, None)
-            )
-        except GanglineError:
-            # Arguments that cannot be sent: the general way says so.
-            flight.settle()
-            pool.pump()
-            return None
-        pool.taken.count += 1
-        return flight
+        return self._sent(flight, way, args, kwargs, flags, None)
 
     def allows(self, options: CallOptions) -> bool:
-        """Whether a request made now, with these options, asks for nothing special."""
-        return (options is self._plain or self._is_plain(options)) and not _traced() and _deadline() is None
+        """Whether a request made now, with these options, asks for nothing special, nor to be done in time."""
+        timeless = options.timeout_s is None and self._timeout_s is None
+        return timeless and options.plain and not _traced() and _deadline() is None
+
+    def close(self) -> None:
+        """The router stops."""
+        self._deadlines.close()
 
     def answered(self, flight: PlainFlight) -> None:
         """The task has its result; need only be told while `measured`."""
@@ -93,8 +92,9 @@ class Express:
         self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, None)
 
     def failed(self, flight: PlainFlight, error: BaseException) -> None:
-        """Nobody waits for the answer any more: the caller was cancelled, or the router stopped."""
-        self._caller.abandon(flight)
+        """Nobody waits for the answer any more: the caller was cancelled, or the router stopped, or time is up."""
+        if isinstance(error, asyncio.CancelledError):
+            self._caller.abandon(flight)
         seconds = self.exchange.loop.time() - flight.sent_at
         self._metrics.finished(flight.endpoint, flight.pool.name, seconds, 1, code_of(error))
 
@@ -108,9 +108,53 @@ class Express:
         way = self._ways[target] = Way(endpoint, method, pool)
         return way
 
-    def _is_plain(self, options: CallOptions) -> bool:
-        asked = (options.key, options.model, options.labels, options.timeout_s, options.max_attempts, options.pool)
-        if self._has_deadline or options.idempotent is not None or any(value is not None for value in asked):
-            return False
-        self._plain = options
-        return True
+    def _launch_timed(
+        self,
+        way: Way,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        flags: int,
+        timeout_s: float,
+    ) -> PlainFlight | None:
+        exchange, deadline_ms = self.exchange, int(timeout_s * 1000)
+        alarms = self._deadlines.of(timeout_s)
+        worker = way.pool.core.place_plain(way.method) if alarms is not None and deadline_ms > 0 else None
+        if alarms is None or worker is None:
+            return None
+        flight = TimedFlight(
+            exchange.new_id(),
+            worker,
+            exchange.new_future(),
+            way.pool,
+            target=target,
+            timeout_s=timeout_s,
+            alarms=alarms,
+        )
+        if self._sent(flight, way, args, kwargs, flags, deadline_ms) is None:
+            return None
+        if not flight.future.done():  # else it was lost at once
+            alarms.add(flight, flight.deadline)
+        return flight
+
+    def _sent(
+        self,
+        flight: PlainFlight,
+        way: Way,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        flags: int,
+        deadline_ms: int | None,
+    ) -> PlainFlight | None:
+        """The flight, if it could be sent."""
+        frame = (_TASK, flight.id, way.method, args or None, kwargs or None, deadline_ms, None, None, flags, None)
+        pool = flight.pool
+        try:
+            self.exchange.launch(flight, frame)
+        except GanglineError:
+            # Arguments that cannot be sent: the general way says so.
+            flight.settle()
+            pool.pump()
+            return None
+        pool.taken.count += 1
+        return flight

@@ -54,6 +54,7 @@ class HeldExpress:
     def close(self) -> None:
         """The router stops."""
         self._probes.close()
+        self._express.close()
 
     # -- choosing -------------------------------------------------------------------------------------------------
 

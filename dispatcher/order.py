@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ..schemas.bounds import plain
@@ -50,8 +50,12 @@ class CallOptions:
     """The pool to use. Default: the one that is named as the endpoint."""
     submit: SubmitOptions | None = None
     """What is said of submitted tasks alone."""
+    plain: bool = field(init=False, repr=False, compare=False)
+    """Whether calls ask for nothing but, maybe, to be done in time. Found out once, and asked at every call."""
 
     def __post_init__(self) -> None:
+        asked = (self.key, self.model, self.labels, self.idempotent, self.max_attempts, self.pool)
+        object.__setattr__(self, "plain", all(value is None for value in asked))
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
             raise InvalidSettings(f"timeout_s is {timeout_s!r}, it must be above 0 and at most {plain(MAX_DEADLINE_S)}")
@@ -134,12 +138,7 @@ class Order:
         return left
 
     def too_late(self, *, may_have_started: bool) -> DeadlineExceeded:
-        what = "it was told to stop, and may have done some of its work" if may_have_started else "nothing was sent"
-        return DeadlineExceeded(
-            f"{self.target} did not answer by its deadline: {what}",
-            may_have_started=may_have_started,
-            details={"target": self.target},
-        )
+        return too_late(self.target, may_have_started=may_have_started)
 
     def frame(
         self, id: int, now: float, token: str | None, trace: str | None, attempt: int, window: int | None = None
@@ -176,6 +175,16 @@ class Order:
 
     def __repr__(self) -> str:
         return f"Order({self.target}, pool={self.pool})"
+
+
+def too_late(target: str, *, may_have_started: bool) -> DeadlineExceeded:
+    """The error for a task that had no answer in time."""
+    what = "it was told to stop, and may have done some of its work" if may_have_started else "nothing was sent"
+    return DeadlineExceeded(
+        f"{target} did not answer by its deadline: {what}",
+        may_have_started=may_have_started,
+        details={"target": target},
+    )
 
 
 def result_of(frame: Frame) -> Any:

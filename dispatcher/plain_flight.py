@@ -10,6 +10,7 @@ import asyncio
 from typing import Any, Final
 
 from ..schemas.frames import Answer, Frame
+from .alarms import Alarms
 from .hold import Hold
 from .inflight import Awaited, Books, Outcome
 from .lease_slots import LeaseSlots
@@ -64,6 +65,11 @@ class PlainFlight(ShortFlight):
 
     checked = True
 
+    @property
+    def deadline(self) -> float | None:
+        """Loop time; None: never."""
+        return None
+
     def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool) -> None:
         self.id = id
         self.worker = worker
@@ -91,6 +97,41 @@ class PlainFlight(ShortFlight):
             return False
         self._end(frame)
         return True
+
+
+class TimedFlight(PlainFlight):
+    """A task that is to be done in time."""
+
+    def __init__(
+        self,
+        id: int,
+        worker: Worker,
+        future: asyncio.Future[Any],
+        pool: RoutedPool,
+        *,
+        target: str,
+        timeout_s: float,
+        alarms: Alarms[TimedFlight],
+    ) -> None:
+        """`alarms`: where it is added by whoever sends it, to be ended at its deadline."""
+        super().__init__(id, worker, future, pool)
+        self.target = target
+        self.timeout_s = timeout_s
+        self._alarms = alarms
+
+    @property
+    def deadline(self) -> float:
+        return self.sent_at + self.timeout_s
+
+    def deliver(self, frame: Frame) -> bool:
+        last = super().deliver(frame)
+        if last:
+            self._alarms.drop(self)
+        return last
+
+    def _end(self, outcome: Outcome) -> None:
+        self._alarms.drop(self)
+        super()._end(outcome)
 
 
 class LeasedFlight(PlainFlight):

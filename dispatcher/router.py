@@ -446,7 +446,7 @@ class Router:
 
     async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Order) -> Any:
         """A plain call was not simply answered: from here on it goes the general way."""
-        pool, since = flight.pool, flight.sent_at
+        pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
         ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
         ticket.endpoint = order.endpoint
         with Observed(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):

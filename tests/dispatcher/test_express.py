@@ -274,7 +274,7 @@ async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Ri
     assert worker.heard[-1][5] == 3000
 
 
-@pytest.mark.parametrize("options", [{"key": "k"}, {"idempotent": True}, {"timeout_s": 5}, {"max_attempts": 1}])
+@pytest.mark.parametrize("options", [{"key": "k"}, {"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
 def test_options_that_ask_for_something_are_not_plain(options):
     @on_rig()
     async def run(rig: Rig) -> None:

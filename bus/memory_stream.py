@@ -186,6 +186,9 @@ class MemoryReading:
         self._handler: StreamHandler | None = handler
         self._context = contextvars.copy_context()
         self._next = start
+        """What the server sends next."""
+        self._came = start - 1
+        """What the client has received last."""
         self._store: StreamStore | None = None
 
     def __repr__(self) -> str:
@@ -197,12 +200,17 @@ class MemoryReading:
             self.bus.hub.streams.add_reading(self)
             self.resync(store)
 
+    def again(self, store: StreamStore | None) -> None:
+        """After a reconnect: what was sent, and held back when the connection broke, is sent again."""
+        self._next = self._came + 1
+        self.resync(store)
+
     def resync(self, store: StreamStore | None) -> None:
         """Send what was not sent yet."""
         if store is None or not self.bus.connected:
             return
         if self._store is not None and store is not self._store:
-            self._next = 1  # made anew: its sequences begin again
+            self._next, self._came = 1, 0  # made anew: its sequences begin again
         self._store = store
         for message in store.after(self._next, self._pattern):
             self.bus.arrive(self._deliver, message)
@@ -212,7 +220,8 @@ class MemoryReading:
         self._handler = None
         self.bus.hub.streams.drop_reading(self)
 
-    def _deliver(self, message: Any) -> None:
+    def _deliver(self, message: StreamMessage) -> None:
+        self._came = message.sequence
         asyncio.get_running_loop().call_soon(self._handle, message, context=self._context)
 
     def _handle(self, message: StreamMessage) -> None:

@@ -119,7 +119,7 @@ class MemoryStreams:
     def resync(self, bus: MemoryBus) -> None:
         """A connection is back."""
         for reading in [one for one in self._readings if one.bus is bus]:
-            reading.resync(self._stores.get(reading.stream))
+            reading.again(self._stores.get(reading.stream))
 
     def forget(self, bus: MemoryBus) -> None:
         """A connection is gone for good."""

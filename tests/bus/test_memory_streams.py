@@ -95,6 +95,22 @@ async def test_what_was_under_way_when_a_connection_broke_comes_again_soon(hub):
     assert consumer.wanted == 7
 
 
+async def test_what_was_on_its_way_to_a_reader_when_its_connection_broke_comes_again(hub):
+    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
+    source = await writer.stream("S", settings_of(retention=Retention.LIMITS))
+    await source.publish("task.a", b"0")
+    await (await bus.stream("S", settings_of(retention=Retention.LIMITS))).read("task.>", got)
+    await got.count(1)
+    hub.partition(bus)
+    await source.publish("task.a", b"1")
+    hub.disconnect(bus)
+    await source.publish("task.a", b"2")
+    hub.reconnect(bus)
+    await got.count(3)
+    await asyncio.sleep(1)
+    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
+
+
 async def test_a_healed_partition_lets_everything_through_once(hub):
     bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
     _, consumer = await open_consumer(bus, got)

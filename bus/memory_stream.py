@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ..schemas.errors import InvalidName, InvalidRequest, PayloadTooLarge
 from .consuming import PullConsumer

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ..schemas.deadline import DEADLINE
+from ..schemas.deadline import UNDER, current_deadline
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Request
 from ..telemetry.metrics import RouterMetrics
@@ -27,7 +27,7 @@ from .pool import RoutedPool
 from .settings import RouterSettings
 
 _TASK: Final = int(Request.TASK)
-_deadline: Final = DEADLINE.get
+_under: Final = UNDER.get
 _traced: Final = tracer.on
 
 
@@ -65,7 +65,8 @@ class Express:
         way = self._ways.get(target)
         if way is None or self.plain_pools.get(way.endpoint) is not way.pool:
             way = self._find(target)
-        if way is None or not options.plain or _traced() or _deadline() is not None:
+        under = _under()
+        if way is None or not options.plain or _traced() or (under is not None and under.deadline is not None):
             return None
         pool, exchange = way.pool, self.exchange
         timeout_s = self._timeout_s if options.timeout_s is None else options.timeout_s
@@ -80,7 +81,7 @@ class Express:
     def allows(self, options: CallOptions) -> bool:
         """Whether a request made now, with these options, asks for nothing special, nor to be done in time."""
         timeless = options.timeout_s is None and self._timeout_s is None
-        return timeless and options.plain and not _traced() and _deadline() is None
+        return timeless and options.plain and not _traced() and current_deadline() is None
 
     def close(self) -> None:
         """The router stops."""

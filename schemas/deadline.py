@@ -9,30 +9,43 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Protocol
 
-DEADLINE: ContextVar[float | None] = ContextVar("gangline_deadline", default=None)
-"""For hot paths, which ask at every request or set it for every task: what follows is one call more."""
+
+class Bounded(Protocol):
+    """What code runs under: a task's own context, or no more than a time."""
+
+    deadline: float | None
+    """When it must be done, in seconds of the loop's monotonic clock; None is never."""
+
+
+UNDER: ContextVar[Bounded | None] = ContextVar("gangline_under", default=None)
+"""Set for each task, in a context that is its own, to what `current_task` finds: one variable for both, since to set
+another costs as much as to run a short task. Outside of all tasks None, or what `deadline` set."""
+
+
+class _Bound:
+    __slots__ = ("deadline",)
+
+    def __init__(self, at: float) -> None:
+        self.deadline: float | None = at
 
 
 def current_deadline() -> float | None:
     """When the surrounding task must be done, in seconds of the loop's monotonic clock; None is never."""
-    return DEADLINE.get()
+    under = UNDER.get()
+    return None if under is None else under.deadline
 
 
 @contextmanager
 def deadline(at: float | None) -> Iterator[None]:
     """Run the block under a deadline. An outer deadline that is earlier stays in force."""
-    outer = DEADLINE.get()
+    outer = current_deadline()
     if at is None or (outer is not None and outer < at):
-        at = outer
-    reset = DEADLINE.set(at)
+        yield
+        return
+    reset = UNDER.set(_Bound(at))
     try:
         yield
     finally:
-        DEADLINE.reset(reset)
-
-
-def begin_under(at: float | None) -> None:
-    """Run the rest of this context under exactly that deadline: for code that was given a context of its own, as the
-    start of a task is. Cheaper than `deadline`, and never undone."""
-    DEADLINE.set(at)
+        UNDER.reset(reset)

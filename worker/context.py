@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..schemas.deadline import UNDER
 from ..schemas.errors import GanglineError
 from .progress import Progress, written
 
@@ -267,16 +267,13 @@ def wait_in_thread(context: TaskContext, future: Future[R]) -> R:
         context._waiting = None
 
 
-CURRENT: ContextVar[TaskContext] = ContextVar("gangline_current_task")
-
-
 def current_task() -> TaskContext:
     """The context of the task that this code runs in, in whichever executor.
 
     Raises:
         LookupError: this code does not run in a task.
     """
-    try:
-        return CURRENT.get()
-    except LookupError:
-        raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task") from None
+    under = UNDER.get()
+    if not isinstance(under, TaskContext):
+        raise LookupError("no task runs here: current_task() works inside functions declared with @pool.task")
+    return under

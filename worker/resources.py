@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..schemas.errors import InvalidSettings
-from .context import CURRENT
+from .context import current_task
 
 
 class Resource:
@@ -53,7 +53,7 @@ def filling(function: Callable[..., Any], parameters: tuple[Filled, ...]) -> Cal
 
     @functools.wraps(function)
     def filled(*args: Any, **kwargs: Any) -> Any:
-        context = CURRENT.get()
+        context = current_task()
         places = list(args)
         for name, kind, place in parameters:
             if place is not None and place <= len(places):

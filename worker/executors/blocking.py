@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from ...schemas.deadline import begin_under
-from ..context import CURRENT, TaskContext
+from ...schemas.deadline import UNDER
+from ..context import TaskContext
 from ..tasks import BoundCall, Outcome, Shape
 from .collect import Collected
 from .room import Room
@@ -55,8 +55,7 @@ def run_here(
     Raises:
         BaseException: whatever the task raised.
     """
-    CURRENT.set(context)
-    begin_under(context.deadline)
+    UNDER.set(context)
     task = call.task
     match task.shape:
         case Shape.FUNCTION:

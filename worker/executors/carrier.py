@@ -16,8 +16,8 @@ from sys import getrefcount
 from typing import Any, Final, Protocol
 from weakref import getweakrefcount
 
-from ...schemas.deadline import DEADLINE
-from ..context import CURRENT, TaskContext
+from ...schemas.deadline import UNDER
+from ..context import TaskContext
 
 IDLE: Final = "gangline idle"
 """Name of the task of a carrier that carries nothing."""
@@ -157,9 +157,7 @@ class Carrier:
             self.value = self.error = None
             try:
                 function, args, kwargs, context = job
-                CURRENT.set(context)
-                if context.deadline is not None:
-                    DEADLINE.set(context.deadline)
+                UNDER.set(context)
                 coroutine = function(*args, **kwargs)
                 self.value = yield from coroutine if type(coroutine) is _COROUTINE else coroutine.__await__()  # type: ignore[misc]
             except GeneratorExit:

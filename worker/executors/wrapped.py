@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from ...schemas.deadline import begin_under
+from ...schemas.deadline import UNDER
 from ...schemas.errors import DeadlineExceeded, GanglineError, TaskCancelled
-from ..context import CURRENT
 from ..middleware import CallNext, Middleware
 from ..tasks import Outcome
 from ..wire_values import to_wire
@@ -67,8 +66,7 @@ class WrappedRun(Run):
             self.finish(Outcome(error=self.reason))
             return
         self._begun = True
-        CURRENT.set(self.context)
-        begin_under(self.context.deadline)
+        UNDER.set(self.context)
         call_next: CallNext = self._run_task
         for function in reversed(self._around):
             call_next = partial(function, self.context, call_next)

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, Conflict, NoResponders, NotPermitted, StreamMessage
+from ..bus.port import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
 from ..schemas import codec
 from ..schemas.errors import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ..schemas.jobs import (
@@ -32,6 +32,9 @@ RESULT_TTL_S: Final = 3600.0
 """Of the record of a job that is cancelled in the stream."""
 UNHELD_TTL_S: Final = 30 * 86_400.0
 """... while its queue has no dispatcher: it must be there when one comes."""
+
+_AGAIN_S: Final = 1.5
+"""A question without an answer for so long is asked again, as all of them may be: whoever had it may have died."""
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -184,15 +187,28 @@ class JobDesk:
         self, endpoint: str, operation: QueueOperation, request: BaseModel | None, reply: type[R], timeout_s: float
     ) -> R:
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json"))
-        try:
-            answer = await self.bus.request(self._names.queue(endpoint, operation), body, timeout_s=timeout_s)
-        except NoResponders as error:
-            raise NoDispatcher(_nobody(endpoint)) from error
+        answer = await self._answer(endpoint, operation, body, timeout_s)
         raise_if_error(answer)
         try:
             return reply.model_validate_json(answer.data)
         except ValidationError as error:
             raise MalformedMessage(f"unreadable answer of the dispatcher of {endpoint}: {error}") from error
+
+    async def _answer(self, endpoint: str, operation: QueueOperation, body: bytes, timeout_s: float) -> Message:
+        subject, loop = self._names.queue(endpoint, operation), asyncio.get_running_loop()
+        give_up_at = loop.time() + timeout_s
+        while True:
+            patience_s = min(_AGAIN_S, max(0.0, give_up_at - loop.time()))
+            try:
+                return await self.bus.request(subject, body, timeout_s=patience_s)
+            except NoResponders as error:
+                raise NoDispatcher(_nobody(endpoint)) from error
+            except RequestTimeout as error:
+                if loop.time() >= give_up_at:
+                    raise RequestTimeout(
+                        f"the dispatcher of {endpoint!r} did not answer within {timeout_s:g} s: ask again",
+                        details=error.details,
+                    ) from error
 
     async def _endpoints_of(self, ref: JobRef) -> list[str]:
         """Whom to ask: the job's endpoint, or all whose queue somebody has."""

@@ -122,6 +122,8 @@ class FakeDispatcher:
         self.cancelled: list[str] = []
         self.asked: list[str] = []
         self.messages: list[StreamMessage] = []
+        self.deaf = 0
+        """So many questions get no answer."""
 
     async def start(self) -> None:
         await self.rig.bus.subscribe(self.rig.names.queue(self.endpoint), self._answer)
@@ -133,6 +135,9 @@ class FakeDispatcher:
     def _answer(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]
         self.asked.append(operation)
+        if self.deaf:
+            self.deaf -= 1
+            return
         if operation == QueueOperation.STATS:
             self._reply(message, self._stats())
             return

@@ -289,6 +289,20 @@ async def test_the_dispatcher_cancels_what_it_has(rig: JobsRig) -> None:
 
 
 @on_both_buses
+async def test_a_question_that_dies_with_a_dispatcher_is_asked_again_of_the_next(rig: JobsRig) -> None:
+    dispatcher = await rig.take_queue()
+    job = await rig.client.submit("images.echo")
+    dispatcher.deaf = 1
+    began_at = asyncio.get_running_loop().time()
+    cancelling = asyncio.ensure_future(job.cancel())
+    while not dispatcher.asked:  # noqa: ASYNC110
+        await asyncio.sleep(0.01)
+    dispatcher.jobs[job.id] = JobInfo(job=job.id, endpoint="images", state=JobState.RUNNING)
+    assert await cancelling and dispatcher.asked == ["cancel", "cancel"]
+    assert asyncio.get_running_loop().time() - began_at < 3.0, "well before it would give up"
+
+
+@on_both_buses
 async def test_a_task_that_its_dispatcher_has_not_seen_is_cancelled_in_the_stream(rig: JobsRig) -> None:
     job, other = [await rig.client.submit("images.echo") for _ in range(2)]
     dispatcher = await rig.take_queue()

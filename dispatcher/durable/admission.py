@@ -68,8 +68,9 @@ class Admission:
         if task.step in ADMITTED:
             self._unline(task)
         books.move(task, Step.RUNNING)
-        books.agenda.cancel((Due.RETRY, task.seq))
-        books.agenda.cancel((Due.UNKNOWN, task.seq))
+        if books.agenda:
+            books.agenda.cancel((Due.RETRY, task.seq))
+            books.agenda.cancel((Due.UNKNOWN, task.seq))
         if task.ordered and task.key is not None:
             self._demote(books.lanes.start(task.key, task.seq))
         if books.caps is not None and task.key is not None:
@@ -79,7 +80,8 @@ class Admission:
     def end(self, task: Task) -> None:
         """It does not run any more (its step is for the caller to change)."""
         books = self._books
-        books.agenda.cancel((Due.TIMEOUT, task.seq))
+        if books.agenda:
+            books.agenda.cancel((Due.TIMEOUT, task.seq))
         books.pools[task.pool].running -= 1
         if books.caps is not None and task.key is not None:
             self._shift(books.caps.stop(task.key, task.seq))
@@ -132,13 +134,13 @@ class Admission:
         pool = books.pools.choose(task.submission, task.draw)
         task.pool = pool.name
         task.cost = pool.costs.get(task.submission.method, 1)
-        entry = (Due.MISFIT, task.seq)
         if 0 < pool.largest < task.cost:
             books.move(task, Step.PARKED)
-            if entry not in books.agenda:
-                books.agenda.set(entry, books.now + books.settings.unknown_after_s)
+            if (Due.MISFIT, task.seq) not in books.agenda:
+                books.agenda.set((Due.MISFIT, task.seq), books.now + books.settings.unknown_after_s)
             return
-        books.agenda.cancel(entry)
+        if books.agenda:
+            books.agenda.cancel((Due.MISFIT, task.seq))
         books.move(task, Step.LINED)
         pool.line.add(task.place, task.cost)
 

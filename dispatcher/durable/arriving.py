@@ -43,10 +43,11 @@ class Arriving:
         task.ready_at = books.mono(event.not_before) if task.begun else books.now
         if task.submission.deadline_at is not None:
             task.deadline = books.mono(task.submission.deadline_at)
-        if self._delayed(task.submission) and not event.look:
+        delayed = self._delayed(task.submission)
+        if delayed and not event.look:
             self._schedule(task)
             return
-        if not self._delayed(task.submission):
+        if not delayed:
             self._enter(task, cancelled=event.cancelled)
         if event.look:
             books.out.append(Look(seq=task.seq, job=task.job))
@@ -131,7 +132,7 @@ class Arriving:
         if cancelled:
             task.marked = task.tried = True
             self._ending.doom(task)
-        adoption = books.adoptions.pop(task.job, None)
+        adoption = books.adoptions.pop(task.job, None) if books.adoptions else None
         if adoption is not None:
             self._attach(task, *adoption)
 

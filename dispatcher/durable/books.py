@@ -44,7 +44,7 @@ class Books:
         """Sequence by job, of those that are not being scheduled nor malformed."""
         self.adoptions: dict[str, tuple[int, str]] = {}
         """Attempt and worker, of jobs that run and have not arrived."""
-        self.count: Counter[Step] = Counter()
+        self.count: dict[Step, int] = dict.fromkeys(Step, 0)
         """Tasks by step."""
         self.pools = Pools(endpoint)
         self.caps: Caps | None = None
@@ -66,10 +66,10 @@ class Books:
         return self.count[Step.RUNNING] + self.count[Step.STOPPING]
 
     def move(self, task: Task, to: Step) -> None:
-        before = task.step
+        before, count = task.step, self.count
         states.move(task, to)
-        self.count[before] -= 1
-        self.count[to] += 1
+        count[before] -= 1
+        count[to] += 1
 
     def put(self, task: Task) -> None:
         """It arrived."""

@@ -259,6 +259,9 @@ class Ending:
         books = self._books
         books.agenda.forget(task.seq)
         books.move(task, Step.ACKING)
-        told = books.tell(task, task.end, task.error) if task.end is not None and task.end.final else ()
-        books.settle(Ack(seq=task.seq, job=task.job, tried=task.tried), *told)
+        ack = Ack(seq=task.seq, job=task.job, tried=task.tried)
+        if task.submission.events and task.end is not None and task.end.final:
+            books.settle(ack, *books.tell(task, task.end, task.error))
+        else:
+            books.settle(ack)
         self._admission.dismiss(task)

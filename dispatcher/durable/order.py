@@ -54,7 +54,7 @@ class Ranked:
     def add(self, place: Place) -> None:
         assert place[1] not in self._members, place
         self._members[place[1]] = place
-        heappush(self._heap, (self._sign * place[0], self._sign * place[1]))
+        heappush(self._heap, place if self._sign > 0 else (-place[0], -place[1]))
         if len(self._heap) > _SLACK + 4 * len(self._members):
             self._heap = [(self._sign * at, self._sign * seq) for at, seq in self._members.values()]
             heapify(self._heap)
@@ -66,12 +66,12 @@ class Ranked:
     @property
     def first(self) -> Place | None:
         """The place that goes first (`reverse`: last); None if there is none."""
-        while self._heap:
-            at, seq = self._heap[0]
-            place = (self._sign * at, self._sign * seq)
-            if self._members.get(place[1]) == place:
+        heap, members = self._heap, self._members
+        while heap:
+            place = heap[0] if self._sign > 0 else (-heap[0][0], -heap[0][1])
+            if members.get(place[1]) == place:
                 return place
-            heappop(self._heap)
+            heappop(heap)
         return None
 
 

@@ -38,7 +38,6 @@ from .insight import Counts
 from .ownership import DISPATCHER, consumer_name
 from .possession import Possession
 from .recovery import Recovery
-from .retry import result_ttl_s
 from .retrying import until_answered
 from .rolls import Rolls
 
@@ -91,6 +90,8 @@ class Queue:
         """Up to this sequence a message may have ended before."""
         self._asked_of = False
         """Whoever cancels a task that arrives now asks us. Else, since we could not be asked, there may be a record."""
+        self._result_ttl_s = context.settings.result_ttl_s
+        """Of tasks that say nothing."""
         self._asking: asyncio.Task[None] | None = None
         self._doubts = 0
         self._hands = Hands(
@@ -313,20 +314,27 @@ class Queue:
     def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
         """Likewise, together with all else that is told until this turn's messages are worked off, and what it brings
         about leaves in one go."""
-        if self._note(event, fields) and not self._due:
+        if self._note(event, fields):
+            self._work_soon()
+
+    def _work_soon(self) -> None:
+        if not self._due:
             self._due = True
             self._context.bus.at_turn_end(self._work)
 
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
         """False: nothing is told any more."""
-        context = self._context
-        context.guard.look()  # a doubt comes first
+        self._context.guard.look()  # a doubt comes first
         if self._closed:
             return False
+        self._append(event, fields)
+        return True
+
+    def _append(self, event: type[Any], fields: dict[str, Any]) -> None:
+        context = self._context
         self._events.append(
             event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
         )
-        return True
 
     def _work(self) -> None:
         self._due = False
@@ -380,28 +388,28 @@ class Queue:
         self._take(message, read[0])
 
     def _take(self, message: StreamMessage, submission: Submission) -> None:
-        """It is a task."""
+        """It is a task. Told as by `tell_soon`; whether there is a doubt was just looked at."""
         seq, job = message.sequence, submission.job
         old = seq <= self._old_to or not self._asked_of or not self.core.open
         record = self._tries.pop(job, None) if self._tries else None
         if record is not None and record.sequence != seq:
             record = None
-        self.tell_soon(
-            on.Arrived,
-            seq=seq,
-            submission=submission,
-            size=size_of(message),
-            look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
-            attempts=record.attempts if record is not None else submission.attempts,
-            not_before=record.not_before if record is not None else 0.0,
-            cancelled=record is not None and record.cancelled,
-        )
+        fields = {
+            "seq": seq,
+            "submission": submission,
+            "size": size_of(message),
+            "look": old or may_have_ended(message, job, recorded=self._recorded(submission)),
+            "attempts": submission.attempts,
+        }
+        if record is not None:
+            fields.update(attempts=record.attempts, not_before=record.not_before, cancelled=record.cancelled)
+        self._append(on.Arrived, fields)
+        self._work_soon()
 
     def _recorded(self, submission: Submission) -> bool:
         """Whether its end leaves a record."""
-        context = self._context
-        rules = (context.routes.get(self.endpoint) or _DEFAULT).queue
-        return result_ttl_s(submission, rules, context.settings) > 0
+        ttl_s = submission.result_ttl_s
+        return (self._result_ttl_s if ttl_s is None else ttl_s) > 0
 
     def _on_doubt(self) -> None:
         # What comes back with a restarted server may be what it had been told is done.
@@ -447,6 +455,8 @@ class Queue:
             self._follow(record)
 
     def _follow(self, record: RouteRecord | None) -> None:
+        own = (record or _DEFAULT).queue.result_ttl_s
+        self._result_ttl_s = self._context.settings.result_ttl_s if own is None else own
         self.tell(on.Routed, route=record or _DEFAULT, explicit=record is not None)
         for pool in (record or _DEFAULT).pools(self.endpoint):
             self._rolls.follow(pool)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.errors import GanglineError, Unavailable
 from ..schemas.frames import Answer, Frame, Request
@@ -16,6 +16,9 @@ from .retry import Fate
 from .settings import RouterSettings
 from .ticket import Ticket
 from .view import Worker
+
+_REJECTED: Final = int(Answer.REJECTED)
+_ERROR: Final = int(Answer.ERROR)
 
 
 class Caller:
@@ -165,9 +168,9 @@ def fate_of(outcome: Outcome) -> Fate | None:
     """Why an outcome is no answer of the task; None when it is one."""
     if isinstance(outcome, Fate):
         return outcome
-    if outcome[0] == Answer.REJECTED:
+    if outcome[0] == _REJECTED:
         return Fate.of_reason(outcome[2])
-    if outcome[0] == Answer.ERROR and _says_unavailable(outcome):
+    if outcome[0] == _ERROR and _says_unavailable(outcome):
         return Fate.DRAINING
     return None
 

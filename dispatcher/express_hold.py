@@ -20,7 +20,7 @@ from .lease_slots import LeaseSlots
 from .order import CallOptions
 from .plain_flight import LeasedFlight, PlainFlight, PlainReserve, TokenFlight
 from .retry import Fate
-from .selection import Selection, State
+from .selection import OPEN, Selection
 from .settings import RouterSettings
 
 _TASK: Final = int(Request.TASK)
@@ -96,7 +96,7 @@ class HeldExpress:
         """Send a task to the slot that was chosen, which is used then; None: nothing was done."""
         hold, exchange = selection.hold, self._exchange
         if (
-            selection.state is not State.OPEN
+            selection.state is not OPEN
             or method not in hold.worker.methods
             or not hold.usable(exchange.loop.time())
             or not self._express.allows(options)

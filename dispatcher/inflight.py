@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .ticket import Ticket
 
 _HELD: Final = int(Answer.HELD)
+_GRANTED: Final = int(Answer.GRANTED)
 Outcome = Frame | Fate
 """An answer frame, or why there is none."""
 
@@ -160,7 +161,7 @@ class ReserveFlight(Awaited):
         self.books.settle(self.ticket)
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] != Answer.GRANTED:
+        if frame[0] != _GRANTED:
             self._end(frame)
         elif not self.future.done():
             self.future.set_result(frame)

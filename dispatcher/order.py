@@ -22,6 +22,7 @@ from .submit_options import SubmitOptions
 from .ticket import Ticket
 
 _TASK: Final = int(Request.TASK)
+_OK: Final = int(Answer.OK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +194,7 @@ def result_of(frame: Frame) -> Any:
     Raises:
         GanglineError: the error that an ERROR frame carries.
     """
-    if frame[0] == Answer.OK:
+    if frame[0] == _OK:
         return frame[2]
     if frame[0] == Answer.ERROR:
         raise error_of(frame)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, Final
 
 from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
 from ..schemas.frames import Answer, Frame, Request, TaskFlag
@@ -19,6 +19,8 @@ from .pool import RoutedPool
 from .retry import Fate
 from .ticket import Ticket
 from .view import Worker
+
+_ITEM: Final = int(Answer.ITEM)
 
 
 class StreamFlight(Flight):
@@ -42,7 +44,7 @@ class StreamFlight(Flight):
         self._wakeup: asyncio.Future[None] | None = None
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] == Answer.ITEM:
+        if frame[0] == _ITEM:
             sequence = frame[2]
             if sequence > self.received:
                 self._finish(self._broken(f"item {self.received} is missing, item {sequence} came"))

@@ -169,12 +169,12 @@ class WorkerMetrics:
         """By method: what a start and a success are counted under."""
         _workers.add(self)
 
-    def started(self, method: str) -> None:
-        """A task's code began to run."""
+    def started(self, method: str, count: int = 1) -> None:
+        """So many executions of a task began."""
         keys = self._keys.get(method)
         if keys is None:
             keys = self._keys[method] = (self.pool, self.worker, method), (self.pool, self.worker, method, "ok")
-        self._started[keys[0]] += 1
+        self._started[keys[0]] += count
 
     def succeeded(self, method: str, count: int) -> None:
         """So many executions began and ended well; their times are not known."""

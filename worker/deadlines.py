@@ -89,10 +89,14 @@ class DeadlineHeap(Generic[D]):
             self._settle()
         if len(self._heap) <= 2 * living + _SPARE:
             return
-        keep = [entry for entry in self._heap if entry[0] == entry[2].queued_at and entry[2].due_at != NEVER]
-        for at, _, item in self._heap:
-            if item.due_at == NEVER and at == item.queued_at:
-                item.queued_at = NEVER
+        keep: list[tuple[float, int, D]] = []
+        for entry in self._heap:
+            item = entry[2]
+            if entry[0] == item.queued_at:
+                if item.due_at == NEVER:
+                    item.queued_at = NEVER
+                else:
+                    keep.append(entry)
         heapq.heapify(keep)
         self._heap = keep
 

@@ -58,6 +58,10 @@ class PlainRun(Run):
         super().__init__(runs, record, task, caller, now)
         self._express = express
         self.context = context
+        record.handle = self
+
+    def let_go(self) -> None:
+        self.record.handle = None
 
     def cancel(self, reason: CancelReason) -> None:
         if self.reason is None and self.carrier is not None:
@@ -92,8 +96,10 @@ class Express:
         self._stepper: Stepper
         self._room = 0
         self._launched = 0
+        self._adopted: dict[str, int] = {}
+        """What did not simply end, by method, since `enter`."""
         self._succeeded: dict[str, int] = {}
-        """By method, since `enter`."""
+        """What did."""
         self.plain: frozenset[DeclaredTask] = _NONE
         """Tasks that may go this way now, if they are without a stream and a gang."""
 
@@ -113,9 +119,9 @@ class Express:
             self._stepper.leave()
             self._executors.count(self._launched)
             self._launched = 0
-        if self._succeeded:
-            self._runs.count(self._succeeded)
-            self._succeeded = {}
+            self._runs.count(self._adopted, self._succeeded)
+            self._adopted.clear()
+            self._succeeded.clear()
 
     def run(
         self,
@@ -143,7 +149,7 @@ class Express:
         if carrier is None or carrier.spoiled:
             carrier = self._stepper.enter()
         if not carrier.start(copy_context(), task.function, given, named, context):
-            run = self._adopted(record, task, caller, context, now)
+            run = self._adopt(record, task, caller, context, now)
             run.carrier = carrier.task
             self._stepper.keep(run, task.full_name)
             return
@@ -151,7 +157,7 @@ class Express:
         carrier.value = carrier.error = None
         answer = self._written(task_id, task, value) if error is None else None
         if answer is None:
-            self._adopted(record, task, caller, context, now).over(value, error)
+            self._adopt(record, task, caller, context, now).over(value, error)
             return
         self._executors.let_go(context)
         self._core.complete(record, answer, now)
@@ -163,12 +169,11 @@ class Express:
             self._runs.ended(record, task.name, caller)
         self._succeeded[task.name] = self._succeeded.get(task.name, 0) + 1
 
-    def _adopted(
+    def _adopt(
         self, record: TaskRecord, task: DeclaredTask, caller: FrameCaller | JobRun, context: RunContext, now: float
     ) -> PlainRun:
-        run = PlainRun(self, self._runs, record, task, caller, context, now)
-        self._runs.adopt(run)
-        return run
+        self._adopted[task.name] = self._adopted.get(task.name, 0) + 1
+        return PlainRun(self, self._runs, record, task, caller, context, now)
 
     def end(self, run: PlainRun, value: Any, error: BaseException | None) -> None:
         """A run that had to wait has come to its end."""

@@ -270,18 +270,13 @@ class Runs:
 
     # -- for worker.express ---------------------------------------------------------------------------------------
 
-    def adopt(self, run: Run) -> None:
-        """It was begun elsewhere, and goes on from here like any other."""
-        run.record.handle = run
-        self.counts["started"] += 1
-        self._books.metrics.started(run.task.name)
-
     def completed(self, run: Run, answer: bytes, now: float) -> None:
         """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
         books, method = self._books, run.task.name
         books.core.complete(run.record, answer, now)
         run.let_go()
-        self.ended(run.record, method, run.caller)
+        if books.journal.enabled:
+            self.ended(run.record, method, run.caller)
         self.counts["succeeded"] += 1
         books.metrics.finished(method, now - run.started_at, "ok")
         books.after_end()
@@ -297,8 +292,11 @@ class Runs:
         if self._books.journal.enabled:
             self._books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
 
-    def count(self, succeeded: dict[str, int]) -> None:
-        """By method: what began, ended well, and was not adopted."""
+    def count(self, adopted: dict[str, int], succeeded: dict[str, int]) -> None:
+        """By method: what began elsewhere and goes on from here like any other; and what began and ended well."""
+        for method, number in adopted.items():
+            self.counts["started"] += number
+            self._books.metrics.started(method, number)
         for method, number in succeeded.items():
             self.counts["started"] += number
             self.counts["succeeded"] += number

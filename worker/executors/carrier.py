@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import types
 from collections.abc import Callable, Coroutine, Generator
+from functools import partial
 from gc import get_referents
 from sys import getrefcount
 from typing import Any, Final, Protocol
@@ -146,7 +147,9 @@ class Carrier:
         """What was started waits: be its task to its end. To be called outside of any task."""
         self._execution = execution
         self.task.set_name(name)
-        self._go()
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake(self)
 
     @types.coroutine
     def _stepping(self) -> Generator[Any, Any, None]:
@@ -201,7 +204,8 @@ class Carrier:
 
     @types.coroutine
     def _rounds(self) -> Generator[Any, Any, None]:
-        cancelled: BaseException | None = None
+        thrown: BaseException | None = None
+        """What is to be raised at the next wait."""
         try:
             yield
             if self._execution is None:
@@ -209,49 +213,48 @@ class Carrier:
                 self._asyncio_future_blocking = True
                 yield self
         except asyncio.CancelledError as meant_for_what_it_carries:
-            cancelled = meant_for_what_it_carries
+            thrown = meant_for_what_it_carries
+        steps = self._steps
         while (execution := self._execution) is not None:
-            yield from self._drive(cancelled)
-            value, error = self.value, self.error
-            self._execution = self._variables = self._waits_for = self.value = self.error = cancelled = None
-            execution.ended(value, error)
-            del execution, value, error
+            assert self._variables is not None
+            run, waits_for = self._variables.run, self._waits_for
+            if thrown is not None and asyncio.isfuture(waits_for):
+                # It was cancelled before its task waited for that.
+                if waits_for.cancel():
+                    thrown = None  # this brings it
+                else:
+                    waits_for._asyncio_future_blocking = False  # nobody waits for it any more
+            while waits_for is not self:
+                if thrown is None:
+                    try:
+                        yield waits_for
+                    except GeneratorExit:
+                        run(steps.close)  # the loop was closed under us: there is nobody to report to
+                        raise
+                    except BaseException as error:
+                        thrown = error
+                try:
+                    if thrown is None:
+                        waits_for = run(steps.send, None)
+                    else:
+                        throw, thrown = partial(steps.throw, thrown), None
+                        waits_for = run(throw)
+                        del throw
+                except GeneratorExit as error:
+                    self.spoiled, self.error = True, error
+                    break
+            value, failure = self.value, self.error
+            self._execution = self._variables = self._waits_for = self.value = self.error = None
+            execution.ended(value, failure)
+            execution = waits_for = value = failure = None
+            del run
             if not self._home.back(self):
                 return
             try:
                 self._asyncio_future_blocking = True
                 yield self
             except asyncio.CancelledError as meant_for_what_it_carries:
-                cancelled = meant_for_what_it_carries
-
-    @types.coroutine
-    def _drive(self, error: BaseException | None) -> Generator[Any, Any, None]:
-        """Go on with what was started, each step in its own context. `error`: it was cancelled before its task waited
-        for what it waits for."""
-        assert self._variables is not None
-        run, steps, waits_for = self._variables.run, self._steps, self._waits_for
-        if error is not None and asyncio.isfuture(waits_for) and waits_for.cancel():
-            error = None  # this brings it
-        while waits_for is not self:
-            if error is None:
-                try:
-                    yield waits_for
-                except GeneratorExit:
-                    run(steps.close)  # the loop was closed under us: there is nobody to report to
-                    raise
-                except BaseException as thrown:
-                    error = thrown
-            elif asyncio.isfuture(waits_for):
-                waits_for._asyncio_future_blocking = False  # nobody waits for it any more
-            try:
-                if error is None:
-                    waits_for = run(steps.send, None)
-                else:
-                    reason, error = error, None
-                    waits_for = run(steps.throw, reason)
-            except GeneratorExit as raised:
-                self.spoiled, self.error = True, raised
-                return
+                thrown = meant_for_what_it_carries
 
 
 _COROUTINE: Final = types.CoroutineType

@@ -104,10 +104,9 @@ class Stepper:
             if self._outer is not None:
                 _leave_task(self._loop, self._outer)
         carrier = self._carrier
-        if carrier is not None and not carrier.usable:
-            carrier.task.cancel()
-            carrier = None
-        if carrier is None:
+        if carrier is None or not carrier.usable:
+            if carrier is not None:
+                carrier.task.cancel()
             carrier = self._carrier = self._idle.pop() if self._idle else Carrier(self._loop, self)
         self.inside = carrier
         _enter_task(self._loop, carrier.task)

@@ -186,7 +186,8 @@ def dead_event(entry: Entry, effect: Bury, *, wall: float) -> bytes:
 
 
 def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
-    """Subject and headers with which a message is given back to the server until its time."""
+    """Subject and headers with which a message is given back to the server until its time. Given twice, since an answer
+    was lost, it is not put in force again after it was cancelled."""
     dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
     given = {
         name: value
@@ -194,6 +195,7 @@ def schedule_of(names: Names, message: StreamMessage, submission: Submission) ->
         if name.lower() not in dropped and (submission.cron is not None or name.lower() != headers.DEADLINE.lower())
     }
     given[headers.SCHEDULE_TARGET] = message.subject
+    given[headers.MESSAGE_ID] = f"sched-{message.sequence}-{round(message.at * 1000)}"
     if submission.cron is not None:
         given[headers.SCHEDULE] = submission.cron
     else:

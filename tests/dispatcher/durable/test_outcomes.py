@@ -159,6 +159,16 @@ async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_ser
     assert (schedule is not None) == earlier
 
 
+async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(desk: Desk) -> None:
+    entry, tasks = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await desk.streams.tasks()
+    for _ in range(2):  # the first answer was lost, or whoever waited for it killed
+        answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
+        desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+        assert await answered is None
+        await tasks.purge(NAMES.schedule("nightly"))
+    assert (await tasks.state(NAMES.schedules)).last_sequence == 1
+
+
 async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:
     await desk.ends(JobState.DONE)
     entry = desk.entry(Gangline_Priority="high")

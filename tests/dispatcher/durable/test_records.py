@@ -118,6 +118,7 @@ def test_a_delayed_task_goes_back_with_its_id_and_a_deadline_that_does_not_move(
     assert given == {
         headers.SCHEDULE: "@at 2023-11-14T22:14:20.250Z",
         headers.SCHEDULE_TARGET: "ns.task.images.resize",
+        headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.JOB: "7",
         headers.KEY: "k",
         headers.DEADLINE: "2023-11-14T22:14:50.250Z",
@@ -134,6 +135,7 @@ def test_a_cron_task_goes_back_without_an_id_and_each_firing_has_its_own_deadlin
     assert given == {
         headers.SCHEDULE: "0 0 3 * * *",
         headers.SCHEDULE_TARGET: "ns.task.images.resize",
+        headers.MESSAGE_ID: "sched-7-1700000000250",
         headers.DEADLINE: "90",
     }
 

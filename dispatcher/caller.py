@@ -159,7 +159,7 @@ def _attempt_span(worker: Worker, attempt: int, parent: Span) -> Span:
     return tracer.start(
         "gangline.attempt",
         kind="producer",
-        parent=parent.traceparent(),
+        parent=parent,
         attributes={"gangline.worker": str(worker.id), "gangline.attempt": attempt},
     )
 

@@ -77,6 +77,10 @@ class Span:
         """This span's place in its trace, for the wire; None when tracing is off or the span has ended."""
         return None if self._span is None else _format(self._span.get_span_context())
 
+    def context(self) -> _context.Context | None:
+        """Where spans under this one are started; None when tracing is off or it has ended."""
+        return None if self._span is None else _trace.set_span_in_context(self._span)
+
     @contextmanager
     def current(self) -> Iterator[None]:
         """Make this the parent of the spans that are started inside, without ending it."""
@@ -118,18 +122,18 @@ class Tracer:
         *,
         kind: Kind = "internal",
         attributes: Attributes | None = None,
-        parent: str | None = None,
+        parent: str | Span | None = None,
     ) -> Span:
         """Start a span; it must be ended.
 
         Args:
             name: low in cardinality: `gangline.call images.thumbnail`, never with an id in it.
-            parent: a `traceparent` from the wire. None: the current span of this context. One that is malformed
-                starts a new trace, as the standard asks.
+            parent: a span of this process that has not ended, or a `traceparent` from the wire. None: the current span
+                of this context. One that is malformed starts a new trace, as the standard asks.
         """
         if not self._probe():
             return NO_SPAN
-        context = None if parent is None else _parent_context(parent)
+        context = _context_under(parent)
         span = self._api().start_span(name, context=context, kind=_KINDS[kind], attributes=attributes)
         return Span(span)
 
@@ -179,7 +183,13 @@ def _format(context: _trace.SpanContext) -> str | None:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
 
 
-def _parent_context(traceparent: str) -> _context.Context:
+def _context_under(parent: str | Span | None) -> _context.Context | None:
+    if parent is None:
+        return None
+    return _remote_context(parent) if isinstance(parent, str) else parent.context()
+
+
+def _remote_context(traceparent: str) -> _context.Context:
     """A context whose current span is the remote one; an empty context when it cannot be read."""
     found = _TRACEPARENT.fullmatch(traceparent)
     root = _context.Context()

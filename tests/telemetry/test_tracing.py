@@ -56,6 +56,19 @@ def test_a_span_continues_the_trace_of_the_wire(spans: InMemorySpanExporter):
     assert done.kind is SpanKind.SERVER
 
 
+def test_a_span_may_be_started_under_another_of_this_process_without_making_that_current(spans: InMemorySpanExporter):
+    outer = tracer.start("outer")
+    inner = tracer.start("inner", parent=outer)
+    outer.end()
+    orphan = tracer.start("orphan", parent=outer)
+    inner.end()
+    orphan.end()
+    found = {span.name: span for span in spans.get_finished_spans()}
+    assert found["inner"].parent is not None and found["inner"].parent.span_id == found["outer"].context.span_id
+    assert not found["inner"].parent.is_remote
+    assert found["orphan"].parent is None
+
+
 def test_client_and_worker_spans_are_one_trace_through_traceparent(spans: InMemorySpanExporter):
     with tracer.span("client") as client:
         router = tracer.start("router", kind="client")

@@ -7,13 +7,12 @@ from typing import Any, Final
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
 from ..schemas.frames import Answer, Frame, encode_frame
 from .books import Books
+from .error_frames import error_frame
 from .outbox import Outbox
 from .runs import Run
 from .tasks import Outcome
 
 _OK: Final = int(Answer.OK)
-MAX_MESSAGE_CHARS = 2000
-"""An error's text is cut to so many characters if its frame does not fit a message."""
 
 
 class FrameCaller:
@@ -117,19 +116,3 @@ def too_large(what: str, task: str, size: int, limit: int) -> InvalidResult:
         "where, or raise the server's max_payload",
         details={"size": size, "limit": limit},
     )
-
-
-def error_frame(task_id: int, error: GanglineError, limit: int) -> bytes:
-    """An ERROR frame, cut down if need be until it fits."""
-    frame = _error(task_id, error, error.message, error.details or None)
-    if len(frame) > limit:
-        frame = _error(task_id, error, error.message[:MAX_MESSAGE_CHARS], None)
-    return frame
-
-
-def _error(task_id: int, error: GanglineError, message: str, details: dict[str, Any] | None) -> bytes:
-    try:
-        return encode_frame((Answer.ERROR, task_id, error.code, message, details, error.may_have_started))
-    except InvalidRequest:  # details of somebody's own error, or text that is not Unicode
-        clean = message.encode("utf-8", "backslashreplace").decode()
-        return encode_frame((Answer.ERROR, task_id, error.code, clean, None, error.may_have_started))

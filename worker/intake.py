@@ -14,8 +14,9 @@ from ..schemas.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFl
 from ..telemetry.logs import Log
 from .books import Books
 from .deadlines import NEVER
+from .error_frames import error_frame
 from .express import Express
-from .frame_caller import FrameCaller, error_frame
+from .frame_caller import FrameCaller
 from .grants import Grants
 from .jobs import JobName, JobRun, Jobs
 from .leases import Lease, Refusal

@@ -22,7 +22,8 @@ from ..schemas.frames import Frame, Reason, TaskFlag, encode_frame
 from ..schemas.names import Names, check_name
 from ..telemetry.logs import Log
 from .books import Books
-from .frame_caller import FrameCaller, error_frame
+from .error_frames import error_frame
+from .frame_caller import FrameCaller
 from .job_table import FIRST, Hearer, Job, JobKey
 from .memory import Sender, TaskRecord
 from .operations import Requester

@@ -7,10 +7,12 @@ from collections import deque
 from collections.abc import Callable
 
 from ..bus.port import Bus
-from ..schemas.errors import ClosedError, Disconnected, GanglineError
-from ..schemas.frames import ENVELOPE_BYTES, Load, join_answer
+from ..schemas.codec import unpack
+from ..schemas.errors import ClosedError, Disconnected, GanglineError, InvalidResult, PayloadTooLarge
+from ..schemas.frames import ENVELOPE_BYTES, Answer, Load, join_answer
 from ..telemetry.logs import Log
 from .contenders import Contenders
+from .error_frames import error_frame
 
 
 class Outbox:
@@ -149,6 +151,8 @@ class Outbox:
             self._keep(reply, frames)
         except ClosedError:
             self.dropped += len(frames)
+        except PayloadTooLarge as error:
+            self._too_large(reply, frames, epoch, load, error)
         except GanglineError as error:
             # A reply subject that cannot be published to. Others of this turn must not suffer for it.
             self.dropped += len(frames)
@@ -158,6 +162,18 @@ class Outbox:
         else:
             self.messages += 1
             self.frames += len(frames)
+
+    def _too_large(self, reply: str, frames: list[bytes], epoch: int, load: Load, refused: PayloadTooLarge) -> None:
+        """Checked when it was made: the server that is there now takes less. Whoever waits for the result is told; of a
+        stream the gap tells."""
+        kind, number = unpack(frames[0])[:2]
+        if len(frames) > 1 or kind != Answer.OK:
+            self.dropped += len(frames)
+            return
+        error = InvalidResult(f"the result cannot be sent to its caller: {refused.message}", details=refused.details)
+        told = error_frame(number, error, self.largest_frame)
+        if len(told) < len(frames[0]):
+            self._publish(reply, [told], epoch, load)
 
     def _keep(self, reply: str, frames: list[bytes]) -> None:
         size = sum(map(len, frames))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gangline.bus.port import Bus
 from gangline.schemas import frames
-from gangline.schemas.errors import ClosedError, Disconnected, InvalidName
+from gangline.schemas.errors import ClosedError, Disconnected, InvalidName, PayloadTooLarge
 from gangline.schemas.frames import ENVELOPE_BYTES, Answer, Load
 from gangline.telemetry.logs import logger_for
 from gangline.worker.outbox import Outbox
@@ -30,7 +30,8 @@ class Wire:
     ) -> None:
         if self.error is not None:
             raise self.error
-        assert len(data) <= self.max_payload
+        if len(data) > self.max_payload:
+            raise PayloadTooLarge(f"{len(data)} bytes")
         self.sent.append((subject, data))
 
     def at_turn_end(self, callback: Callable[[], None]) -> None:
@@ -194,3 +195,20 @@ async def test_what_comes_after_a_loss_waits_for_what_was_kept():
     box.put("a", ok(4))
     box.flush()
     assert [frame[1] for frame in wire.frames()] == [1, 2, 3, 4] and box.empty
+
+
+async def test_an_answer_that_a_later_server_does_not_take_is_an_error_and_not_silence() -> None:
+    """The connection was lost, and the server that is there now allows smaller messages."""
+    wire = Wire(max_payload=5000)
+    box = outbox(wire)
+    wire.error = Disconnected("no connection")
+    for frame in (ok(6), ok(7, 3000), frames.encode_frame((Answer.ITEM, 8, 0, b"x" * 3000))):
+        box.put("a", frame)
+    box.flush()
+    wire.error, wire.max_payload = None, 1000
+    box.resume()
+    box.put("a", ok(7, 3000))  # asked for once more
+    box.flush()
+    assert wire.frames()[0] == [Answer.OK, 6, b""]
+    assert [answer[:3] for answer in wire.frames()[1:]] == [[Answer.ERROR, 7, "invalid_result"]] * 2
+    assert box.statistics()["dropped"] == 1, "a gap in a stream is noticed by its reader"

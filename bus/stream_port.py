@@ -72,8 +72,7 @@ class StreamMessage(NamedTuple):
     """Where to publish the acknowledgement; empty for what was not delivered by a consumer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Published(NamedTuple):
     sequence: int
     duplicate: bool = False
     """It was there already: `sequence` is that of the first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..bus.port import Stream, StreamMessage
 from ..schemas import headers
@@ -19,8 +19,7 @@ CHAINS: Final = 16
 """Parts of the stream that are looked through side by side."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobRef:
+class JobRef(NamedTuple):
     """A job, as far as its holder knows it."""
 
     id: str

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from ..bus.ambient import Ambient
-from ..bus.port import Published, Refused, StorageUnavailable
+from ..bus.port import Published, Refused, StorageUnavailable, Stream
 from ..schemas.deadline import current_deadline
 from ..schemas.errors import Disconnected, GanglineError
 from ..schemas.task_errors import InvalidSchedule
-from ..telemetry.tracing import tracer
+from ..telemetry.tracing import NO_SPAN, Span, tracer
 from .durable.task_streams import TaskStreams
 from .order import CallOptions
 from .submit_message import TaskMessage, task_message
@@ -29,8 +28,7 @@ _PAUSE_MAX_S: Final = 2.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
+class Submitted(NamedTuple):
     """A task that is stored."""
 
     message: TaskMessage
@@ -44,6 +42,7 @@ class Submitter:
     def __init__(self, streams: TaskStreams, ambient: Ambient) -> None:
         self._streams = streams
         self._ambient = ambient
+        self._tasks: Stream | None = None
 
     async def one(
         self,
@@ -59,22 +58,37 @@ class Submitter:
         Raises:
             GanglineError: see Client.submit.
         """
+        if not tracer.enabled:
+            return await self._submit(target, args, kwargs, options, part, NO_SPAN)
         attributes = {"gangline.endpoint": target.partition(".")[0]}
         with tracer.span(f"gangline.submit {target}", kind="producer", attributes=attributes) as span:
-            message = task_message(
-                self._streams.names,
-                target,
-                args,
-                kwargs,
-                options,
-                token=self._ambient.token(),
-                wall=self._ambient.wall(),
-                trace=span.traceparent(),
-                part=part,
-            )
+            return await self._submit(target, args, kwargs, options, part, span)
+
+    async def _submit(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        part: int | None,
+        span: Span,
+    ) -> Submitted:
+        ambient = self._ambient
+        message = task_message(
+            self._streams.names,
+            target,
+            args,
+            kwargs,
+            options,
+            token=ambient.token(),
+            wall=ambient.wall(),
+            trace=span.traceparent(),
+            part=part,
+        )
+        if span is not NO_SPAN:
             span.set(gangline__job=message.job)
-            keyed = options.submit is not None and options.submit.idempotency_key is not None
-            return Submitted(message=message, sequence=await self._stored(message, look=keyed and not message.repeats))
+        keyed = options.submit is not None and options.submit.idempotency_key is not None
+        return Submitted(message, await self._stored(message, look=keyed and not message.repeats))
 
     async def many(
         self, target: str, arguments: Sequence[Mapping[str, Any]], options: CallOptions
@@ -114,7 +128,9 @@ class Submitter:
             pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
 
     async def _publish(self, message: TaskMessage, timeout_s: float) -> Published:
-        stream = await self._streams.tasks()
+        stream = self._tasks
+        if stream is None:
+            stream = self._tasks = await self._streams.tasks()
         return await stream.publish(message.subject, message.data, headers=message.headers, timeout_s=timeout_s)
 
     async def _ended(self, message: TaskMessage) -> bool:

@@ -19,7 +19,7 @@ from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
 from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
 from ..schemas.frames import Frame, Reason, TaskFlag, encode_frame
-from ..schemas.names import Names, check_name
+from ..schemas.names import Names, check_name, is_name
 from ..telemetry.logs import Log
 from .books import Books
 from .error_frames import error_frame
@@ -67,11 +67,9 @@ class JobName(NamedTuple):
                 raise InvalidRequest("nothing to attach to: name the job in meta")
             return None
         endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
-        return cls(
-            key=JobKey(endpoint, check_name(job, "job"), _number(meta.get("sequence"), 0)),
-            attempt=_number(meta.get("attempt"), 1),
-            attach=attach,
-        )
+        if type(job) is not str or not is_name(job):
+            check_name(job, "job")
+        return cls(JobKey(endpoint, job, _number(meta.get("sequence"), 0)), _number(meta.get("attempt"), 1), attach)
 
 
 class JobRun:

@@ -156,10 +156,10 @@ class Flights:
         flight = JobFlight(
             exchange.new_id(),
             worker,
+            self,
             seq=entry.seq,
             attempt=entry.attempt,
             attached=attached,
-            pilot=self,
             sent_at=exchange.loop.time(),
         )
         entry.flight = flight

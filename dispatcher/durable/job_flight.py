@@ -45,9 +45,10 @@ class JobFlight(Flight):
     checked = True
 
     def __init__(
-        self, id: int, worker: Worker, *, seq: int, attempt: int, attached: bool, pilot: Pilot, sent_at: float
+        self, id: int, worker: Worker, pilot: Pilot, *, seq: int, attempt: int, attached: bool, sent_at: float
     ) -> None:
-        super().__init__(id, worker)
+        self.id = id
+        self.worker = worker
         self.seq = seq
         self.attempt = attempt
         self.attached = attached

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 Key = tuple[str, ...]
@@ -59,19 +59,24 @@ class Counts:
         self._keep = keep
         self._lock = threading.Lock()
         self._living: dict[int, Numbers] = {}
+        self._orphans: deque[Numbers] = deque()
+        """Of owners that were collected. The garbage collector runs at any moment of any thread, also of one that has
+        the lock: whoever is next to have it folds them."""
         self._retired = Numbers()
 
     def of(self, owner: object) -> Numbers:
         """New numbers, at home with `owner`; written by one thread only."""
         numbers = Numbers()
         with self._lock:
+            self._fold()
             self._living[id(numbers)] = numbers
-        weakref.finalize(owner, self._retire, numbers).atexit = False
+        weakref.finalize(owner, self._orphans.append, numbers).atexit = False
         return numbers
 
     def total(self) -> Iterable[tuple[Key, int]]:
         """The sum over all owners. May be called from any thread."""
         with self._lock:
+            self._fold()
             parts = [self._retired, *self._living.values()]
             summed: defaultdict[Key, int] = defaultdict(int)
             for part in parts:
@@ -79,8 +84,10 @@ class Counts:
                     summed[key] += number
         return summed.items()
 
-    def _retire(self, numbers: Numbers) -> None:
-        with self._lock:
+    def _fold(self) -> None:
+        """Under the lock: take leave of owners that are no more."""
+        while self._orphans:
+            numbers = self._orphans.popleft()
             self._living.pop(id(numbers), None)
             if self._keep:
                 for key, number in numbers.now():

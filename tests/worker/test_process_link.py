@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
+from typing import cast
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gangline.schemas import codec
+from gangline.worker.executors.process_child import _Child
 from gangline.worker.executors.process_link import (
     Close,
     Credit,
@@ -61,3 +63,23 @@ def test_a_child_reads_orders_until_the_worker_is_gone():
     sender.join()
     theirs.close()
     assert list(messages_for_child(theirs)) == []
+
+
+def test_what_is_logged_while_something_is_sent_does_not_lock_the_child_up() -> None:
+    """The garbage collector may run there, and what it collects may have something to say, as asyncio's tasks do."""
+
+    class Collecting:
+        sent = 0
+
+        def sendall(self, _message: bytes) -> None:
+            self.sent += 1
+            if self.sent == 1:
+                child.log({"msg": "Task was destroyed but it is pending!"})
+
+    sock = Collecting()
+    child = _Child(cast(socket.socket, sock))
+    sender = threading.Thread(target=child.report, args=(1,), daemon=True)
+    sender.start()
+    sender.join(5)
+    child._loop.close()
+    assert sock.sent == 2

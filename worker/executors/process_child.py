@@ -70,7 +70,8 @@ def _die_with(parent: int) -> None:
 class _Child:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._sending = threading.Lock()
+        # May be taken again by who has it: what the garbage collector finds in the middle of sending may log.
+        self._sending = threading.RLock()
         self._orders: queue.SimpleQueue[Open | Start | Close] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._gang = ChildGang(self._loop, self._ask_gang)

@@ -115,7 +115,7 @@ class LedgerWriter:
         """Write a new lease's key and return its revision; for `ledger="sync"`.
 
         Raises:
-            Unavailable: storage did not take it. It may have been written: call `changed` when the lease has ended.
+            Unavailable: storage did not take it. It may have been written: call `ended` when the lease has ended.
             LookupError: there is no such lease (any more).
         """
         desired = self._describe(token)

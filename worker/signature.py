@@ -163,8 +163,10 @@ class Signature:
         self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
     ) -> tuple[list[Any], dict[str, Any]]:
         """Convert; see DeclaredTask.bind."""
-        if not kwargs and self._exact is not None and args is not None and [*map(type, args)] == self._exact:
-            return args, {}  # all of them by place, and each of its very type
+        if not kwargs and args is not None and self._exact is not None:
+            kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and looked at sooner
+            if kinds == self._exact:
+                return args, {}  # all of them by place, and each of its very type
         if not self.resolved:
             self.resolve()
         problems: list[_Problem] = []

@@ -61,6 +61,44 @@ def test_an_item_without_a_deadline_is_not_kept():
     assert len(heap_of(Item(NEVER))) == 0
 
 
+def test_what_is_over_before_anybody_looks_is_gone_at_the_first_look_and_may_come_again():
+    heap: DeadlineHeap[Item] = DeadlineHeap()
+    items = [Item(1.0 + number) for number in range(1000)]
+    for item in items:
+        heap.push(item)
+    for item in items[1:]:
+        item.due_at = NEVER
+    assert heap.next_at() == 1.0
+    assert len(heap) == 1
+    items[5].due_at = 0.5
+    heap.push(items[5])
+    assert heap.pop_due(1.0) == [items[5], items[0]]
+
+
+def test_an_item_that_is_brought_forward_before_anybody_looks_comes_out_once():
+    item = Item(5.0)
+    heap = heap_of(item)
+    item.due_at = 2.0
+    heap.push(item)
+    assert heap.next_at() == 2.0
+    assert heap.pop_due(9.0) == [item]
+    assert heap.pop_due(9.0) == []
+
+
+def test_a_look_drops_dead_entries_where_there_are_many_more_than_the_living():
+    heap: DeadlineHeap[Item] = DeadlineHeap()
+    first = Item(1.0)
+    heap.push(first)
+    items = [Item(10.0) for _ in range(1000)]
+    for item in items:
+        heap.push(item)
+    heap.next_at()
+    for item in items:
+        item.due_at = NEVER
+    assert heap.next_at(1) == 1.0
+    assert len(heap) == 1
+
+
 def test_dead_entries_do_not_pile_up():
     heap: DeadlineHeap[Item] = DeadlineHeap()
     for number in range(10_000):

@@ -46,6 +46,28 @@ def test_a_claimed_lease_ends_its_time_to_live_after_its_last_use():
     assert bench.changes() == [Change.GRANT, Change.RENEW, Change.EXPIRE]
 
 
+def test_uses_of_one_moment_are_one_use():
+    bench = Bench()
+    lease = bench.grant(slots=3)
+    for task in ("a", "b", "c"):
+        assert bench.table.use(lease, task, 1, 11.0, 1.0) is None
+    assert bench.changes() == [Change.GRANT, Change.RENEW]
+    bench.table.give_back(lease, "a")
+    assert bench.table.use(lease, "d", 1, 12.0, 2.0) is None
+    assert bench.changes() == [Change.RENEW]
+    assert bench.table.next_at() <= 12.0
+    assert bench.table.expire(11.9) == 0
+    assert bench.table.expire(12.0) == 1
+
+
+def test_a_first_use_counts_though_it_moves_nothing():
+    bench = Bench()
+    lease = bench.grant(now=0.0)
+    assert bench.table.use(lease, "a", 1, lease.due_at, 1.0) is None
+    assert lease.claimed
+    assert bench.changes() == [Change.GRANT, Change.RENEW]
+
+
 def test_an_overdue_lease_is_dead_before_the_timer_says_so():
     bench = Bench()
     bench.grant()

@@ -57,7 +57,7 @@ class Bench:
 
     def end(self, token: str) -> None:
         del self.leases[token]
-        self.writer.changed(token)
+        self.writer.ended(token)
 
     def renew(self, token: str, ttl_s: float) -> None:
         self.leases[token] = ("renewed", self.now + ttl_s)
@@ -86,6 +86,39 @@ async def test_what_comes_and_goes_within_one_flush_costs_nothing():
         await asyncio.sleep(0.05)
         assert bench.writes == 0
         assert bench.writer.statistics().cancelled_out == 100
+
+
+async def test_what_ended_before_the_flush_is_not_kept_until_then():
+    async with Bench() as bench:
+        bench.grant("a")
+        bench.grant("b")
+        bench.end("a")
+        assert bench.writer.statistics().pending == 1
+        await asyncio.sleep(0.05)
+        assert bench.tokens() == ["b"]
+
+
+async def test_an_end_while_the_write_is_under_way_takes_the_key_away_again():
+    async with Bench() as bench:
+        bench.grant("a")
+        while not bench.writer.statistics().recorded:  # noqa: ASYNC110 - nothing tells
+            await asyncio.sleep(0.001)
+        bench.end("a")
+        await asyncio.sleep(0.05)
+        assert bench.tokens() == []
+        statistics = bench.writer.statistics()
+        assert (statistics.written, statistics.deleted, statistics.recorded) == (1, 1, 0)
+
+
+async def test_an_end_that_is_told_twice_or_of_an_unknown_lease_does_nothing():
+    async with Bench() as bench:
+        bench.grant("a")
+        bench.end("a")
+        bench.writer.ended("a")
+        bench.writer.ended("never")
+        await asyncio.sleep(0.05)
+        assert bench.writer.statistics().cancelled_out == 1
+        assert bench.writes == 0
 
 
 async def test_leases_that_last_for_a_moment_cost_nothing_whenever_the_flush_comes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,35 @@ async def test_they_leave_no_asyncio_task_behind_and_make_none(rig: Rig):
     rig.hand.send(*(task(number, "double", [number]) for number in range(2, 6)))
     await rig.hand.answer(5)
     assert asyncio.all_tasks() == before
+
+
+@on_rig(slots=3)
+async def test_those_that_wait_one_after_the_other_make_no_asyncio_task_each(rig: Rig):
+    def there() -> set[int]:
+        return {id(running) for running in asyncio.all_tasks()}  # a task that we hold is not used again
+
+    def three(first: int) -> list[tuple[Any, ...]]:
+        return [task(number, "wait", ["x", 0.01]) for number in range(first, first + 3)]
+
+    rig.hand.send(*three(1))
+    await rig.hand.answer(3)
+    await rig.hand.quiet()
+    before = there()
+    for first in range(4, 40, 3):
+        rig.hand.send(*three(first))
+        await rig.hand.answer(first + 2)
+    await rig.hand.quiet()
+    assert there() == before
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_deadline_that_ended_one_does_not_reach_the_next(rig: Rig):
+    late = await rig.hand.ask(*task(1, "wait", deadline_ms=50))
+    assert late[:3] == [ERROR, 1, "deadline_exceeded"]
+    for number in range(2, 6):
+        assert await rig.hand.ask(*task(number, "wait", ["x", 0.1])) == [OK, number, "x done"]
+    assert rig.at_rest()
 
 
 @on_rig(slots=3)

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from .carrier import IDLE, Carrier, Ending, Traces
 
 MOST_IDLE: Final = 512
-"""Carriers kept for executions to come; about a kilobyte each."""
+"""Carriers kept for executions to come; less than four kilobytes each."""
 
 
 class Steppable(Ending, Protocol):

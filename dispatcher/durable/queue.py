@@ -324,17 +324,14 @@ class Queue:
 
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
         """False: nothing is told any more."""
-        self._context.guard.look()  # a doubt comes first
+        context = self._context
+        context.guard.look()  # a doubt comes first
         if self._closed:
             return False
-        self._append(event, fields)
-        return True
-
-    def _append(self, event: type[Any], fields: dict[str, Any]) -> None:
-        context = self._context
         self._events.append(
             event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
         )
+        return True
 
     def _work(self) -> None:
         self._due = False
@@ -394,16 +391,21 @@ class Queue:
         record = self._tries.pop(job, None) if self._tries else None
         if record is not None and record.sequence != seq:
             record = None
-        fields = {
-            "seq": seq,
-            "submission": submission,
-            "size": size_of(message),
-            "look": old or may_have_ended(message, job, recorded=self._recorded(submission)),
-            "attempts": submission.attempts,
-        }
-        if record is not None:
-            fields.update(attempts=record.attempts, not_before=record.not_before, cancelled=record.cancelled)
-        self._append(on.Arrived, fields)
+        context = self._context
+        self._events.append(
+            on.Arrived(
+                now=self._loop.time(),
+                wall=context.ambient.wall(),
+                draw=context.chance.random(),
+                seq=seq,
+                submission=submission,
+                size=size_of(message),
+                look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
+                attempts=record.attempts if record is not None else submission.attempts,
+                not_before=record.not_before if record is not None else 0.0,
+                cancelled=record is not None and record.cancelled,
+            )
+        )
         self._work_soon()
 
     def _recorded(self, submission: Submission) -> bool:

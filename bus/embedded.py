@@ -25,6 +25,7 @@ from .temporary import TemporaryFolder
 _START_TIMEOUT_S: Final = 20.0
 _STOP_TIMEOUT_S: Final = 5.0
 _LISTENING: Final = re.compile(r"Listening for client connections on \S*?:(\d+)")
+_FATAL: Final = re.compile(r"\[FTL\] (.*)")
 
 _running: weakref.WeakSet[EmbeddedServer] = weakref.WeakSet()
 
@@ -191,7 +192,9 @@ class EmbeddedServer:
             return
         process.kill()
         why = f"ended with code {process.exit_code}" if answered else f"was not ready within {_START_TIMEOUT_S:g} s"
-        raise ServerUnreachable(f"the embedded nats-server {why}; its log ends with:\n{process.log_tail()}")
+        fatal = _FATAL.findall(process.log_tail())
+        said = f": {fatal[-1]}" if fatal else f"; its log ends with:\n{process.log_tail()}"
+        raise ServerUnreachable(f"the embedded nats-server {why}{said}")
 
     def await_log(self, pattern: str, timeout_s: float = _START_TIMEOUT_S) -> None:
         """Block until a line of the log matches, one that was already written included.

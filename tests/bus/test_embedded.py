@@ -196,8 +196,9 @@ def test_a_server_that_does_not_start_says_why_with_its_log():
 
 
 def test_a_taken_port_says_so():
-    with EmbeddedServer() as server, pytest.raises(ServerUnreachable, match="address already in use"):
+    with EmbeddedServer() as server, pytest.raises(ServerUnreachable, match="address already in use") as caught:
         EmbeddedServer(port=server.port).start()
+    assert "\n" not in str(caught.value) and "[INF]" not in str(caught.value)
 
 
 def test_a_port_that_is_none_is_refused():

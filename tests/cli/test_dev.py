@@ -110,6 +110,14 @@ def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
     running.await_output(r"worker\.started")
 
 
+def test_dev_on_a_port_that_is_taken_says_so_in_one_line(commands, dev):
+    del commands.environment["NATS_URL"]
+    port = dev.url.rpartition(":")[2]
+    done = commands.run("dev", "words:pool", "--port", port)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"gangline: port {port} is taken: give another, or 0 for a free one")
+
+
 def test_dev_keeps_its_data_in_a_folder_when_asked(commands):
     del commands.environment["NATS_URL"]
     running = commands.start("dev", "words:pool", "--port", "0", "--data", "kept", "--no-reload")

@@ -93,6 +93,8 @@ async def _start_server(stack: AsyncExitStack, data: Path | None, port: int | No
     if port is None and _taken(DEFAULT_PORT):
         click.secho(f"port {DEFAULT_PORT} is taken, so a free one is used; --port chooses", fg="yellow", err=True)
         wanted = 0
+    elif port and _taken(port):
+        raise click.UsageError(f"port {port} is taken: give another, or 0 for a free one")
     return await stack.enter_async_context(EmbeddedServer(data=data, port=wanted))
 
 

@@ -59,6 +59,13 @@ def test_why_says_what_stands_in_the_way() -> None:
     lines = list(why_lines(WhyReply(job=info(JobState.QUEUED), position=0, obstacles=(obstacle,))))
     assert lines == ["j1 (words.count) is queued", "it is next", "- 3 of key 'u' run, and 3 may (j2, j3)"]
     assert list(why_lines(WhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 of its queue go before it"
+    sentence = Obstacle(kind="no_workers", text="Pool 'words' has no worker.", until=time.time() + 3600)
+    assert (
+        "- Pool 'words' has no worker, until "
+        in list(why_lines(WhyReply(job=info(JobState.QUEUED), obstacles=(sentence,))))[1]
+    )
+    running = info(JobState.RUNNING, worker="words.w1")
+    assert list(why_lines(WhyReply(job=running))) == ["j1 (words.count) is running on words.w1"]
 
 
 def test_a_queue_without_a_dispatcher_shows_only_what_the_stream_knows() -> None:

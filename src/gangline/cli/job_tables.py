@@ -67,7 +67,8 @@ def event_line(event: JobEvent | JobProgress) -> str:
 def why_lines(why: WhyReply) -> Iterator[str]:
     """What a job waits for."""
     info = why.job
-    yield f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}"
+    where = f" on {info.worker}" if info.worker and info.state is JobState.RUNNING else ""
+    yield f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}{where}"
     if why.position is not None:
         yield "it is next" if why.position == 0 else f"{why.position} of its queue go before it"
     for obstacle in why.obstacles:

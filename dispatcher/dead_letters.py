@@ -21,11 +21,15 @@ from ..schemas.names import check_name
 from ..schemas.task_errors import JobError, UnknownJob
 from .durable.records import buried_sequence
 from .durable.task_streams import TaskStreams
-from .jobs_desk import parse_result
+from .jobs_desk import JobDesk, parse_result
 from .jobs_stored import JobRef
 
 QUIET_S: Final = 5.0
 """A reader that expects more letters, and got none for so long, was told of some that have gone since."""
+
+ENDING_LOOKS: Final = 20
+ENDING_LOOK_S: Final = 1.0
+"""How often, and how long each time, a dispatcher that has just buried a task is asked whether that is stored."""
 
 _DROPPED: Final = frozenset(
     name.lower()
@@ -110,8 +114,9 @@ class DeadLetter:
 class DeadLetters:
     """Reads and empties the stream of dead letters. One per client."""
 
-    def __init__(self, streams: TaskStreams, ambient: Ambient) -> None:
+    def __init__(self, streams: TaskStreams, ambient: Ambient, desk: JobDesk) -> None:
         self._streams = streams
+        self._desk = desk
         self._names = streams.names
         self._ambient = ambient
 
@@ -187,6 +192,8 @@ class DeadLetters:
                 f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
                 "publish it yourself, or drop it"
             )
+        if await self._wait_for_its_end(letter):
+            letter = await self._now(letter)  # somebody else may have been faster
         await self._forget_message(letter)
         await self._forget_result(job)
         await (await self._streams.jobs()).purge(self._names.job(job))
@@ -241,6 +248,28 @@ class DeadLetters:
             return
         finally:
             await reading.unsubscribe()
+
+    async def _wait_for_its_end(self, letter: DeadLetter) -> bool:
+        """Wait until no dispatcher has the message in hand: as long as it stores its death, it would take the new one
+        for a repetition. False: there was nothing to wait for.
+
+        Raises:
+            JobError: it takes too long.
+        """
+        sequence = buried_sequence(letter.headers)
+        try:
+            ref = JobRef(id=letter.job, endpoint=check_name(letter.endpoint, "endpoint"), sequence=sequence)
+        except InvalidRequest:
+            return False  # no dispatcher has it
+        for tries in range(ENDING_LOOKS if sequence is not None else 0):
+            if not await self._desk.in_hand(ref, ENDING_LOOK_S):
+                return tries > 0
+            await asyncio.sleep(min(ENDING_LOOK_S, 0.01 * 2**tries))
+        if sequence is None:
+            return False
+        raise JobError(
+            f"the end of job {letter.job!r} is still being stored: replay it again later", details={"job": letter.job}
+        )
 
     async def _forget_message(self, letter: DeadLetter) -> None:
         """Whoever buried it may have been killed before it acknowledged the message. Without a record that message

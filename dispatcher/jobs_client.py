@@ -30,7 +30,7 @@ class DurableTasks:
         streams = TaskStreams(bus, names, storage)
         self._desk = JobDesk(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)
-        self._letters = DeadLetters(streams, ambient)
+        self._letters = DeadLetters(streams, ambient, self._desk)
 
     def _check_open(self) -> None:
         raise NotImplementedError

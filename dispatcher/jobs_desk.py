@@ -130,6 +130,19 @@ class JobDesk:
             obstacles = (Obstacle(kind="position", text=text),)
         return WhyReply(job=info, obstacles=obstacles)
 
+    async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
+        """Whether the dispatcher of its endpoint has that very message of it in hand, or cannot say yet."""
+        assert ref.endpoint is not None and ref.sequence is not None, ref
+        try:
+            info = await self._ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
+        except UnknownJob:
+            return False
+        except NoDispatcher as error:
+            return not isinstance(error.__cause__, NoResponders)
+        except RequestTimeout:
+            return True
+        return info.sequence == ref.sequence
+
     # -- queues ---------------------------------------------------------------------------------------------------
 
     async def queues(self, timeout_s: float) -> list[QueueStats]:

@@ -12,7 +12,9 @@ import pytest
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
 from gangline.dispatcher.durable.desk import Desk
+from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.hands import Hands
+from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.queue import Queue
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.jobs import JobState
@@ -370,6 +372,35 @@ def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest
                 record = await site.ended(job)
                 await site.empty()
             await bus.close()
+            assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+            assert await site.dead() == []
+
+    simulate(story())
+
+
+def test_a_letter_is_replayed_when_its_dispatcher_knows_that_its_end_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then that takes the replayed message for a repetition."""
+    bury = Outcomes.bury
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            site.dispatcher()
+
+            def slowly(self: Outcomes, entry: Entry, effect: do.Bury, answer: Callable[[], None]) -> None:
+                bury(self, entry, effect, lambda: site.loop.call_later(0.7, answer) and None)
+
+            monkeypatch.setattr(Outcomes, "bury", slowly)
+            job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+            assert (await site.ended(job)).state is JobState.DEAD
+            bus = site.hub.connect("client")
+            async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+                began_at = site.loop.time()
+                await client.replay(job)
+                assert 0.5 < site.loop.time() - began_at < 2.0
+            await bus.close()
+            record = await site.ended(job)
+            await site.empty()
             assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
             assert await site.dead() == []
 

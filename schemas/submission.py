@@ -41,6 +41,8 @@ _COMMON: Final = frozenset(
 )
 """Headers that say the same whoever has them, and whenever; most tasks of one producer have the same of them."""
 _MOST_SHAPES: Final = 1024
+_SHAPE_CHARS: Final = 1024
+"""Longer ones are not remembered."""
 _shapes: Final[dict[tuple[str, ...], Submission]] = {}
 """What is known of subjects with such headers. Bounded."""
 LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
@@ -111,9 +113,11 @@ class Submission(NamedTuple):
                 return cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
         known = _shapes.get(key := tuple(shape))
         if known is None or (job is not None and not is_name(job)):
-            if len(_shapes) >= _MOST_SHAPES:
-                _shapes.clear()
-            known = _shapes[key] = cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+            known = cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+            if sum(map(len, key)) <= _SHAPE_CHARS:
+                if len(_shapes) >= _MOST_SHAPES:
+                    _shapes.clear()
+                _shapes[key] = known
         return cls._make((known[0], known[1], job or str(sequence), published_at, *known[4:]))
 
     @classmethod

@@ -210,3 +210,24 @@ def test_a_time_that_the_server_cannot_count_to_is_an_error_that_says_so(header:
     read = read_message(NAMES, message(**{header: text}))
     assert isinstance(read, GanglineError)
     assert "after the year 2261" in read.message or "it is empty" in read.message
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"Gangline_Job": "a"},
+        {"Gangline_Job": "a", "Nats_Msg_Id": "x", "Gangline_Result_Ttl": "0"},
+        {"Gangline_Job": " a ", "Gangline_Model": "m", "Gangline_Priority": "3", "Content-Type": "application/msgpack"},
+        {"Gangline_Pool": "big", "Gangline_Timeout": "2s", "Gangline_Events": "true", "Gangline_Backoff": "1"},
+        {"Gangline_Model": "m" * 2000, "Gangline_Max_Attempts": "7"},
+    ],
+)
+def test_a_form_of_headers_that_was_seen_before_is_read_as_the_first_time(fields: dict[str, str]) -> None:
+    made = message(b"", **fields)
+    first, again = read_message(NAMES, made), read_message(NAMES, made)
+    assert not isinstance(first, GanglineError) and first == again
+    other = read_message(NAMES, message(b"", **{**fields, "Gangline_Job": "another"}))
+    assert not isinstance(other, GanglineError)
+    assert other[0] == first[0]._replace(job="another")
+    wrong = read_message(NAMES, message(b"", **{**fields, "Gangline_Job": "no name"}))
+    assert isinstance(wrong, GanglineError) and "Gangline-Job" in wrong.message

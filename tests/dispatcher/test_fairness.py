@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 
 import pytest
 
+from gangline.bus.ambient import Ambient
 from gangline.bus.memory import MemoryHub
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.settings import RouterSettings
@@ -15,8 +17,9 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 
 
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("way", ["call", "choose"])
-async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str) -> None:
+async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: int) -> None:
     hub, names = MemoryHub(), Names("fair")
     pool = Pool("images", slots=4)
 
@@ -36,7 +39,11 @@ async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str) -> None:
             done[name] += 1
 
     worker_bus = hub.connect("worker")
-    clients = [Client(hub.connect(name), names=names, settings=RouterSettings(node="", zone="")) for name in "ab"]
+    chance, alone = random.Random(seed), RouterSettings(node="", zone="")
+    clients = [
+        Client(hub.connect(name), names=names, settings=alone, ambient=Ambient(random=random.Random(chance.random())))
+        for name in "ab"
+    ]
     async with Worker(pool, bus=worker_bus, names=names), clients[0] as first, clients[1] as second:
         asking = [asyncio.ensure_future(ask("first", first)) for _ in range(8)]
         await asyncio.sleep(1)
@@ -47,4 +54,5 @@ async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str) -> None:
             one.cancel()
         await asyncio.wait(asking)
     assert done.total() > 0.85 * 4 * 20 / 0.05, "the slots are in use all the time"
-    assert 0.4 < done["first"] / done.total() < 0.6, done
+    # Whoever is told of a free slot first has it: by chance, so that shares of 20 s lie some 0.05 around a half.
+    assert 0.33 < done["first"] / done.total() < 0.67, done

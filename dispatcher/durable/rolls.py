@@ -107,6 +107,11 @@ class Rolls:
             for method in view.methods
             if (found := view.method(method)) is not None and found.slots != 1
         )
+        before = self._seen.get(name)
+        if not view.workers and before is not None:
+            # The next worker's tasks will hardly take other slots than the last one's: what is taken for small until
+            # it is known is refused, and overtaken meanwhile.
+            costs = before[3]
         largest = max((worker.total for worker in view.workers.values()), default=0)
         return name in self._known.names, len(view.workers), largest, costs
 

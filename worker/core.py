@@ -457,7 +457,9 @@ class WorkerCore:
             return Refusal.FULL if self.gangs.holds_token(token) else lease
         record = TaskRecord(sender, task_id, cost, None if lease.single_use else lease, deadline_at)
         record.fence = lease.fence
-        until = self._cut_at if lease.gang is not None else min(now + lease.ttl_s, self._cut_at)
+        until = now + lease.ttl_s
+        if lease.gang is not None or until > self._cut_at:
+            until = self._cut_at
         refusal = self._leases.use(lease, record, cost, until, now)
         return self._admitted(record) if refusal is None else refusal
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, Final
 
 from ..schemas.errors import GanglineError, InvalidRequest, StreamBroken
@@ -26,8 +26,6 @@ _ITEM: Final = int(Answer.ITEM)
 class StreamFlight(Flight):
     """A TASK whose items are read one by one."""
 
-    __slots__ = ("_wakeup", "books", "credited", "end", "items", "received", "ticket")
-
     checked = True
 
     def __init__(self, id: int, worker: Worker, books: Books, ticket: Ticket) -> None:
@@ -41,6 +39,10 @@ class StreamFlight(Flight):
         """Items read and not yet told to the worker."""
         self.end: Outcome | GanglineError | None = None
         """What came after the last item."""
+        self.on_stall: Callable[[], None] = _nothing
+        """Called when its worker has run on, and nothing came, though all that had come was read."""
+        self._seen = -1
+        """Items received when its worker last said that it runs."""
         self._wakeup: asyncio.Future[None] | None = None
 
     def deliver(self, frame: Frame) -> bool:
@@ -59,6 +61,14 @@ class StreamFlight(Flight):
         else:
             self._finish(frame)
         return True
+
+    def runs(self) -> None:
+        """Credit or items may have been lost with a connection: then its worker waits for credit, and we for items."""
+        if self.received != self._seen:
+            self._seen = self.received
+            self.check_every_s = 0.0  # look again soon
+        elif not self.items and self.end is None:
+            self.on_stall()
 
     def lose(self, fate: Fate) -> None:
         self._finish(fate)
@@ -161,6 +171,7 @@ class Streamer:
             raise
         if flight.ticket.visit is not None:
             flight.ticket.visit.sent()
+        flight.on_stall = lambda: self._credit_anew(flight)
         timer = None
         if order.deadline is not None:
             too_late = order.too_late(may_have_started=True)
@@ -183,6 +194,12 @@ class Streamer:
         if flight.credited * 2 >= self._window and flight.end is None:
             self._caller.exchange.post(flight.worker, (Request.CREDIT, flight.id, flight.credited))
             flight.credited = 0
+
+    def _credit_anew(self, flight: StreamFlight) -> None:
+        """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
+        last items were lost, the next one shows the gap."""
+        flight.credited = 0
+        self._caller.exchange.post(flight.worker, (Request.CREDIT, flight.id, self._window))
 
     def _abandon(self, flight: StreamFlight) -> None:
         """Stop the task if it has not ended. Never fails, never waits."""
@@ -235,3 +252,7 @@ def stream_fate(flight: StreamFlight) -> Fate | None:
         # What was read cannot be taken back, and a second run would begin anew.
         raise outcome_unknown(Fate.LOST, str(flight.worker.id), flight.ticket.attempts)
     return fate
+
+
+def _nothing() -> None:
+    pass

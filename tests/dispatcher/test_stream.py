@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidRequest, StreamBroken, TaskFailed, WorkerLost
-from gangline.schemas.frames import Answer, Frame, Request, TaskFlag
+from gangline.schemas.frames import Answer, Frame, Request, TaskFlag, TaskState
 
 from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 
@@ -98,6 +98,69 @@ async def test_credit_is_given_as_items_are_read(rig: Rig) -> None:
     assert [await reading, *[await anext(items) for _ in range(7)]] == list(range(8))
     credits = await worker.hears(Request.CREDIT, 2)
     assert credits == [[Request.CREDIT, task[1], 4]] * 2
+    await items.aclose()
+
+
+class Meters:
+    """A worker that sends so many items, as far as there is credit; what is lost with a connection is scripted."""
+
+    def __init__(self, count: int, window: int, *, without: range = range(0), deaf_to: int = 0) -> None:
+        self.left = list(range(count))
+        self.count = count
+        self.room = window
+        self.uncredited = 0
+        self.without = without
+        """These items get lost."""
+        self.deaf_to = deaf_to
+        """So many CREDITs get lost."""
+
+    def __call__(self, worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.CHECK:
+            return [(Answer.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
+        if frame[0] == Request.CREDIT:
+            if self.deaf_to:
+                self.deaf_to -= 1
+                return None
+            items = min(frame[2], self.uncredited)
+            self.uncredited -= items
+            self.room += items
+            return self.send(frame[1])
+        return self.send(frame[1]) if frame[0] == Request.TASK else None
+
+    def send(self, id: int) -> list[Frame]:
+        going, self.left = self.left[: self.room], self.left[self.room :]
+        self.room -= len(going)
+        self.uncredited += len(going)
+        answers: list[Frame] = [(Answer.ITEM, id, n, n) for n in going if n not in self.without]
+        return answers if self.left else [*answers, (Answer.END, id, self.count)]
+
+
+@on_rig(stream_window=8)
+async def test_credit_that_was_lost_with_a_connection_is_given_again(rig: Rig) -> None:
+    await rig.worker(behave=Meters(20, 8, deaf_to=2))
+    async with asyncio.timeout(20):
+        assert await collect(rig.client.stream("images.items")) == list(range(20))
+    rig.balanced()
+
+
+@on_rig(stream_window=8)
+async def test_the_last_items_of_a_window_are_missed_when_they_were_lost(rig: Rig) -> None:
+    worker = await rig.worker(behave=Meters(20, 8, without=range(3, 8)))
+    async with asyncio.timeout(20):
+        with pytest.raises(StreamBroken, match="item 3 is missing"):
+            await collect(rig.client.stream("images.items"))
+    await turns()
+    assert len(worker.heard_of(Request.CANCEL)) == 1
+    rig.balanced()
+
+
+@on_rig(stream_window=8)
+async def test_a_stream_of_which_nothing_is_read_gets_no_credit_for_that(rig: Rig) -> None:
+    worker = await rig.worker(behave=Meters(20, 8))
+    items = rig.client.stream("images.items")
+    assert await anext(items) == 0
+    await asyncio.sleep(60)
+    assert worker.heard_of(Request.CHECK) and not worker.heard_of(Request.CREDIT)
     await items.aclose()
 
 

@@ -61,7 +61,7 @@ OURS: Final = Run(
     app="ours",
     server=Server.NATS,
     worker=("worker", f"{_APPS}.ours:pool"),
-    says="defaults; result_ttl_s=0",
+    says="defaults; 256 slots; result_ttl_s=0",
     acks=_AFTER,
 )
 """With `gangline dispatcher` beside the worker, in a process of its own."""

@@ -1,4 +1,5 @@
-"""Ours, with nothing but defaults: `gangline worker`, `gangline dispatcher`, and a client."""
+"""Ours, with nothing but defaults: `gangline worker`, `gangline dispatcher`, and a client. As many slots as tuned peers
+run tasks at once."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ..board import Board
 from .submitting import URL, Submit
 
 board = Board.given()
-pool = gangline.Pool("bench", slots=64)
+pool = gangline.Pool("bench", slots=256)
 
 
 @pool.task

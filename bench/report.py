@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.chart import chart
+from bench.notes import NOTES
 from bench.peers.store import load
 from gangline.bench.figures import FIGURES, Figure
 
@@ -121,70 +122,13 @@ def _figure_row(figure: Figure, found: dict[str, Any]) -> str:
     return f"| `{figure.name}` | {figure.meaning} | {value:g} | {span} | {figure.shown_target} | {met} |"
 
 
-_CALLS: Final = (
-    "About 7 us of CPU time on either side for a call, of some 18 at the raw client and 9 at the raw echo. Launching "
-    "takes the client 3.4 us (a ticket, a flight, the choice, the frame) and the answer 0.8; a bare asyncio program "
-    "with msgpack needs 1.6. Three times the raw rate at 256 asks for about 5.4 us. Tried and kept: frames of a turn "
-    "share a message either way, one write at a turn's end, no task, no timer and no span for a plain call, coroutines "
-    "stepped in place until their first wait (client 18 to 7 us, worker 28 to 7). Left: one object for both."
-)
-NOTES: Final = {
-    "call_c64_vs_raw": _CALLS,
-    "call_c256_vs_raw": "As at 64.",
-    "call_c256_4w_vs_raw": "As at 64, against one raw echo; with four workers fewer frames share a message.",
-    "call_mixed_c256_vs_raw": "The asyncio task of each call that sleeps is most of the worker's 20 us.",
-    "lease_call_c64_vs_raw": (
-        "The worker is the slower side, with about 11 us (8 for a call): a use of the lease moves its expiry. Twice "
-        "the raw rate asks for about 10."
-    ),
-    "reserve_dispatch_c64_vs_raw": (
-        "About 23 us on each side for two trips, of 43 and 53 at first; 18 to 20 are needed. A token, a lease and its "
-        "place in the ledger's queue are made for each."
-    ),
-    "gang8_form_vs_raw": (
-        "Three trips (asking, holds, the commit), and then the members are told; the rest, by estimate 2 ms, is Python "
-        "in the coordinator and the workers: placement, records of eight seats in JSON, one atomic batch."
-    ),
-    "trace_on_cost": "Three spans of the OpenTelemetry SDK for a call, 15 to 20 us each, are more than the call.",
-    "trace_off_cost": "Within the noise: single runs lay between 0.96 and 1.98.",
-    "submit_vs_js_publish": (
-        "The CPU time of a submission is 25 us, that of a raw publish 23; what differs from run to run is the disk."
-    ),
-    "idle_msgs_per_s": "One heartbeat a second and its acknowledgement; the registration every 20 s comes on top.",
-    "durable_vs_best_peer": (
-        "Ours is four processes at work (submitter, server, dispatcher, worker) where FastStream's is three, and "
-        "the dispatcher is the one that bounds a queue: 84 us of CPU time for each task, as much as FastStream's "
-        "one worker takes (91). Three times its rate is 24,000 tasks a second, on two cores 84 us for each over "
-        "all processes; ours take 175, of which the server and the submitter alone take 58. Of the dispatcher's "
-        "time a third decides (priorities, keys, limits, places), a sixth reads messages and headers, a tenth "
-        "makes frames, the rest is bookkeeping of tries, leases and acknowledgements. FastStream has none of "
-        "that: no retries with back-off, no dead letters, no priorities, no limits; a task that raises is "
-        "rejected and gone. Beside taskiq-nats, which is a task queue, ours is 1.5 to 2.8 times as fast. Tried "
-        "and kept: no look-up for jobs that leave no record (dispatcher 186 to 140 us, server 86 to 40, on a "
-        "loaded machine), one decision for all that happens in a turn and one lease looked at instead of all (140 "
-        "to 95), headers read by a table (10 to 6 us). Tried and dropped: no garbage collector (7 %)."
-    ),
-    "durable_start_p50_vs_best_peer": (
-        "One hop more: a peer's worker takes the message itself, ours gets it from the dispatcher on a leased slot. "
-        "The lease is there already at 100 tasks per second, so it is one trip, not two; what is left is one more "
-        "process that has to wake up. Looking nothing up took 1.2 to 0.75 ms."
-    ),
-    "rayserve_call_ratio": (
-        "Against its tuned run, whose router lives on the caller's loop (RAY_SERVE_THROUGHPUT_OPTIMIZED) and whose "
-        "replica takes 512 requests at once. With its defaults it is far above the target. Each of the two runs in its "
-        "turn, so a busy moment of the machine moves a round's ratio a lot: see worst and best."
-    ),
-    "rayserve_choose_ratio": "As for calls.",
-}
-"""Why a target is not met: what bounds it, and what was tried."""
-
-
 def _missed(found: dict[str, Any]) -> list[str]:
-    told = []
+    missed: dict[str, list[str]] = {}
     for figure in FIGURES:
         value = found["figures"].get(figure.name)
         if value is not None and not figure.meets(value) and figure.name in NOTES:
-            told.append(f"- `{figure.name}`: {NOTES[figure.name]}")
+            missed.setdefault(NOTES[figure.name], []).append(f"`{figure.name}`")
+    told = [f"- {', '.join(names)}: {note}" for note, names in missed.items()]
     return ["\n".join(["## What is not met, and why", "", *told])] if told else []
 
 

@@ -49,9 +49,8 @@ def write() -> None:
 
 def page(found: dict[str, Any]) -> str:
     """The page, from the JSON."""
-    return (
-        "\n\n".join([_HEAD, _machine(found), _figures(found), *_durable(found), *_ray(found), *_memory(found)]) + "\n"
-    )
+    measured = (*_missed(found), *_durable(found), *_ray(found), *_memory(found))
+    return "\n\n".join([_HEAD, _machine(found), _figures(found), *measured]) + "\n"
 
 
 def drawing(found: dict[str, Any]) -> str:

@@ -108,6 +108,7 @@ class JobWatch:
                 messages=limits.messages,
                 models=self.models,
                 quiet_for=quiet_for,
+                lossy=lossy,
                 wall=hub.ambient.wall,
             )
             self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
@@ -290,7 +291,9 @@ class JobWatch:
         if self._clock() <= model.cancelled_at + on_its_way_s:
             return True
         if end is not None and end.state is JobState.CANCELLED and not end.worker:
-            return self._clock() < model.cancelled_at + CANCEL_SLACK_S
+            # Whoever has begun it by then knows nothing of the cancellation, and tries it again if it fails.
+            begun = any(body.since >= model.cancelled_at for body in model.bodies)
+            return begun or self._clock() < model.cancelled_at + CANCEL_SLACK_S
         return self._bereaved(model.cancelled_at) > 0
 
     def _bereaved(self, since: float) -> int:

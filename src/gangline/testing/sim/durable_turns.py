@@ -41,6 +41,8 @@ class Turns:
         messages: of an endpoint in the stream, by sequence.
         models: by request.
         quiet_for: seconds since anything has gone wrong.
+        lossy: whether messages have got lost on connections that held, which no server does: what is delivered again
+            for that comes late.
         wall: the server's clock.
     """
 
@@ -53,6 +55,7 @@ class Turns:
         messages: Callable[[str], list[StreamMessage]],
         models: Mapping[str, JobModel],
         quiet_for: Callable[[], float],
+        lossy: Callable[[], bool],
         wall: Callable[[], float],
     ) -> None:
         self._checker = checker
@@ -61,6 +64,7 @@ class Turns:
         self._messages = messages
         self._models = models
         self._quiet_for = quiet_for
+        self._lossy = lossy
         self._wall = wall
         self._open: list[_Overtaking] = []
         self.compared = 0
@@ -68,7 +72,7 @@ class Turns:
 
     def starts(self, model: JobModel, body: Body) -> None:
         """A try begins."""
-        if self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
+        if self._lossy() or self._quiet_for() < QUIET_S or not self._traffic.one_pool(model.step.endpoint):
             return
         messages = self._messages(model.step.endpoint)
         mine = next((message for message in messages if _job(message) == model.job), None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from gangline.cli.demo.checks import Record
 from gangline.cli.demo.task_checks import buried, started_once
 
 
-def start(job: str) -> dict[str, str]:
-    return {"event": "start", "job": job}
+def start(job: str, t: float = 1.0) -> Record:
+    return {"event": "start", "job": job, "t": t}
 
 
-def end(job: str) -> dict[str, str]:
-    return {"event": "end", "job": job}
+def end(job: str, t: float = 2.0) -> Record:
+    return {"event": "end", "job": job, "t": t}
 
 
 def test_a_job_that_a_kill_cut_short_may_start_again():
@@ -21,7 +22,10 @@ def test_a_job_that_a_kill_cut_short_may_start_again():
 def test_a_job_that_started_twice_with_nothing_cut_short_is_found():
     journals = {"w1": [start("a"), end("a")], "w2": [start("a"), end("a")]}
     assert started_once(["a"], journals, frozenset()) == ["job a was started by w1, w2, although nothing cut it short"]
-    assert len(started_once(["a"], journals, frozenset({"w1"}))) == 1, "it had ended before the kill"
+    journals["w1"].append(start("b", 2.05))
+    assert started_once(["a"], journals, frozenset({"w1"})) == [], "its answer may not have got out any more"
+    journals["w1"].append(start("b", 2.5))
+    assert len(started_once(["a"], journals, frozenset({"w1"}))) == 1, "it had ended well before the kill"
 
 
 def test_a_job_that_never_started_is_found():

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from .checks import Record
 
 
+ANSWER_S: Final = 0.1
+"""What a worker ended so shortly before it was killed, it may not have answered yet."""
+
+
 def started_once(jobs: Iterable[str], journals: Mapping[str, Sequence[Record]], killed: frozenset[str]) -> list[str]:
-    """L10: a job was started again only where its start before was cut short by a kill."""
+    """L10: a job was started again only where its start before, or the answer to that, was cut short by a kill."""
     starts: defaultdict[str, list[str]] = defaultdict(list)
     whole: set[tuple[str, str]] = set()
     for worker, records in journals.items():
+        died_at = max((record["t"] for record in records), default=0.0) if worker in killed else float("inf")
         for record in records:
             job = record.get("job")
             if job and record["event"] == "start":
                 starts[job].append(worker)
-            elif job and record["event"] == "end":
+            elif job and record["event"] == "end" and record["t"] < died_at - ANSWER_S:
                 whole.add((job, worker))
     found: list[str] = []
     for job in jobs:

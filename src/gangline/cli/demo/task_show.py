@@ -27,8 +27,9 @@ DISPATCHER_DIES_AT: Final = 0.02
 """Share of the files that are done then."""
 WORKER_DIES_AT: Final = 0.6
 SETTLED_S: Final = 0.5
-"""A result that comes so long after the dispatcher's death comes by the other one. The worker must not die before: what
-it had answered to the first dispatcher, and nobody had stored, would be lost with it and rightly done again."""
+"""So long after the other dispatcher has the queue it has stored what workers had kept for it. The worker must not die
+before: what it had answered to the first dispatcher, and nobody had stored, would be lost with it and rightly done
+again. (Results that come to us say nothing of it: they may have been stored long before.)"""
 PATIENCE_S: Final = 60.0
 POISON: Final = "/no/such/file"
 """A task with this path raises wherever it runs."""
@@ -60,7 +61,9 @@ class TaskShow:
         self._holder = ""
         """The dispatcher that had the queue at first."""
         self._dispatcher_died_at = 0.0
-        self._taken_over = asyncio.Event()
+        self._takes_before = 0
+        self._ended = asyncio.Event()
+        """All results have come."""
         self.left: StreamState | None = None
         """What is in the stream of tasks in the end."""
 
@@ -102,15 +105,13 @@ class TaskShow:
                     await self._result(job)
                     ends.append(clock())
                     tick(1)
-                    if self._dispatcher_died_at and ends[-1] > self._dispatcher_died_at + SETTLED_S:
-                        self._taken_over.set()
                     while due and len(ends) >= due[0][0]:
                         group.create_task(due.pop(0)[1]())
 
                 async with asyncio.TaskGroup() as results:
                     for job in jobs:
                         results.create_task(one(job))
-            self._taken_over.set()  # nothing more can come
+            self._ended.set()
         after = [self._dispatcher_died_at, *(at for at in ends if at > self._dispatcher_died_at)]
         self.pause_s = max(map(float.__sub__, after[1:], after), default=0.0)
         screen.say(f"The other dispatcher went on: for {self.pause_s:.1f} s there was no result.")
@@ -146,7 +147,9 @@ class TaskShow:
 
     async def _kill_worker(self) -> None:
         name = WORKERS[1]
-        await self._taken_over.wait()
+        while self._takes() <= self._takes_before and not self._ended.is_set():  # noqa: ASYNC110 - of a log file
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(SETTLED_S)
         await self.crew.members[name].until_busy()
         self.crew.kill(name)
         self.worker_killed = name
@@ -154,10 +157,17 @@ class TaskShow:
 
     async def _kill_dispatcher(self) -> None:
         name = self._holder
+        self._takes_before = self._takes()
         self.crew.kill(name)
         self._dispatcher_died_at = asyncio.get_running_loop().time()
         self.dispatcher_killed = name
         self.screen.event(f"kill -9 {name}, which has the queue. What runs goes on, and is not started again.")
+
+    def _takes(self) -> int:
+        """How often the other dispatcher has taken the queue of our pool so far."""
+        (other,) = set(DISPATCHERS) - {self._holder}
+        lines = self.crew.members[other].log_text().splitlines()
+        return sum("queue.taken" in line and f'"{POOL}"' in line for line in lines)
 
     async def _find_holder(self) -> str:
         """The dispatcher that has the queue of our pool; it takes it as soon as there are workers.

@@ -8,7 +8,6 @@ from typing import Final
 
 from .checks import Record
 
-
 ANSWER_S: Final = 0.1
 """What a worker ended so shortly before it was killed, it may not have answered yet."""
 

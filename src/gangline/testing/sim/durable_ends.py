@@ -176,10 +176,6 @@ class Ends:
         for entry in self._hub.peek(self._names.results_bucket):
             if entry.key.startswith("try."):
                 self._fail("L12", f"at rest {entry.key} is still in the bucket of results")
-        named = {record.object for record in self.records.values()}
-        for name in self._objects.names() if self._calm() else ():
-            if name not in named:
-                self._fail("L12", f"at rest the object {name} is no record's")
         letters = self.letters()
         for model in self._models.values():
             for body in model.running:

@@ -323,7 +323,8 @@ class JobWatch:
             if late > DEADLINE_SLACK_S and not self._troubles.befell(SERVER, model.asked_at):
                 self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
         raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
-        if raised and body.attempt > raised[-1].attempt:
+        # One whose worker was taken for lost is tried again at once.
+        if raised and body.attempt > raised[-1].attempt and not self.explained(raised[-1]):
             waited = now - (raised[-1].ended_at or 0.0)
             if waited < step.backoff_s / 2 - 0.001:
                 self._fail("L10", f"{model} starts again {waited:.3f} s after it failed: backoff {step.backoff_s} s")

@@ -29,15 +29,6 @@ class Objects:
         body = b"".join(pieces)
         return body if (len(pieces), len(body)) == (told["chunks"], told["size"]) else None
 
-    def names(self) -> list[str]:
-        """Of all that is there."""
-        stream = self._stream
-        if stream is None:
-            return []
-        subjects = stream.counts(Pattern(f"$O.{self._bucket}.M.*"))
-        found = [base64.urlsafe_b64decode(subject.rpartition(".")[2]).decode() for subject in subjects]
-        return [name for name in found if self.body(name) is not None]
-
     def _described_at(self, name: str) -> str:
         return f"$O.{self._bucket}.M.{base64.urlsafe_b64encode(name.encode()).decode()}"
 

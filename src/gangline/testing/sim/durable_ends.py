@@ -155,9 +155,14 @@ class Ends:
 
     @property
     def settled(self) -> bool:
-        """Nothing is left in the stream, and nothing runs."""
+        """Nothing is left in the stream or noted of tries, and nothing runs."""
         stream = self._hub.streams.find(self._names.tasks_stream)
-        return (stream is None or not stream.messages) and not any(each.running for each in self._models.values())
+        running = any(each.running for each in self._models.values())
+        return (stream is None or not stream.messages) and not running and not self._tries()
+
+    def _tries(self) -> list[str]:
+        """What is noted of them."""
+        return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
 
     def letters(self) -> dict[str, list[str]]:
         """Reasons of dead letters, by job."""
@@ -173,9 +178,8 @@ class Ends:
         stream = self._hub.streams.find(self._names.tasks_stream)
         for message in [] if stream is None else stream.messages.values():
             self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
-        for entry in self._hub.peek(self._names.results_bucket):
-            if entry.key.startswith("try."):
-                self._fail("L12", f"at rest {entry.key} is still in the bucket of results")
+        for key in self._tries():
+            self._fail("L12", f"at rest {key} is still in the bucket of results")
         letters = self.letters()
         for model in self._models.values():
             for body in model.running:

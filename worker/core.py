@@ -24,7 +24,7 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView
+from collections.abc import Collection, Iterator, KeysView
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -126,6 +126,11 @@ class WorkerCore:
         return f"<WorkerCore epoch={self.epoch}{state} {len(self._leases.living)} leases, {self._limiter!r}>"
 
     # -- what can be seen -----------------------------------------------------------------------------------------
+
+    @property
+    def senders(self) -> Collection[Sender]:
+        """All that are remembered."""
+        return self._memory.senders.values()
 
     @property
     def load(self) -> Load:

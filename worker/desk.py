@@ -31,6 +31,8 @@ from .runs import Runs
 
 SWEEP_TICKS = 4
 """What is remembered is swept every so many ticks: each second."""
+READER_GONE_S = 60.0
+"""A stream ends when its reader was silent for so long. Routers ask after what they wait for every 16 s at least."""
 
 _REASONS = {"frozen": "frozen: the process or its event loop stood still, as blocking code in an async task makes it"}
 """For people, what the journal says in one word."""
@@ -59,6 +61,7 @@ class Desk:
         self._prefix_chars = len(self._frames_subject) - len(Operation.FRAMES)
         self._ticker: asyncio.TimerHandle | None = None
         self._ticks = 0
+        self._connected_at = self._loop.time()
         self._at_rest = asyncio.Event()
         self.drain_grace_s = 0.0
         """Of the drain, as it was first asked for."""
@@ -222,10 +225,13 @@ class Desk:
         if self._ticks % SWEEP_TICKS == 0:
             self.core.sweep(now)
             self.books.after()
+            if self._place.bus.connected and now - self._connected_at > READER_GONE_S:
+                self.runs.end_unread(self.core.senders, now - READER_GONE_S)
 
     def on_connection(self, event: ConnectionEvent) -> None:
         """After a reconnect: send what was kept, and write anew what the server may have lost."""
         if event is ConnectionEvent.RECONNECTED:
+            self._connected_at = self._loop.time()
             self.outbox.resume()
             self.presence.rewrite()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from ..schemas.deadline import deadline
@@ -17,7 +17,7 @@ from .executors import Executors
 from .held import Gate
 from .job_table import Job
 from .leases import Lease
-from .memory import TaskRecord
+from .memory import Sender, TaskRecord
 from .progress import Progress
 from .run_context import RunContext, unique
 from .tasks import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
@@ -122,6 +122,11 @@ class Run:
         if self._execution is not None and items > 0:
             self._uncredited -= items
             self._execution.credit(items)
+
+    @property
+    def unread(self) -> bool:
+        """It streams, and not all that was sent is known to have been read."""
+        return self._uncredited > 0
 
     def item(self, sequence: int, value: Any) -> None:
         if not self.record.answered:
@@ -267,6 +272,17 @@ class Runs:
             window=window or self._stream_window,
         )
         run.launched(execution)
+
+    def end_unread(self, senders: Iterable[Sender], silent_since: float) -> None:
+        """Stop streams whose reader has gone: they would wait for credit, and keep their slots, for ever. Whoever reads
+        gives credit, or asks after them, every few seconds. Durable jobs are left to their dispatchers."""
+        for sender in senders:
+            if sender.seen_at > silent_since:
+                continue
+            for record in list(sender.running.values()):
+                run = record.handle
+                if isinstance(run, Run) and run.caller.job is None and run.unread:
+                    run.cancel(TaskCancelled("whoever reads its items has not been heard of for a minute"))
 
     # -- for worker.express ---------------------------------------------------------------------------------------
 

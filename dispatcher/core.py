@@ -288,7 +288,8 @@ class PoolCore:
     # -- workers --------------------------------------------------------------------------------------------------
 
     def registered(self, record: Registration, revision: int, now: float) -> Worker | None:
-        """Learn a registration that stands in the ledger; returns the worker that it replaced, which is dead."""
+        """Learn a registration that stands in the ledger; returns the worker whose process it replaced, which is dead.
+        That worker is still `known` if its answers told of the new process before: see PoolView.register."""
         count = len(self.view.workers)
         _, replaced = self.view.register(record, revision, now)
         if replaced is not None or len(self.view.workers) != count:

@@ -220,6 +220,12 @@ class Exchange:
             del self._channels[channel.number]
         worker.link = _GONE
 
+    def lose_earlier(self, worker: Worker, epoch: int) -> None:
+        """Since that epoch another process goes on under the worker's id: what the one before was sent is lost."""
+        for flight in list(self._flights.values()):
+            if flight.worker is worker and 0 < flight.epoch < epoch:
+                self.lose(flight, Fate.LOST)
+
     # -- asking after tasks ---------------------------------------------------------------------------------------
 
     def check_due(self, now: float) -> None:

@@ -195,7 +195,9 @@ class RoutedPool:
 
     def registered(self, record: Registration, revision: int) -> None:
         replaced = self.core.registered(record, revision, self._loop.time())
-        if replaced is not None:
+        if replaced is not None and replaced.known:
+            self._exchange.lose_earlier(replaced, record.epoch)
+        elif replaced is not None:
             self._lost(replaced, "another instance took its name")
         self._arm_sooner()
         self.pump()

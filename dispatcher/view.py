@@ -192,15 +192,22 @@ class PoolView:
     def register(self, record: Registration, revision: int, now: float) -> tuple[Worker, Worker | None]:
         """Learn a registration that is known to stand in the ledger; returns the worker and whom it replaced.
 
-        Another instance under the same name is another worker: the one returned second is gone for good.
+        Another instance under the same name is another worker: the one returned second is gone for good. Except where
+        its answers, which name its epoch, came before its registration: then the worker is known already, and returned
+        second as well, since only what was sent to it under earlier epochs went to the instance before.
         """
         known = self.workers.get(record.worker)
         replaced = None
         if known is not None and known.instance != record.instance:
             if revision and revision < known.revision:
                 return known, None
-            self.remove(known)
-            replaced, known = known, None
+            replaced = known
+            if known.confirmed < known.epoch == record.epoch:
+                known.instance = record.instance
+                known.routed_models = None
+            else:
+                self.remove(known)
+                known = None
         if known is None:
             known = Worker(WorkerId(record.pool, record.worker), record.instance)
             known.heard_at = now

@@ -61,6 +61,28 @@ async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> 
 
 
 @on_rig()
+async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_its_registration(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    before = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(Request.TASK)
+    # Another process takes its place. Its answers come at once; what the ledger says of it does not.
+    worker.epoch, worker.behave = 9, obedient
+    assert await rig.client.call("images.echo") == ["w1", "echo"]
+    worker.behave = silent
+    since = asyncio.ensure_future(rig.client.call("images.echo"))
+    await worker.hears(Request.TASK, 3)
+    worker.instance = "w1-2"
+    await worker.register()
+    with pytest.raises(WorkerLost):
+        await before  # its process is no more
+    await turns()
+    assert not since.done()
+    worker.answer((Answer.OK, worker.heard_of(Request.TASK)[2][1], "done"))
+    assert await since == "done"
+    rig.balanced()
+
+
+@on_rig()
 async def test_what_nobody_received_is_sent_elsewhere_at_once(rig: Rig) -> None:
     dead = await rig.worker("w1")
     await rig.client.call("images.echo")

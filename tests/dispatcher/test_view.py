@@ -80,6 +80,23 @@ def test_draining_unreachable_and_removed_workers_are_not_open() -> None:
     view.check()
 
 
+def test_an_instance_whose_answers_came_first_is_the_worker_that_is_known() -> None:
+    view = view_of(record("a", instance="one", epoch=3))
+    known = view.workers["a"]
+    view.loaded(known, Load(1, 0, 4, 0), 5, 1.0)  # from whom, nobody knows yet
+    worker, replaced = view.register(record("a", instance="two", epoch=5), 7, 2.0)
+    assert worker is replaced is known and known.known and known.instance == "two" and known.confirmed == 5
+    worker, replaced = view.register(record("a", instance="three", epoch=6), 8, 3.0)
+    assert replaced is known and not known.known and worker.instance == "three"
+
+
+def test_an_instance_that_was_confirmed_at_an_epoch_is_not_taken_for_another_of_that_epoch() -> None:
+    view = view_of(record("a", instance="one", epoch=3))
+    known = view.workers["a"]
+    _, replaced = view.register(record("a", instance="two", epoch=3), 7, 2.0)
+    assert replaced is known and not known.known
+
+
 def test_another_instance_replaces_and_an_older_record_does_not() -> None:
     view = view_of(record("a", instance="one", epoch=3))
     _, replaced = view.register(record("a", instance="two", epoch=4), 7, 1.0)

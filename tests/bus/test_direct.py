@@ -217,6 +217,7 @@ async def test_a_push_hands_over_what_there_is_in_the_middle_of_a_turn(connect_t
     loop = asyncio.get_running_loop()
     got = [loop.create_future(), loop.create_future()]
     await other.subscribe("direct.part", lambda message: got[int(message.data)].set_result(loop.time()))
+    await other.flush()  # the server knows of it
     bus.push()  # nothing there: nothing happens
     sent = asyncio.Event()
 

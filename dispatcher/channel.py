@@ -1,8 +1,9 @@
 """Frames on their way to one worker: all of one turn of the event loop share a message, up to a point.
 
 There is no timer: a lone frame waits for nothing. And many do not wait for each other: as soon as a message holds half
-of what is under way to its worker, it leaves, so that the worker is busy with one half while we are with the other.
-Were all of them in one message, each side would wait for the other all the time.
+of all that is under way, it leaves, so that its worker is busy with one half while we are with the other. Were all of
+them in one message, each side would wait for the other all the time. (What is spread over several workers is in several
+messages anyhow, and one of them rarely holds half of it.)
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ class Sink(Protocol):
     loop: asyncio.AbstractEventLoop
     sender: str
     max_kept: int
+
+    @property
+    def in_flight(self) -> int:
+        """Frames under way to all workers whose answers are missing."""
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run it at the end of this turn."""
@@ -130,7 +135,7 @@ class Channel:
         parcel.flights.append(flight)
         parcel.frames.append(packed)
         pending = len(parcel.frames)
-        if pending >= _MIN_HALF and 2 * pending >= self.worker.own:
+        if pending >= _MIN_HALF and 2 * pending >= self._sink.in_flight:
             self.flush()
             self._sink.bus.push()
         elif not self._scheduled:

@@ -131,13 +131,18 @@ class Exchange:
             subscription, self._subscription = self._subscription, None
             await subscription.unsubscribe()
 
+    @property
+    def in_flight(self) -> int:
+        """See channel.Sink."""
+        return len(self._flights)
+
     def call_soon(self, callback: Callable[[], None]) -> None:
         """See channel.Sink."""
         self.bus.at_turn_end(callback)
 
     def statistics(self) -> dict[str, int]:
         """Flights without an answer, channels, answers that could not be read."""
-        return {"in_flight": len(self._flights), "channels": len(self._channels), "malformed": self._malformed}
+        return {"in_flight": self.in_flight, "channels": len(self._channels), "malformed": self._malformed}
 
     def __repr__(self) -> str:
         return f"Exchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"

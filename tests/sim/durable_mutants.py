@@ -180,7 +180,7 @@ def a_schedule_that_comes_as_a_task_is_run_as_one(patch: pytest.MonkeyPatch) -> 
     original = Arriving.arrived
 
     def arrived(self: Arriving, event: Arrived) -> None:
-        original(self, replace(event, submission=replace(event.submission, cron=None)))
+        original(self, replace(event, submission=event.submission._replace(cron=None)))
 
     patch.setattr(Arriving, "arrived", arrived)
 

@@ -13,7 +13,7 @@ from typing import Any
 from bench import report
 from bench.peers import run as peers
 from bench.peers.store import RESULTS, save
-from gangline.bench.run import FULL, QUICK, run
+from gangline.bench.run import FULL, LONG, run
 from gangline.bench.table import rows
 from gangline.cli.session import run as run_loop
 
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--docs", action="store_true", help="write the page and the chart for the docs as well")
     given = parser.parse_args()
     say: Callable[[str], None] = (lambda _: None) if given.json else (lambda line: print(line, flush=True))
-    ours = run_loop(run(QUICK if given.quick else FULL, report=say))
+    ours = run_loop(run(FULL if given.quick else LONG, report=say))
     save("latest", ours.to_json())
     if not given.no_peers:
         save("peers", run_loop(peers.run(peers.QUICK if given.quick else peers.FULL, report=say)))

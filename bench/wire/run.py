@@ -30,6 +30,8 @@ class Plan:
     """How long the worker at rest is watched."""
 
 
+LONG: Final = Plan(rounds=11, rest_s=5.0)
+"""For figures that are written down."""
 FULL: Final = Plan()
 QUICK: Final = Plan(seconds=0.08, rest_s=2.0)
 

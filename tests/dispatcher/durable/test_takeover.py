@@ -318,24 +318,28 @@ def _shares(nodes: list[DispatcherNode]) -> list[int]:
     return [len(node.dispatcher.queues) for node in nodes]
 
 
+def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNode) -> None:
+    """The dispatcher is gone when it is about to acknowledge a task that has ended."""
+    carry_out = Hands.carry_out
+
+    def until_ack(self: Hands, effect: do.Effect) -> None:
+        if isinstance(effect, do.Ack) and current_node() == holder.name:
+            holder.kill()
+        if not site.loop.crashed(holder.name) or current_node() != holder.name:
+            carry_out(self, effect)
+
+    patch.setattr(Hands, "carry_out", until_ack)
+
+
 def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    carry_out = Hands.carry_out
-
     async def story() -> None:
         async with Site() as site:
             for _ in range(2):
                 site.worker()
             first = site.dispatcher()
-
-            def until_ack(self: Hands, effect: do.Effect) -> None:
-                if isinstance(effect, do.Ack) and current_node() == first.name:
-                    first.kill()
-                if not site.loop.crashed(first.name) or current_node() != first.name:
-                    carry_out(self, effect)
-
-            monkeypatch.setattr(Hands, "carry_out", until_ack)
+            kill_at_its_ack(monkeypatch, site, first)
             job = await site.submit("square", {"x": 5})
             assert (await site.ended(job)).result == 25
             await asyncio.sleep(120.0)  # longer than workers remember
@@ -349,20 +353,12 @@ def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_
 
 def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the message that is left would be taken for the job, and the replayed one for its repetition."""
-    carry_out = Hands.carry_out
 
     async def story() -> None:
         async with Site() as site:
             site.worker()
             first = site.dispatcher()
-
-            def until_ack(self: Hands, effect: do.Effect) -> None:
-                if isinstance(effect, do.Ack) and current_node() == first.name:
-                    first.kill()
-                if not site.loop.crashed(first.name) or current_node() != first.name:
-                    carry_out(self, effect)
-
-            monkeypatch.setattr(Hands, "carry_out", until_ack)
+            kill_at_its_ack(monkeypatch, site, first)
             job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
             assert (await site.ended(job)).state is JobState.DEAD
             bus = site.hub.connect("client")

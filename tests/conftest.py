@@ -2,6 +2,8 @@
 
 `async def` tests and fixtures need no plugin: each test gets a loop of its own, on virtual time unless it is marked
 `server`, `processes` or `realtime`. A test fails when it leaves a task behind, or an exception that nobody looked at.
+
+`pytest` runs the quick suite, `pytest --all` everything; see `tests/scale.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ import pytest
 
 from gangline.testing.loop import VirtualLoop
 
+from . import scale
+from .processes import ForkServer
+
 REAL = ("server", "processes", "realtime", "docker")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
@@ -32,13 +37,32 @@ PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 hypothesis.settings.load_profile(PROFILE)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the whole suite: long repetitions as well")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
+    config.addinivalue_line("markers", "long: runs only with --all; a quicker test makes the same kind of check")
+    if config.getoption("--all"):
+        os.environ[scale.VARIABLE] = "1"
+    else:
+        os.environ.pop(scale.VARIABLE, None)
 
 
-def pytest_report_header() -> str:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--all"):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    suite = "whole" if config.getoption("--all") else "quick"
     how = "derandomized" if PROFILE == "ci" else "random; a failure prints @reproduce_failure"
-    return f"hypothesis profile {PROFILE} ({how}), NATS={os.environ.get('NATS', 'embedded')}, loop={_real_loop_name()}"
+    return f"{suite} suite, hypothesis profile {PROFILE} ({how}), NATS={os.environ.get('NATS', 'embedded')}, loop={_real_loop_name()}"
 
 
 # -- one loop for each test ---------------------------------------------------------------------------------------
@@ -240,6 +264,13 @@ def nats_server() -> Iterator[Any]:
     from gangline.bus.embedded import EmbeddedServer
 
     with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Starts Python processes that have already imported Gangline."""
+    with ForkServer() as server:
         yield server
 
 

@@ -1,0 +1,197 @@
+"""The program that starts processes by fork: a Python that has already imported what they need.
+
+A child is a process like any other: its own session, pid, environment, folder and standard streams; it runs a module
+as `python -m` does, or code as `python -c` does, and ends as an interpreter ends. What it saves is the half second of
+CPU that importing Gangline costs.
+
+Started as `python fork_server.py SOCKET` by `ForkServer`. Each request is a connection of its own: it carries the
+request and three file descriptors, gets the pid back, and later the exit code. When its standard input closes, the
+server kills all children and ends, so nothing outlives the test process, however that dies.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import gc
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "click",
+    "rich.console",
+    "rich.live",
+    "rich.table",
+    "gangline.bus.embedded",
+    "gangline.bus.jetstream",
+    "gangline.coordinator.service",
+    "gangline.dispatcher.client",
+    "gangline.dispatcher.durable.service",
+    "gangline.dispatcher.gateway",
+    "gangline.telemetry.setup",
+    "gangline.worker.service",
+    "uvloop",
+)
+LENGTH_BYTES = 4
+
+
+def serve(path: str) -> None:
+    for name in PRELOADED:
+        __import__(name)
+    assert threading.active_count() == 1, "a fork keeps only the thread that calls it"
+    gc.collect()
+    gc.freeze()
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen(64)
+    woken, wake = socket.socketpair()
+    woken.setblocking(False)
+    wake.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    selector = selectors.DefaultSelector()
+    for one in (listener, woken, sys.stdin):
+        selector.register(one, selectors.EVENT_READ)
+    waiting: dict[int, socket.socket] = {}
+    ours = (listener, woken, wake, selector)
+    print("ready", flush=True)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is sys.stdin:
+                for pid in waiting:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+                return
+            if key.fileobj is woken:
+                with contextlib.suppress(BlockingIOError):
+                    woken.recv(4096)
+            else:
+                connection, _ = listener.accept()
+                request, descriptors = _read(connection)
+                pid = os.fork()
+                if pid == 0:
+                    for one in (connection, *ours, *waiting.values()):
+                        one.close()
+                    _be(request, descriptors)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                waiting[pid] = connection
+                _say(connection, pid)
+        _reap(waiting)
+
+
+def _read(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    head, descriptors, _, _ = socket.recv_fds(connection, LENGTH_BYTES, 3)
+    body = b""
+    while len(body) < int.from_bytes(head):
+        body += connection.recv(65536)
+    return json.loads(body), descriptors
+
+
+def _say(connection: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # nobody waits for it
+        connection.sendall(b"%d\n" % number)
+
+
+def _reap(waiting: dict[int, socket.socket]) -> None:
+    while waiting:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        with waiting.pop(pid) as connection:
+            _say(connection, os.waitstatus_to_exitcode(status))
+
+
+# -- in the child -------------------------------------------------------------------------------------------------
+
+
+def _be(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
+    """Become the process asked for."""
+    code = 1
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for target, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, target)
+            os.close(descriptor)
+        os.chdir(request["cwd"])
+        os.environ.clear()
+        os.environ.update(request["environment"])
+        _open_streams()
+        # With `-m` and `-c`, Python looks for modules in the current folder first.
+        sys.path[0] = request["cwd"]
+        code = _run(request)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _open_streams() -> None:
+    def text(descriptor: int, mode: str, **options: Any) -> io.TextIOWrapper:
+        raw = io.FileIO(descriptor, mode, closefd=False)
+        buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+        return io.TextIOWrapper(buffered, encoding="utf-8", **options)
+
+    sys.stdin = sys.__stdin__ = text(0, "r")
+    sys.stdout = sys.__stdout__ = text(1, "w", write_through=bool(os.environ.get("PYTHONUNBUFFERED")))
+    sys.stderr = sys.__stderr__ = text(2, "w", errors="backslashreplace", line_buffering=True)
+
+
+def _run(request: dict[str, Any]) -> int:
+    try:
+        if "module" in request:
+            sys.argv = [request["module"], *request["arguments"]]
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = ["-c", *request["arguments"]]
+            main = type(sys)("__main__")
+            main.__builtins__ = builtins  # type: ignore[attr-defined]
+            sys.modules["__main__"] = main
+            exec(compile(request["code"], "<string>", "exec"), main.__dict__)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        traceback.print_exc()
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """As an interpreter ends: its threads first, then what was registered for the exit."""
+    with contextlib.suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BaseException):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1])

@@ -1,0 +1,190 @@
+"""The near end of the fork server: starts processes and waits for them, much as `subprocess` does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from .fork_server import LENGTH_BYTES
+
+START_TIMEOUT_S = 120.0
+
+
+class ForkedProcess:
+    """A process that the fork server started. Has what is used of `subprocess.Popen`."""
+
+    def __init__(self, connection: socket.socket, stdout: IO[str] | None) -> None:
+        self._connection = connection
+        self._answers = connection.makefile("r")
+        self.pid = int(self._answers.readline())
+        self.stdout = stdout
+        self.returncode: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code; a negative one is the signal that ended it.
+
+        Raises:
+            subprocess.TimeoutExpired
+        """
+        if self.returncode is None:
+            self._connection.settimeout(timeout)
+            try:
+                line = self._answers.readline()
+            except TimeoutError:
+                self._answers = self._connection.makefile("r")  # one that has timed out can no longer be read
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0) from None
+            self.returncode = int(line or -signal.SIGKILL)  # the fork server ended, and killed it
+            self._answers.close()
+            self._connection.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0.000_001)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Does nothing once it has ended, as far as can be known."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<ForkedProcess {self.pid}, exit code {self.returncode}>"
+
+
+class ForkServer:
+    """Starts `python -m MODULE` and `python -c CODE` by fork. Ends all its processes when it is closed."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gangline-forks-")
+        self._path = f"{self._folder.name}/s"
+        program = Path(__file__).with_name("fork_server.py")
+        self._server = subprocess.Popen(
+            [sys.executable, str(program), self._path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._ready = False
+
+    def close(self) -> None:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(START_TIMEOUT_S)
+        self._server.stdout.close()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def start(
+        self,
+        what: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+    ) -> ForkedProcess:
+        """Start `python WHAT`, in a session of its own.
+
+        Args:
+            what: `["-m", module, arguments...]` or `["-c", code, arguments...]`.
+            environment: all of it; None: ours.
+            stdout: with PIPE, `ForkedProcess.stdout` reads it as text.
+        """
+        how, name, *arguments = what
+        request = {
+            {"-m": "module", "-c": "code"}[how]: name,
+            "arguments": arguments,
+            "environment": dict(os.environ if environment is None else environment),
+            "cwd": str(Path.cwd() if cwd is None else cwd),
+        }
+        reading: IO[str] | None = None
+        with contextlib.ExitStack() as stack:
+
+            def descriptor(given: int | IO[Any] | None, default: int) -> int:
+                nonlocal reading
+                if given == subprocess.DEVNULL:
+                    return stack.enter_context(Path(os.devnull).open("r+b", buffering=0)).fileno()
+                if given == subprocess.PIPE:
+                    ours, theirs = os.pipe()
+                    stack.callback(os.close, theirs)
+                    reading = os.fdopen(ours)
+                    return theirs
+                return default if given is None else given if isinstance(given, int) else given.fileno()
+
+            out = descriptor(stdout, 1)
+            descriptors = [
+                descriptor(stdin, 0),
+                out,
+                out if stderr == subprocess.STDOUT else descriptor(stderr, 2),
+            ]
+            connection = self._connect()
+            body = json.dumps(request).encode()
+            socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES)], descriptors)
+            connection.sendall(body)
+        return ForkedProcess(connection, reading)
+
+    def run(
+        self,
+        what: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        stdin: str = "",
+        timeout: float | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Start `python WHAT`, wait until it ends, and return what it printed.
+
+        Raises:
+            subprocess.TimeoutExpired: it was killed.
+        """
+        with (
+            tempfile.TemporaryFile("w+") as given,
+            tempfile.TemporaryFile("w+") as out,
+            tempfile.TemporaryFile("w+") as err,
+        ):
+            given.write(stdin)
+            given.seek(0)
+            process = self.start(what, environment=environment, cwd=cwd, stdin=given, stdout=out, stderr=err)
+            try:
+                code = process.wait(timeout)
+            except subprocess.TimeoutExpired as error:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                err.seek(0)
+                raise subprocess.TimeoutExpired(list(what), error.timeout, stderr=err.read()) from None
+            out.seek(0)
+            err.seek(0)
+            return subprocess.CompletedProcess(list(what), code, out.read(), err.read())
+
+    def _connect(self) -> socket.socket:
+        if not self._ready:
+            assert self._server.stdout is not None
+            if self._server.stdout.readline() != b"ready\n":
+                raise RuntimeError(f"the fork server ended with code {self._server.wait()}; see what it printed")
+            self._ready = True
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(self._path)
+        return connection

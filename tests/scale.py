@@ -1,0 +1,19 @@
+"""How much of the suite runs: the quick suite by default, everything with `pytest --all` (`make test-all`).
+
+The quick suite leaves out repetition and breadth, never a kind of check. A test says so in one of two ways:
+
+- `repetitions(10, whole=100)`: 10 seeds, examples or rounds in the quick suite, 100 in the whole one.
+- `@pytest.mark.long`: the test runs only in the whole suite. A quicker test makes the same kind of check.
+"""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "GANGLINE_TEST_ALL"
+"""Set by `pytest --all`, before any test module is imported."""
+
+
+def repetitions(quick: int, *, whole: int) -> int:
+    """How often to repeat: `quick` times, or `whole` times with `--all`."""
+    return whole if os.environ.get(VARIABLE) else quick

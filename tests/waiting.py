@@ -1,0 +1,38 @@
+"""Waiting for what gives no signal: asked again until it holds, within a bound that only ends a hang."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+PATIENCE_S: Final = 60.0
+"""How long tests wait before they call it a hang. Not a measure of speed: a busy machine may take most of it."""
+
+
+async def until(
+    holds: Callable[[], object | Awaitable[object]],
+    what: str | Callable[[], str] = "",
+    *,
+    within_s: float = PATIENCE_S,
+    pause_s: float = 0.01,
+) -> None:
+    """Wait until `holds()` is true; it may be a coroutine function.
+
+    Args:
+        what: what is awaited, for the error; a function is called when it fails.
+
+    Raises:
+        TimeoutError: it never was within `within_s`.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                answer = holds()
+                if await answer if inspect.isawaitable(answer) else answer:
+                    return
+                await asyncio.sleep(pause_s)
+    except TimeoutError:
+        said = what() if callable(what) else what
+        raise TimeoutError(f"not within {within_s:g} s: {said or inspect.getsource(holds).strip()}") from None

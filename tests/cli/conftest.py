@@ -9,10 +9,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,10 @@ from click.testing import CliRunner, Result
 
 from gangline.cli.app import gangline
 
-PATIENCE_S = 30.0
+from ..processes import ForkServer
+from ..waiting import PATIENCE_S
+
+COMMAND = ("-m", "gangline.cli")
 
 
 @pytest.fixture
@@ -37,16 +39,13 @@ def invoke() -> Callable[..., Result]:
 class Running:
     """A `gangline` process whose output can be waited for."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: dict[str, str], folder: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "gangline.cli", *arguments],
-            env=environment,
+    def __init__(self, forks: ForkServer, arguments: Sequence[str], environment: dict[str, str], folder: Path) -> None:
+        self.process = forks.start(
+            [*COMMAND, *arguments],
+            environment=environment,
             cwd=folder,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
         )
         self._lines: list[str] = []
         self._news = threading.Condition()
@@ -98,7 +97,8 @@ class Running:
 class Commands:
     """Starts `gangline` processes against one server and namespace, in one folder."""
 
-    def __init__(self, url: str, namespace: str, folder: Path) -> None:
+    def __init__(self, forks: ForkServer, url: str, namespace: str, folder: Path) -> None:
+        self._forks = forks
         clean = {
             name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))
         }
@@ -115,19 +115,17 @@ class Commands:
 
     def start(self, *arguments: str, **environment: str) -> Running:
         """A process that stays."""
-        running = Running(arguments, {**self.environment, **environment}, self.folder)
+        running = Running(self._forks, arguments, {**self.environment, **environment}, self.folder)
         self._running.append(running)
         return running
 
-    def run(self, *arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, stdin: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
         """A process that ends."""
-        return subprocess.run(
-            [sys.executable, "-m", "gangline.cli", *arguments],
-            env={**self.environment, **environment},
+        return self._forks.run(
+            [*COMMAND, *arguments],
+            environment={**self.environment, **environment},
             cwd=self.folder,
-            input=stdin if stdin is not None else "",
-            capture_output=True,
-            text=True,
+            stdin=stdin,
             timeout=PATIENCE_S,
         )
 
@@ -206,10 +204,10 @@ async def fail(why: str) -> None:
 
 
 @pytest.fixture
-def commands(nats_url: str, namespace: str, tmp_path: Path) -> Iterator[Commands]:
+def commands(forks: ForkServer, nats_url: str, namespace: str, tmp_path: Path) -> Iterator[Commands]:
     """Processes on the shared server, in a folder with `words.py`, whose `pool` has a few tasks."""
     (tmp_path / "words.py").write_text(POOL)
-    made = Commands(nats_url, namespace, tmp_path)
+    made = Commands(forks, nats_url, namespace, tmp_path)
     yield made
     made.close()
 
@@ -224,7 +222,7 @@ def publish_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], int]:
 
         bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
         try:
-            answer = await bus.request(f"{namespace}.task.{target}", body, timeout_s=5)
+            answer = await bus.request(f"{namespace}.task.{target}", body, timeout_s=PATIENCE_S)
         finally:
             await bus.close()
         return int(json.loads(answer.data)["seq"])

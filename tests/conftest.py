@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_report_header(config: pytest.Config) -> str:
     suite = "whole" if config.getoption("--all") else "quick"
     how = "derandomized" if PROFILE == "ci" else "random; a failure prints @reproduce_failure"
-    return f"{suite} suite, hypothesis profile {PROFILE} ({how}), NATS={os.environ.get('NATS', 'embedded')}, loop={_real_loop_name()}"
+    server = os.environ.get("NATS", "embedded")
+    return f"{suite} suite, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
 
 
 # -- one loop for each test ---------------------------------------------------------------------------------------

@@ -120,6 +120,7 @@ class Dispatcher:
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._ends: set[asyncio.Task[None]] = set()
+        self._starting: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -130,17 +131,25 @@ class Dispatcher:
         Raises:
             Unavailable: no connection, or storage did not answer within `start_timeout_s`.
             ServerUnsupported: a nats-server without JetStream, or older than 2.12.
-            ClosedError: it was stopped before.
+            ClosedError: it was stopped before, or meanwhile.
         """
         if self.state is DispatcherState.CLOSED:
             raise ClosedError("this dispatcher was stopped: make a new one")
         if self.state is not DispatcherState.NEW:
             return
         self.state = DispatcherState.STARTING
+        # A task of its own, so that `stop` can end it.
+        starting = self._starting = asyncio.get_running_loop().create_task(
+            self._start(), name="gangline-dispatcher-start"
+        )
         try:
-            await self._start()
-        except BaseException:
+            await starting
+        except BaseException as error:
+            stopped = self.state is DispatcherState.CLOSED and starting.cancelled()
             await asyncio.shield(self.stop())
+            current = asyncio.current_task()
+            if stopped and not (current is not None and current.cancelling()):
+                raise ClosedError("this dispatcher was stopped while it started: make a new one") from error
             raise
 
     async def _start(self) -> None:
@@ -227,6 +236,10 @@ class Dispatcher:
             await self._closed.wait()
             return
         self.state = DispatcherState.CLOSED
+        starting, self._starting = self._starting, None
+        if starting is not None and not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
         try:
             await self._stop(self.settings.grace_s if grace_s is None else grace_s)
         finally:
@@ -282,14 +295,15 @@ class Dispatcher:
         return self._queues
 
     async def _take(self, endpoint: str, over: tuple[str, ...]) -> str | None:
+        # A stop cancels us at any moment; giving the queue back goes on all the same, and `_stop` waits for it.
         queue = Queue(self._context, endpoint, on_lost=self._on_lost)
         try:
             consumer = await queue.take(over)
         except BaseException:
-            await queue.drop()
+            await asyncio.shield(self._in_background(queue.drop()))
             raise
         if consumer is None or queue.over or self.state is not DispatcherState.RUNNING:
-            await queue.close()
+            await asyncio.shield(self._in_background(queue.close()))
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
@@ -299,7 +313,7 @@ class Dispatcher:
         except BaseException:
             self._queues.pop(endpoint, None)
             self._desks.pop(endpoint, None)
-            await queue.close()
+            await asyncio.shield(self._in_background(queue.close()))
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
 
@@ -338,10 +352,11 @@ class Dispatcher:
                 self._parts.ownership.gone(name)
             self._parts.ownership.handed_over(names)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name="gangline-dispatcher-errand")
         self._ends.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._ends.discard(task)

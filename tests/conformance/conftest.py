@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -24,25 +22,21 @@ from gangline.schemas.frames import Answer, AnswerEnvelope, Frame, Request
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.records import Heartbeat, Registration
 
+from ..processes import ForkedProcess, ForkServer
+from ..waiting import PATIENCE_S, until
+from .go_programs import build
+
 HERE = Path(__file__).parent
-GO = HERE.parents[1] / "examples" / "go"
-PATIENCE_S = 20.0
 LANGUAGES = ("python", "go")
+
+Process = subprocess.Popen[str] | ForkedProcess
+Launch = Callable[..., Process]
 
 
 @pytest.fixture(scope="session")
-def go_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the Go example's `worker` and `producer`, built once."""
-    go = shutil.which("go")
-    if go is None:
-        pytest.skip("no Go on this machine")
-    fetched = subprocess.run([go, "mod", "download"], cwd=GO, capture_output=True, text=True)
-    if fetched.returncode:
-        pytest.skip(f"the Go example's modules cannot be fetched here: {fetched.stderr.strip()[-300:]}")
-    folder = tmp_path_factory.mktemp("go")
-    built = subprocess.run([go, "build", "-o", str(folder), "./cmd/..."], cwd=GO, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    return folder
+def go_programs() -> Path:
+    """The folder with the Go example's `worker` and `producer`."""
+    return build()
 
 
 def clean_environment(url: str, namespace: str) -> dict[str, str]:
@@ -56,12 +50,35 @@ def language(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def command(language: str, request: pytest.FixtureRequest) -> Callable[[str], list[str]]:
-    """The command line of a worker of that name."""
+def launch(language: str, request: pytest.FixtureRequest, nats_url: str, namespace: str) -> Launch:
+    """Start a worker of that name: `launch("w1")`, perhaps with `stdout=...`."""
+    environment = clean_environment(nats_url, namespace)
     if language == "go":
-        folder = request.getfixturevalue("go_programs")
-        return lambda name: ["env", f"GANGLINE_WORKER={name}", str(folder / "worker")]
-    return lambda name: [sys.executable, "-m", "gangline.cli", "worker", "shop:pool", "--id", name]
+        program = request.getfixturevalue("go_programs") / "worker"
+
+        def start_go(name: str, stdout: IO[str] | None = None) -> Process:
+            return subprocess.Popen(
+                [program],
+                env={**environment, "GANGLINE_WORKER": name},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stdout,
+                text=True,
+            )
+
+        return start_go
+    forks: ForkServer = request.getfixturevalue("forks")
+
+    def start_python(name: str, stdout: IO[str] | None = None) -> Process:
+        return forks.start(
+            ["-m", "gangline.cli", "worker", "shop:pool", "--id", name],
+            environment=environment,
+            cwd=HERE,
+            stdout=stdout,
+            stderr=stdout,
+        )
+
+    return start_python
 
 
 class Router:
@@ -126,15 +143,16 @@ def task(
 
 
 def reserve(
-    id: int, slots: int = 1, *, ttl_ms: int = 15_000, claim_ms: int = 15_000, flags: int = 0, deadline_ms: Any = None
+    id: int, slots: int = 1, *, ttl_ms: int = 600_000, claim_ms: int = 300_000, flags: int = 0, deadline_ms: Any = None
 ) -> Frame:
+    """A lease that does not end by itself while a test waits."""
     return (Request.RESERVE, id, slots, ttl_ms, claim_ms, flags, deadline_ms, None)
 
 
 class Subject:
     """The worker under test: its process, and ways to talk to it."""
 
-    def __init__(self, bus: Bus, names: Names, ledger: KeyValue, process: subprocess.Popen[str], worker: str) -> None:
+    def __init__(self, bus: Bus, names: Names, ledger: KeyValue, process: Process, worker: str) -> None:
         self.bus = bus
         self.names = names
         self.ledger = ledger
@@ -180,12 +198,6 @@ class Subject:
     async def lease_keys(self) -> list[str]:
         return [entry.key for entry in await self.ledger.entries(self.names.leases_of("shop", self.id.worker))]
 
-    async def until(self, fact: Callable[[], Any], within_s: float = PATIENCE_S) -> None:
-        """Wait until an async function gives something true."""
-        async with asyncio.timeout(within_s):
-            while not await fact():  # noqa: ASYNC110 — other processes cannot tell us
-                await asyncio.sleep(0.02)
-
     async def load(self) -> dict[str, Any]:
         stats = await self.request("stats")
         return dict(stats["load"])
@@ -211,19 +223,11 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
 
 
 @pytest.fixture
-async def subject(
-    bus: Bus, nats_url: str, namespace: str, command: Callable[[str], list[str]]
-) -> AsyncIterator[Subject]:
+async def subject(bus: Bus, namespace: str, launch: Launch) -> AsyncIterator[Subject]:
     """A worker `shop.w1` of two slots, registered."""
     names = Names(namespace)
     ledger = await bus.bucket(names.ledger_bucket, BucketSettings())
-    process = subprocess.Popen(  # noqa: ASYNC220
-        command("w1"),
-        env=clean_environment(nats_url, namespace),
-        cwd=HERE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-    )
+    process = launch("w1")
     made = Subject(bus, names, ledger, process, "w1")
     try:
 
@@ -231,7 +235,7 @@ async def subject(
             assert process.poll() is None, "the worker ended"
             return await ledger.get(names.registration_key(made.id)) is not None
 
-        await made.until(registered)
+        await until(registered)
         yield made
     finally:
         process.send_signal(signal.SIGCONT)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
@@ -14,7 +13,9 @@ import pytest
 import gangline
 from gangline.bus.port import NoResponders
 
-from .conftest import HERE, Subject, clean_environment
+from ..processes import ForkServer
+from ..waiting import PATIENCE_S, until
+from .conftest import HERE, LANGUAGES, Subject, clean_environment
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -22,11 +23,9 @@ Produce = Callable[..., "asyncio.Future[str]"]
 
 
 @contextlib.contextmanager
-def running(command: str, url: str, namespace: str) -> Iterator[None]:
+def running(forks: ForkServer, command: str, url: str, namespace: str) -> Iterator[None]:
     """`gangline <command>` as a process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gangline.cli", command], env=clean_environment(url, namespace), cwd=HERE
-    )
+    process = forks.start(["-m", "gangline.cli", command], environment=clean_environment(url, namespace), cwd=HERE)
     try:
         yield
     finally:
@@ -36,53 +35,56 @@ def running(command: str, url: str, namespace: str) -> Iterator[None]:
 
 async def stored(subject: Subject, stream: str) -> bool:
     """Whether the server has that stream."""
-    answer = await subject.bus.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=5)
+    answer = await subject.bus.request(f"$JS.API.STREAM.INFO.{stream}", b"", timeout_s=PATIENCE_S)
     return "error" not in json.loads(answer.data)
 
 
 @pytest.fixture
-async def dispatcher(subject: Subject, nats_url: str, namespace: str) -> AsyncIterator[None]:
-    with running("dispatcher", nats_url, namespace):
+async def dispatcher(subject: Subject, forks: ForkServer, nats_url: str, namespace: str) -> AsyncIterator[None]:
+    with running(forks, "dispatcher", nats_url, namespace):
         for stream in (subject.names.tasks_stream, f"KV_{subject.names.results_bucket}"):
-            await subject.until(lambda: stored(subject, stream))  # noqa: B023
+            await until(lambda: stored(subject, stream), stream)  # noqa: B023
         yield
 
 
 @pytest.fixture
-async def gateway(subject: Subject, nats_url: str, namespace: str) -> AsyncIterator[None]:
-    with running("gateway", nats_url, namespace):
+async def gateway(subject: Subject, forks: ForkServer, nats_url: str, namespace: str) -> AsyncIterator[None]:
+    with running(forks, "gateway", nats_url, namespace):
 
         async def answers() -> bool:
+            call = subject.names.call("shop", "count")
             with contextlib.suppress(NoResponders):
-                answer = await subject.bus.request(subject.names.call("shop", "count"), b'{"text": "a"}', timeout_s=5)
+                answer = await subject.bus.request(call, b'{"text": "a"}', timeout_s=PATIENCE_S)
                 return answer.data == b"1"
             return False
 
-        await subject.until(answers)
+        await until(answers)
         yield
 
 
-@pytest.fixture(params=["python", "go"])
+@pytest.fixture(params=LANGUAGES)
 def produce(request: pytest.FixtureRequest, nats_url: str, namespace: str) -> Produce:
     """The producer's command in that language: what it printed; AssertionError with its stderr if it failed."""
+    environment = clean_environment(nats_url, namespace)
     if request.param == "go":
-        program = [str(request.getfixturevalue("go_programs") / "producer")]
-    else:
-        program = [sys.executable, "-m", "gangline.cli"]
+        program = request.getfixturevalue("go_programs") / "producer"
 
-    def run(*words: str) -> str:
-        done = subprocess.run(
-            [*program, *words],
-            env=clean_environment(nats_url, namespace),
-            cwd=HERE,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [program, *words], env=environment, cwd=HERE, capture_output=True, text=True, timeout=PATIENCE_S
+            )
+    else:
+        forks: ForkServer = request.getfixturevalue("forks")
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            return forks.run(["-m", "gangline.cli", *words], environment=environment, cwd=HERE, timeout=PATIENCE_S)
+
+    def printed(*words: str) -> str:
+        done = run(*words)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
-    return lambda *words: asyncio.ensure_future(asyncio.to_thread(run, *words))
+    return lambda *words: asyncio.ensure_future(asyncio.to_thread(printed, *words))
 
 
 async def test_a_producer_calls_a_task(subject: Subject, gateway, produce):
@@ -99,7 +101,7 @@ async def test_a_job_that_fails_for_good_is_told_with_its_reason(subject: Subjec
     await subject.bus.request(
         names.task("shop", "fail"),
         b'{"text": "no paper"}',
-        timeout_s=5,
+        timeout_s=PATIENCE_S,
         headers={"Gangline-Job": "j1", "Gangline-Max-Attempts": "1"},
     )
     with pytest.raises(AssertionError, match="no paper"):
@@ -108,20 +110,23 @@ async def test_a_job_that_fails_for_good_is_told_with_its_reason(subject: Subjec
 
 @pytest.mark.parametrize("produce", ["go"], indirect=True)  # ours says at once that it does not know the job
 async def test_a_result_can_be_waited_for_before_the_first_dispatcher_runs(
-    subject: Subject, produce, nats_url, namespace
+    subject: Subject, produce, forks, nats_url, namespace
 ):
     asked = produce("result", "early")  # when neither the job nor the bucket of results is there
-    with running("dispatcher", nats_url, namespace):
-        await subject.until(lambda: stored(subject, subject.names.tasks_stream))
+    with running(forks, "dispatcher", nats_url, namespace):
+        await until(lambda: stored(subject, subject.names.tasks_stream))
         await subject.bus.request(
-            subject.names.task("shop", "count"), b'{"text": "a b c"}', timeout_s=5, headers={"Gangline-Job": "early"}
+            subject.names.task("shop", "count"),
+            b'{"text": "a b c"}',
+            timeout_s=PATIENCE_S,
+            headers={"Gangline-Job": "early"},
         )
         assert await asked == "3"
 
 
 async def test_a_task_that_is_published_by_hand_runs_and_its_sequence_is_its_id(subject: Subject, dispatcher):
     names = subject.names
-    answer = await subject.bus.request(names.task("shop", "count"), b'{"text": "a b c"}', timeout_s=5)
+    answer = await subject.bus.request(names.task("shop", "count"), b'{"text": "a b c"}', timeout_s=PATIENCE_S)
     job = json.loads(answer.data)["seq"]
     results = await subject.bus.bucket(names.results_bucket, gangline.BucketSettings(), make=False)
 
@@ -129,13 +134,13 @@ async def test_a_task_that_is_published_by_hand_runs_and_its_sequence_is_its_id(
         entry = await results.get(names.result_key(str(job)))
         return entry is not None and json.loads(entry.value)["result"] == 3
 
-    await subject.until(done)
+    await until(done)
 
 
 async def test_items_of_a_job_can_be_read_late(subject: Subject, dispatcher, nats_url, namespace):
     async with gangline.connect(nats_url, namespace=namespace) as client:
         job = await client.submit("shop.upto", end=5)
-        await job.result(timeout_s=20)
+        await job.result(timeout_s=PATIENCE_S)
         assert [item async for item in job.items()] == [0, 1, 2, 3, 4]
 
 
@@ -146,10 +151,10 @@ async def test_a_job_is_cancelled_where_it_runs(subject: Subject, dispatcher, na
         async def running() -> bool:
             return bool((await subject.load())["running"])
 
-        await subject.until(running)
+        await until(running)
         assert await job.cancel()
 
         async def idle() -> bool:
             return not (await subject.load())["running"]
 
-        await subject.until(idle, within_s=5.0)
+        await until(idle)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.frames import Answer, Request, TaskFlag
+from gangline.schemas.frames import Answer, Request, TaskFlag, TaskState
 
+from ..waiting import until
 from .conftest import Subject, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -16,7 +17,7 @@ ATTACH = TaskFlag.ATTACH
 async def test_while_a_job_runs_another_task_of_it_starts_nothing_and_gets_the_same_answer(subject: Subject):
     first, second = await subject.router(), await subject.router()
     first.send(task(1, "pause", 0.6, job="j1", endpoint="shop", attempt=1))
-    await subject.until(lambda: _running(subject))
+    await until(lambda: _running(subject))
     second.send(task(7, "pause", 0.6, job="j1", endpoint="shop", attempt=2))
     assert await first.answer(1) == [Answer.OK, 1, 0.6]
     assert await second.answer(7) == [Answer.OK, 7, 0.6]
@@ -62,7 +63,7 @@ async def test_attaching_takes_no_slot(subject: Subject):
 async def test_whoever_attached_can_cancel_the_job(subject: Subject):
     first, second = await subject.router(), await subject.router()
     first.send(task(1, "pause", 60.0, job="j1", attempt=1))
-    await subject.until(lambda: _running(subject))
+    await until(lambda: _running(subject))
     second.send(task(7, "pause", flags=ATTACH, job="j1", attempt=1))
     second.send((Request.CANCEL, 7))
     assert (await first.answer(1))[2] == "task_cancelled"
@@ -85,7 +86,7 @@ async def test_it_lists_the_jobs_that_run_and_those_that_ended_a_moment_ago(subj
     router = await subject.router()
     await router.ask(task(1, "count", "a", job="done", endpoint="shop", attempt=1))
     router.send(task(2, "pause", 60.0, job="on", endpoint="other", attempt=3))
-    await subject.until(lambda: _running(subject))
+    await until(lambda: _running(subject))
     reply = await subject.request("jobs", {"endpoint": None})
     found = {job["job"]: (job["endpoint"], job["attempt"], job["running"]) for job in reply["jobs"]}
     assert found == {"done": ("shop", 1, False), "on": ("other", 3, True)}
@@ -96,13 +97,16 @@ async def test_it_lists_the_jobs_that_run_and_those_that_ended_a_moment_ago(subj
 
 async def test_the_answer_of_an_attached_request_can_be_asked_for(subject: Subject):
     router = await subject.router()
-    router.send(task(1, "pause", 0.5, job="j1", attempt=1))
-    router.send(task(2, "pause", flags=ATTACH, job="j1", attempt=1))
+    router.send(task(1, "upto", 2, flags=TaskFlag.STREAM, window=1, job="j1", attempt=1))
+    await router.answer(1, Answer.ITEM)
+    router.send(task(2, "upto", flags=TaskFlag.STREAM | ATTACH, job="j1", attempt=1))
     checked = await router.ask((Request.CHECK, 10, [2]), Answer.CHECKED)
-    assert checked[2] == [1]
-    await router.answer(2)
+    assert checked[2] == [TaskState.RUNNING]
+    router.send((Request.CREDIT, 2, 2))
+    assert await router.answer(2, Answer.END) == [Answer.END, 2, 2]
     checked = await router.ask((Request.CHECK, 11, [2]), Answer.CHECKED)
-    assert checked[2] == [2] and (await router.answer(2))[2] == 0.5
+    assert checked[2] == [TaskState.ANSWERED]
+    assert await router.answer(2, Answer.END) == [Answer.END, 2, 2], "sent again"
 
 
 async def _running(subject: Subject) -> bool:

@@ -7,6 +7,7 @@ import pytest
 from gangline.schemas.codec import Format
 from gangline.schemas.frames import Answer, Request, ReserveFlag
 
+from ..waiting import until
 from .conftest import Refusal, Subject, reserve, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -16,13 +17,13 @@ async def test_a_lease_is_granted_seen_in_the_ledger_used_and_released(subject: 
     granted = await subject.request("reserve", {"slots": 2, "ttl_s": 30, "owner": "me, by hand"})
     assert granted["accepted"] and granted["load"]["reserved"] == 2
     token = granted["token"]
-    await subject.until(lambda: _seen(subject, token), within_s=1.0)
+    await until(lambda: _seen(subject, token))
     assert await subject.request("dispatch", {"token": token, "method": "count", "arguments": {"text": "a b"}}) == 2
     assert await subject.request("dispatch", {"token": token, "method": "count", "arguments": ["a b c"]}) == 3
     assert (await subject.request("renew", {"token": token, "ttl_s": 60}))["ttl_s"] == pytest.approx(60, abs=1)
     assert (await subject.request("release", {"token": token}))["released"] is True
     assert (await subject.request("release", {"token": token}))["released"] is False
-    await subject.until(lambda: _none_seen(subject), within_s=1.0)
+    await until(lambda: _none_seen(subject))
     assert (await subject.load())["ongoing"] == 0
 
 
@@ -69,7 +70,7 @@ async def test_a_single_use_token_admits_one_task(subject: Subject):
     assert (await router.ask(task(2, "count", "a", token=token)))[2] == 1
     again = await router.ask(task(3, "count", "a", token=token))
     assert again[0] == Answer.ERROR and again[2] == "unknown_token"
-    await subject.until(lambda: _none_seen(subject), within_s=1.0)
+    await until(lambda: _none_seen(subject))
 
 
 async def test_a_lease_admits_as_many_tasks_at_once_as_it_has_slots(subject: Subject):
@@ -82,13 +83,14 @@ async def test_a_lease_admits_as_many_tasks_at_once_as_it_has_slots(subject: Sub
 async def test_a_grant_that_nobody_claims_frees_itself(subject: Subject):
     router = await subject.router()
     token = (await router.ask(reserve(1, claim_ms=300)))[2]
-    await subject.until(lambda: _idle(subject), within_s=2.0)
+    await until(lambda: _idle(subject))
     assert (await router.ask(task(2, "count", "a", token=token)))[2] == "lease_expired"
 
 
 async def test_a_lease_that_is_not_renewed_ends_and_its_slots_come_back(subject: Subject):
-    granted = await subject.request("reserve", {"ttl_s": 1})
-    await subject.until(lambda: _idle(subject), within_s=2.5)
+    granted = await subject.request("reserve", {"ttl_s": 600})
+    await subject.request("renew", {"token": granted["token"], "ttl_s": 1})
+    await until(lambda: _idle(subject))
     with pytest.raises(Refusal) as caught:
         await subject.request("renew", {"token": granted["token"]})
     assert (caught.value.code, caught.value.status) == ("lease_expired", 410)
@@ -107,9 +109,8 @@ async def test_a_lease_with_the_ledger_first_has_its_revision_as_fence(subject: 
     assert entry is not None and granted["fence"] == entry.revision
 
 
-@pytest.mark.parametrize(
-    ("operation", "body", "code"),
-    [
+async def test_a_bad_request_gets_an_error_and_holds_nothing(subject: Subject):
+    for operation, body, code in (
         ("reserve", b"{nonsense", "malformed_message"),
         ("reserve", {"slots": -1}, "invalid_request"),
         ("reserve", {"slotz": 1}, "invalid_request"),
@@ -121,13 +122,11 @@ async def test_a_lease_with_the_ledger_first_has_its_revision_as_fence(subject: 
         ("release", {}, "invalid_request"),
         ("renew", {"token": "nope", "epoch": 5}, "stale_epoch"),
         ("launder", {}, "unknown_method"),
-    ],
-)
-async def test_a_bad_request_gets_an_error_and_holds_nothing(subject: Subject, operation, body, code):
-    with pytest.raises(Refusal) as caught:
-        await subject.request(operation, body)
-    assert caught.value.code == code
-    assert (await subject.load())["ongoing"] == 0
+    ):
+        with pytest.raises(Refusal) as caught:
+            await subject.request(operation, body)
+        assert caught.value.code == code, (operation, body)
+        assert (await subject.load())["ongoing"] == 0, (operation, body)
 
 
 async def test_an_unknown_method_on_a_lease_gets_an_error(subject: Subject):

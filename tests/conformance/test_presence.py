@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 
 import pytest
 
 from gangline.bus.port import Message, NoResponders
+from gangline.schemas.frames import Answer, Request, TaskFlag
 
-from .conftest import HERE, Refusal, Subject, clean_environment, task
+from ..waiting import PATIENCE_S, until
+from .conftest import Launch, Refusal, Subject, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -28,12 +29,12 @@ async def test_it_registers_what_it_serves(subject: Subject):
 
 async def test_its_heartbeat_goes_on_and_tells_the_load(subject: Subject):
     router = await subject.router()
-    router.send(task(1, "pause", 3.0))
+    router.send(task(1, "pause", 600.0))
 
     async def busy() -> bool:
         return (await subject.heartbeat()).running == 1
 
-    await subject.until(busy, within_s=3.0)
+    await until(busy)
     beat = await subject.heartbeat()
     assert (beat.total, beat.draining) == (2, False)
     assert beat.epoch == (await subject.registration()).epoch
@@ -45,32 +46,27 @@ async def test_its_heartbeat_expires_when_it_is_killed(subject: Subject):
     async def gone() -> bool:
         return await subject.ledger.get(subject.names.alive_key(subject.id)) is None
 
-    await subject.until(gone, within_s=5.0)
+    await until(gone)
 
 
-async def test_a_second_process_with_its_id_is_refused(subject, command, nats_url, namespace):
-    second = await asyncio.to_thread(
-        subprocess.run,
-        command("w1"),
-        env=clean_environment(nats_url, namespace),
-        cwd=HERE,
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert second.returncode != 0
-    assert "another id" in second.stderr + second.stdout
+async def test_a_second_process_with_its_id_is_refused(subject: Subject, launch: Launch, tmp_path):
+    with (tmp_path / "printed").open("w") as printed:
+        second = launch("w1", stdout=printed)
+        assert await asyncio.to_thread(second.wait, PATIENCE_S) != 0
+    assert "another id" in (tmp_path / "printed").read_text()
     assert (await subject.request("stats"))["worker"] == "w1"
 
 
 async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Subject):
     router = await subject.router()
-    router.send(task(1, "pause", 1.0))
-    await subject.until(lambda: _running(subject))
+    router.send(task(1, "upto", 2, flags=TaskFlag.STREAM, window=1))  # it ends when it was given credit
+    await router.answer(1, Answer.ITEM)
     subject.process.send_signal(signal.SIGTERM)
-    await subject.until(lambda: _draining(subject))
+    await until(lambda: _draining(subject))
     assert (await router.ask(task(2, "count", "a b")))[2] == "draining"
-    assert (await router.answer(1))[2] == 1.0
+    router.send((Request.CREDIT, 1, 1))
+    assert (await router.answer(1, Answer.ITEM))[3] == 1
+    assert await router.answer(1) == [Answer.END, 1, 2]
     assert await subject.exit_code() == 0
     assert await subject.ledger.get(subject.names.registration_key(subject.id)) is None
     assert await subject.ledger.get(subject.names.alive_key(subject.id)) is None
@@ -79,7 +75,7 @@ async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Su
 async def test_an_operator_drains_it_and_a_task_over_the_grace_is_cancelled(subject: Subject):
     router = await subject.router()
     router.send(task(1, "pause", 60.0))
-    await subject.until(lambda: _running(subject))
+    await until(lambda: _running(subject))
     assert (await subject.request("drain", {"grace_s": 0.2}))["draining"] is True
     assert (await router.answer(1))[2] == "task_cancelled"
     assert await subject.exit_code() == 0
@@ -102,7 +98,7 @@ async def test_it_is_a_nats_service(subject: Subject):
         await subject.bus.flush()
         return any((each.get("pool"), each.get("worker")) == ("shop", "w1") for each in found)
 
-    await subject.until(answered)
+    await until(answered)
 
 
 async def test_it_can_be_resized_live(subject: Subject):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from gangline.schemas.errors import InvalidSettings
 from gangline.telemetry import setup
+
+from ..processes import ForkServer
 
 RUN = """
 import sys, urllib.request
@@ -32,19 +33,28 @@ end()
 """
 
 
-def run(*args: str, **env: str) -> str:
-    base = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, *args], env={**base, **env}, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(forks: ForkServer) -> Callable[..., str]:
+    """Runs `RUN` and gives what it printed."""
+
+    def run(*args: str, **env: str) -> str:
+        base = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
+        done = forks.run(["-c", RUN, *args], environment={**base, **env})
+        assert done.returncode == 0, done.stderr
+        assert isinstance(done.stdout, str)
+        return done.stdout
+
+    return run
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port that only a server with SO_REUSEADDR can bind: it is ours until the test ends, so that nobody else gets
+    it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -55,28 +65,27 @@ def free_port() -> int:
         {"OTEL_TRACES_EXPORTER": "console", "OTEL_SDK_DISABLED": "true"},
     ],
 )
-def test_nothing_is_set_up_and_the_sdk_is_not_even_imported_when_nothing_is_asked_for(env):
+def test_nothing_is_set_up_and_the_sdk_is_not_even_imported_when_nothing_is_asked_for(run, env):
     out = run(**env)
     assert "enabled False" in out
     assert "sdk False" in out
 
 
-def test_the_console_shows_spans_and_metrics_under_the_service_name():
+def test_the_console_shows_spans_and_metrics_under_the_service_name(run):
     out = run(OTEL_TRACES_EXPORTER="console", OTEL_METRICS_EXPORTER="console")
     assert '"name": "work"' in out
     assert "gangline.router.requests" in out
     assert '"service.name": "gangline-test"' in out
 
 
-def test_the_environments_service_name_wins():
+def test_the_environments_service_name_wins(run):
     out = run(OTEL_TRACES_EXPORTER="console", OTEL_SERVICE_NAME="mine")
     assert '"service.name": "mine"' in out
     out = run(OTEL_TRACES_EXPORTER="console", OTEL_RESOURCE_ATTRIBUTES="service.name=ours,team=a")
     assert '"service.name": "ours"' in out
 
 
-def test_prometheus_scrapes_the_metrics():
-    port = free_port()
+def test_prometheus_scrapes_the_metrics(run, port):
     out = run(
         f"http://127.0.0.1:{port}/metrics",
         OTEL_METRICS_EXPORTER="prometheus",
@@ -86,7 +95,7 @@ def test_prometheus_scrapes_the_metrics():
     assert 'gangline_router_requests_total{endpoint="images"' in out
 
 
-def test_an_otlp_collector_gets_spans_and_metrics():
+def test_an_otlp_collector_gets_spans_and_metrics(run):
     got: list[str] = []
 
     class Collector(BaseHTTPRequestHandler):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import os
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest_plugins = ["pytester"]
+from .. import conftest, scale
 
-CONFTEST = Path(__file__).parents[1] / "conftest.py"
+pytest_plugins = ["pytester"]
 
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester):
-    pytester.makeconftest(CONFTEST.read_text())
+    """Runs a test file with the conftest of this suite."""
 
     def run(source: str) -> pytest.RunResult:
         pytester.makepyfile(source)
-        return pytester.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:asyncio", "-q")
+        options = ["-p", "no:cacheprovider", "-p", "no:asyncio", "-q"]
+        if scale.VARIABLE in os.environ:
+            options.append("--all")  # or the run would turn it off for this process
+        return pytester.runpytest_inprocess(*options, plugins=[conftest])
 
     return run
 

@@ -7,8 +7,9 @@ import contextlib
 import time
 from typing import Any, Final
 
-from bench.faults.figures import Report, Row
+from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
+from bench.faults.trial import Trial
 from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.port import NoResponders, RequestTimeout, StorageUnavailable
 from gangline.dispatcher.operators import raise_if_error
@@ -19,51 +20,59 @@ from gangline.schemas.gangs import GangRecord, GangState
 WORKERS: Final = 4
 SIZE: Final = 4
 GANGS: Final = 100
-KILL_AFTER: Final = 20
 AT_ONCE: Final = 8
 _AGAIN = (NoResponders, RequestTimeout, Disconnected, StorageUnavailable)
 
 
-async def stream_leader_killed(repetitions: int, report: Report) -> list[Row]:
+async def stream_leader_killed(trial: Trial, gangs: int = GANGS) -> list[Row]:
     """In each repetition 100 gangs of 4 are acquired, a few at a time, and released; the stream's leader dies after
-    the first 20. None may be partial, and what was reported as granted must stand in the ledger."""
+    the first fifth. None may be partial, and what was reported as granted must stand in the ledger."""
     pause = Row(name="stream leader killed: longest wait for a gang", target=30.0)
-    for number in range(repetitions):
+    for number in range(trial.repetitions):
         async with (
             EmbeddedCluster(3) as servers,
             opened(
-                workers=WORKERS, coordinators=2, url=",".join(servers.urls), replicas=3, arguments=("--slots", "4")
+                trial,
+                workers=WORKERS,
+                coordinators=2,
+                url=",".join(servers.urls),
+                replicas=3,
+                arguments=("--slots", "4"),
             ) as site,
         ):
-            waits, broken = await _hundred(site, servers)
+            waits, broken = await _granted(site, servers, gangs)
             pause.samples.append(max(waits))
             pause.broken += [*broken, *(await site.judged())]
-            never = [f"g{each}" for each in range(GANGS) if not site.audit.formed.get(f"g{each}")]
+            never = [f"g{each}" for each in range(gangs) if not site.audit.formed.get(f"g{each}")]
             pause.broken += [f"reported as granted, and never in the ledger: {never}"] if never else []
             pause.note = f"{len(waits)} gangs reported as granted; {site.read}"
-            report(f"{pause.name} {number + 1}: {max(waits):.3f} s {pause.note}")
+            trial.report(f"{pause.name} {number + 1}: {max(waits):.3f} s {pause.note}")
     return [pause]
 
 
-async def _hundred(site: Site, servers: EmbeddedCluster) -> tuple[list[float], list[str]]:
+async def _granted(site: Site, servers: EmbeddedCluster, gangs: int) -> tuple[list[float], list[str]]:
     granted: list[float] = []
     broken: list[str] = []
-    room = asyncio.Semaphore(AT_ONCE)
+    first = gangs // 5
+    room, struck = asyncio.Semaphore(AT_ONCE), asyncio.Event()
 
     async def one(number: int) -> None:
+        if number >= first + AT_ONCE:
+            await struck.wait()
         async with room:
             seconds, wrong = await _grant(site, f"g{number}")
             granted.append(seconds)
             broken.extend(wrong)
 
     async with asyncio.TaskGroup() as group:
-        for number in range(GANGS):
+        for number in range(gangs):
             group.create_task(one(number))
-        await site.until(lambda: len(granted) >= KILL_AFTER, "the first gangs")
+        await site.until(lambda: len(granted) >= first, "the first gangs")
         info = await site.bus.api.call(f"STREAM.INFO.KV_{site.names.ledger_bucket}", what="find the leader")
         servers.server(info["cluster"]["leader"]).kill()
+        struck.set()
     try:
-        await site.at_rest(within_s=30)
+        await site.at_rest()
     except TimeoutError as error:
         broken.append(str(error))
     return granted, broken

@@ -6,8 +6,10 @@ import asyncio
 import time
 from typing import Final
 
-from bench.faults.figures import Report, Row
+from bench.faults.crew import PATIENCE_S
+from bench.faults.figures import Row
 from bench.faults.site import SERVED, opened
+from bench.faults.trial import Trial
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.errors import GanglineError
 
@@ -17,29 +19,29 @@ FLOOD: Final = 32
 HOLD_S: Final = 0.5
 
 
-async def two_on_three(repetitions: int, report: Report) -> list[Row]:
-    """Two gangs of 2 on 3 slots, 100 rounds in each repetition; in each both are asked for at once."""
+async def two_on_three(trial: Trial, rounds: int = ROUNDS) -> list[Row]:
+    """Two gangs of 2 on 3 slots, so many rounds in each repetition; in each both are asked for at once."""
     row = Row(name="two gangs of 2 on 3 slots: both had run", target=10.0)
-    async with opened() as site:
-        await site.worker("--slots", "2")
-        await site.worker("--slots", "1")
+    async with opened(trial) as site:
+        site.worker("--slots", "2")
+        site.worker("--slots", "1")
         await site.served()
         inside = most = 0
 
         async def one() -> None:
             nonlocal inside, most
-            async with site.gang(size=2, deadline_s=30) as gang:
+            async with site.gang(size=2, deadline_s=PATIENCE_S) as gang:
                 inside += 1
                 most = max(most, inside)
-                assert [rank for rank, _, _ in await gang.options(timeout_s=10).run("where")] == [0, 1]
+                assert [rank for rank, _, _ in await gang.options(timeout_s=PATIENCE_S).run("where")] == [0, 1]
                 inside -= 1
 
-        for number in range(repetitions):
-            for _ in range(ROUNDS):
+        for number in range(trial.repetitions):
+            for _ in range(rounds):
                 began = time.monotonic()
                 await asyncio.gather(one(), one())
                 row.samples.append(time.monotonic() - began)
-            report(f"{row.name} {number + 1}: worst so far {row.worst:.3f} s")
+            trial.report(f"{row.name} {number + 1}: worst so far {row.worst:.3f} s")
         await site.at_rest()
         row.broken += await site.judged()
         if most > 1:
@@ -48,7 +50,7 @@ async def two_on_three(repetitions: int, report: Report) -> list[Row]:
     return [row]
 
 
-async def eight_under_flood(repetitions: int, report: Report) -> list[Row]:
+async def eight_under_flood(trial: Trial) -> list[Row]:
     """Four workers of 2 slots are kept full by calls of 0.2 s, four times as many as slots; a gang wants all 8.
 
     The stated bound: `starve_after_s`, then the longest task, `keep_renew_s` and one hold. Here with a margin for a
@@ -58,7 +60,7 @@ async def eight_under_flood(repetitions: int, report: Report) -> list[Row]:
     bound = settings.starve_after_s + NAP_S + settings.keep_renew_s + HOLD_S
     row = Row(name="gang of 8 under a flood of calls: formed", target=bound + 1.0)
     calls = Row(name="calls of the flood meanwhile", unit="calls/s")
-    async with opened(workers=4) as site:
+    async with opened(trial, workers=4) as site:
         done = asyncio.Event()
         served = 0
         errors: list[str] = []
@@ -67,22 +69,23 @@ async def eight_under_flood(repetitions: int, report: Report) -> list[Row]:
             nonlocal served
             while not done.is_set():
                 try:
-                    await site.client.options(timeout_s=60).call(f"{SERVED}.nap", NAP_S)
+                    await site.client.options(timeout_s=PATIENCE_S).call(f"{SERVED}.nap", NAP_S)
                     served += 1
                 except GanglineError as error:
                     errors.append(f"a call of the flood failed: {error}")
 
         callers = [asyncio.ensure_future(flood()) for _ in range(FLOOD)]
         try:
-            for number in range(repetitions):
-                await asyncio.sleep(1.0)
+            for number in range(trial.repetitions):
+                so_far = served
+                await site.until(lambda: served >= so_far + FLOOD, "the flood")  # noqa: B023
                 began, before = time.monotonic(), served
-                async with site.gang(size=8, strategy="pack", deadline_s=60) as gang:
+                async with site.gang(size=8, strategy="pack", deadline_s=PATIENCE_S) as gang:
                     seconds = time.monotonic() - began
                     row.samples.append(seconds)
                     calls.samples.append((served - before) / seconds)
-                    assert len(await gang.options(timeout_s=10).run("where")) == 8
-                report(f"{row.name} {number + 1}: {seconds:.3f} s")
+                    assert len(await gang.options(timeout_s=PATIENCE_S).run("where")) == 8
+                trial.report(f"{row.name} {number + 1}: {seconds:.3f} s")
         finally:
             done.set()
             await asyncio.gather(*callers)

@@ -4,38 +4,86 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
+import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO, Any, Protocol
 
 from gangline.cli.children import TIED
 from gangline.cli.options import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
+"""After so long a wait is called a hang."""
+
+
+class Child(Protocol):
+    """What is used of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+    def wait(self) -> int: ...
+
+
+class Launch(Protocol):
+    """Starts `python WHAT` in a session of its own."""
+
+    def __call__(
+        self,
+        what: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        cwd: Path,
+        stdin: int,
+        stdout: IO[Any],
+        stderr: IO[Any],
+    ) -> Child: ...
+
+
+def new_interpreter(
+    what: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    cwd: Path,
+    stdin: int,
+    stdout: IO[Any],
+    stderr: IO[Any],
+) -> Child:
+    """As users start it."""
+    return subprocess.Popen(
+        [sys.executable, *what],
+        env=environment,
+        cwd=cwd,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+    )
 
 
 class Process:
-    """One child, with its output."""
+    """One child. What it says is read from files."""
 
-    def __init__(self, name: str, child: asyncio.subprocess.Process, log: Path) -> None:
+    def __init__(self, name: str, child: Child, tie: int, said: Path, log: Path) -> None:
+        """`tie`: our end of its standard input, which it lives no longer than."""
         self.name = name
         self.child = child
+        self.said = said
         self.log = log
-        self.lines: list[str] = []
-        """Of its standard output."""
-        self._reader = asyncio.ensure_future(self._read())
-
-    async def _read(self) -> None:
-        assert self.child.stdout is not None
-        while line := await self.child.stdout.readline():
-            self.lines.append(line.decode().strip())
+        self._tie = tie
 
     def told(self, word: str) -> float | None:
         """The time in its line `<word> <seconds>`, if it printed one."""
-        return next((float(line.split()[1]) for line in self.lines if line.startswith(f"{word} ")), None)
+        lines = self.said.read_text().split("\n")[:-1]  # what has no end yet is no line
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{word} ")), None)
 
     def actions(self) -> list[str]:
         """What its JSON log says, by name."""
@@ -51,30 +99,37 @@ class Process:
 
     async def kill(self) -> None:
         self.signal(signal.SIGKILL)
-        await self.child.wait()
-        await self._reader
+        await asyncio.to_thread(self.child.wait)
+        os.close(self._tie)
 
 
 class Crew:
     """All children of one scenario. Every one that it started is gone when it is closed."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, launch: Launch, folder: Path, environment: Mapping[str, str]) -> None:
         """`environment`: what all of them get beside the plain one."""
         self.folder = folder
         self.environment = environment
         self.running: dict[str, Process] = {}
+        self._launch = launch
 
-    async def start(self, name: str, module: str, *arguments: str) -> Process:
+    def start(self, name: str, module: str, *arguments: str) -> Process:
         """`python -m <module> <arguments>`, connected to the server."""
-        log = self.folder / f"{name}.log"
+        said, log = self.folder / f"{name}.out", self.folder / f"{name}.log"
         environment = {**plain_environment(), **self.environment, TIED: "1"}
-        with log.open("wb") as stream:
-            child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, *arguments,
-                env=environment, cwd=ROOT, start_new_session=True,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=stream,
-            )  # fmt: skip
-        self.running[name] = made = Process(name, child, log)
+        theirs, tie = os.pipe()
+        try:
+            with said.open("wb") as out, log.open("wb") as err:
+                child = self._launch(
+                    ["-m", module, *arguments],
+                    environment=environment, cwd=ROOT, stdin=theirs, stdout=out, stderr=err,
+                )  # fmt: skip
+        except BaseException:
+            os.close(tie)
+            raise
+        finally:
+            os.close(theirs)
+        self.running[name] = made = Process(name, child, tie, said, log)
         return made
 
     async def kill(self, process: Process) -> None:
@@ -86,18 +141,21 @@ class Crew:
             process.signal(signal.SIGCONT)
             await process.kill()
 
-    async def until(self, holds: Callable[[], object], what: str, within_s: float = PATIENCE_S) -> None:
-        """Look again and again.
+    async def until(self, holds: Callable[[], object | Awaitable[object]], what: str, *, pause_s: float = 0.02) -> None:
+        """Look again and again; `holds` may be a coroutine function.
 
         Raises:
             TimeoutError: says what was waited for.
         """
         try:
-            async with asyncio.timeout(within_s):
-                while not holds():  # noqa: ASYNC110 - other processes wake nobody
-                    await asyncio.sleep(0.01)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    answer = holds()
+                    if await answer if inspect.isawaitable(answer) else answer:
+                        return
+                    await asyncio.sleep(pause_s)  # other processes wake nobody
         except TimeoutError:
-            raise TimeoutError(f"not within {within_s:g} s: {what}\n{self.log_tails()}") from None
+            raise TimeoutError(f"not within {PATIENCE_S:g} s: {what}\n{self.log_tails()}") from None
 
     def log_tails(self) -> str:
         tails = []

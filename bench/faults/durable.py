@@ -37,8 +37,8 @@ SCENARIOS: dict[str, Scenario] = {
     "dispatcher": dispatcher_killed,
     "server": server_killed,
     "cluster": stream_leader_killed,
-    "per-key": lambda repetitions, report: limit_per_key(max(1, repetitions // 4), report),
-    "hoarding": lambda repetitions, report: no_hoarding(max(1, repetitions // 4), report),
+    "per-key": lambda trial: limit_per_key(trial.fewer(4)),
+    "hoarding": lambda trial: no_hoarding(trial.fewer(4)),
     "long": long_task,
     "frozen": frozen_worker,
 }

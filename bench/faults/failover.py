@@ -8,16 +8,18 @@ import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from bench.faults.crew import Process
-from bench.faults.figures import Report, Row
+from bench.faults.crew import PATIENCE_S, Process
+from bench.faults.figures import Row
 from bench.faults.seam import Moment
 from bench.faults.site import Site, opened
+from bench.faults.trial import Trial
 from gangline.schemas.gangs import GangState
 
 WORKERS: Final = 4
 SIZE: Final = 4
 BYSTANDERS: Final = 2
 TARGET_S: Final = 5.0
+RIGHT_S: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,29 +48,29 @@ DEATHS: Final = (
 )
 
 
-async def leader_killed(repetitions: int, report: Report, deaths: tuple[Death, ...] = DEATHS) -> list[Row]:
+async def leader_killed(trial: Trial, deaths: tuple[Death, ...] = DEATHS) -> list[Row]:
     """Kill leader after leader, each at its own moment of its own gang; the next one is already waiting.
 
     A gang of two runs through all of it, its members meeting fifty times a second.
     """
     over = {death: Row(name=f"leader killed {death.name}: next one serves", target=TARGET_S) for death in deaths}
-    back = {death: Row(name=f"leader killed {death.name}: gang and slots right") for death in deaths}
+    back = {death: Row(name=f"leader killed {death.name}: gang and slots right", target=RIGHT_S) for death in deaths}
     undisturbed = Row(name="a gang that runs through all of it: longest pause")
-    plan = [(death, number) for number in range(repetitions) for death in deaths]
-    async with opened(workers=WORKERS, coordinators=0) as site:
-        leader = await _armed(site, *plan[0])
+    plan = [(death, number) for number in range(trial.repetitions) for death in deaths]
+    async with opened(trial, workers=WORKERS, coordinators=0) as site:
+        leader = _armed(site, *plan[0])
         await site.led()
         until = site.folder / "enough"
-        async with site.gang("bystander", size=BYSTANDERS, ttl_s=30, deadline_s=30) as bystander:
+        async with site.gang("bystander", size=BYSTANDERS, ttl_s=PATIENCE_S, deadline_s=PATIENCE_S) as bystander:
             pulse = asyncio.ensure_future(bystander.run("pulse", str(until)))
             for place, (death, number) in enumerate(plan):
                 following = plan[place + 1] if place + 1 < len(plan) else None
-                standby = await (site.coordinator() if following is None else _armed(site, *following))
+                standby = site.coordinator() if following is None else _armed(site, *following)
                 await site.until(lambda: "coordinator.started" in standby.actions(), "a standby")  # noqa: B023
                 served, right = await _once(site, leader, death, f"victim-{death.moment}-{death.nth}-{number}")
                 over[death].samples.append(served)
                 back[death].samples.append(right)
-                report(f"{death.name} {number + 1}: served after {served:.3f} s, all right after {right:.3f} s")
+                trial.report(f"{death.name} {number + 1}: served after {served:.3f} s, all right after {right:.3f} s")
                 leader = standby
             until.touch()
             beats = await pulse
@@ -81,8 +83,8 @@ async def leader_killed(repetitions: int, report: Report, deaths: tuple[Death, .
     return [*over.values(), *back.values(), undisturbed]
 
 
-async def _armed(site: Site, death: Death, number: int) -> Process:
-    return await site.armed(f"victim-{death.moment}-{death.nth}-{number}", death.moment, death.nth)
+def _armed(site: Site, death: Death, number: int) -> Process:
+    return site.armed(f"victim-{death.moment}-{death.nth}-{number}", death.moment, death.nth)
 
 
 async def _once(site: Site, leader: Process, death: Death, gang_id: str) -> tuple[float, float]:
@@ -106,10 +108,10 @@ async def _own(site: Site, gang_id: str) -> float:
 
     For a death in the teardown that is when every slot was back, else when the members had answered.
     """
-    async with site.gang(gang_id, size=SIZE, deadline_s=30) as gang:
-        results: list[Any] = await gang.options(timeout_s=20, retries=1).run("where")
+    async with site.gang(gang_id, size=SIZE, deadline_s=PATIENCE_S) as gang:
+        results: list[Any] = await gang.options(timeout_s=PATIENCE_S, retries=1).run("where")
         assert [rank for rank, _, _ in results] == list(range(SIZE)), f"{gang_id} answered {results}"
         formed = time.monotonic()
-    rested = await site.at_rest(BYSTANDERS, within_s=15)
-    await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, f"{gang_id} ended", 15)
+    rested = await site.at_rest(BYSTANDERS)
+    await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, f"{gang_id} ended")
     return rested if "teardown" in gang_id or "close" in gang_id else formed

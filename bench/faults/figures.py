@@ -29,14 +29,16 @@ class Row:
         return max(self.samples)
 
     @property
-    def late(self) -> bool:
+    def missed(self) -> bool:
         return self.target is not None and bool(self.samples) and self.worst >= self.target
 
     @property
     def verdict(self) -> str:
         if self.broken:
             return "BROKEN"
-        return "LATE" if self.late else "ok"
+        if self.target is None or not self.samples:
+            return ""
+        return "MISSED" if self.missed else "met"
 
     def cells(self) -> list[str]:
         given = bool(self.samples)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import time
 from typing import Any, Final
 
+from bench.faults.crew import PATIENCE_S
 from bench.faults.crowd import crowd
 from bench.faults.echo import SUBJECT
-from bench.faults.figures import Report, Row
+from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
+from bench.faults.trial import Trial
 from gangline.bus.port import NoResponders
 from gangline.dispatcher.operators import raise_if_error
 from gangline.schemas import codec
@@ -18,65 +21,87 @@ from gangline.schemas import codec
 PLAIN: Final = 20
 """Plain requests before each gang; their median is the unit."""
 CROWD: Final = 1000
+WORKERS: Final = 16
+SETTLE_S: Final = 3.0
 OURS: Final = {"ours": "yes"}
 
 
-async def time_to_form(repetitions: int, report: Report) -> list[Row]:
-    """8 members over 4 workers, the same among 1,000 more that it cannot use, and 64 members over 16."""
+async def time_to_form(
+    trial: Trial, more: int = CROWD, workers: int = WORKERS, settle_s: float = SETTLE_S
+) -> list[Row]:
+    """8 members over 4 workers, the same among 1,000 more that it cannot use, and 64 members over 16.
+
+    Args:
+        more: instead of the 1,000.
+        workers: instead of the 16, with 4 members each.
+        settle_s: until a coordinator has heard of all of them.
+    """
     rows: list[Row] = []
-    async with _site(4, 2) as site:
+    async with _site(trial, 4, 2) as site:
         await _echo(site)
-        rows += await _measured(site, "8 over 4", 8, 4, repetitions, report)
-        async with crowd(site.ledger, site.names, SERVED, CROWD):
-            await asyncio.sleep(3.0)  # until the coordinator has heard of all of them
-            assert len(await site.client.workers(SERVED)) == CROWD + 4
-            rows += await _measured(site, f"8 over 4 among {CROWD} more", 8, 4, repetitions, report)
+        rows += await _measured(site, "8 over 4", 8, 4, trial)
+        async with crowd(site.ledger, site.names, SERVED, more):
+
+            async def heard() -> bool:
+                return len(await site.client.workers(SERVED)) == more + 4
+
+            await site.until(heard, "all are heard of")
+            await asyncio.sleep(settle_s)
+            rows += await _measured(site, f"8 over 4 among {more} more", 8, 4, trial)
         rows[0].broken += await site.judged()
-    async with _site(16, 4) as site:
+    async with _site(trial, workers, 4) as site:
         await _echo(site)
-        rows += await _measured(site, "64 over 16", 64, 16, repetitions, report)
+        rows += await _measured(site, f"{4 * workers} over {workers}", 4 * workers, workers, trial)
         rows[-1].broken += await site.judged()
     return rows
 
 
-def _site(workers: int, slots: int) -> Any:
-    return opened(workers=workers, arguments=("--slots", str(slots), "--label", "ours=yes"))
+def _site(trial: Trial, workers: int, slots: int) -> Any:
+    return opened(trial, workers=workers, arguments=("--slots", str(slots), "--label", "ours=yes"))
 
 
 async def _echo(site: Site) -> None:
-    await site.start("echo", "bench.faults.echo")
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await site.bus.request(f"{site.names.namespace}.{SUBJECT}", b"x", timeout_s=1)
-                return
-            except NoResponders:
-                await asyncio.sleep(0.05)
+    site.start("echo", "bench.faults.echo")
+
+    async def answers() -> bool:
+        with contextlib.suppress(NoResponders):
+            await site.bus.request(f"{site.names.namespace}.{SUBJECT}", b"x", timeout_s=PATIENCE_S)
+            return True
+        return False
+
+    await site.until(answers, "the echo answers")
 
 
-async def _measured(site: Site, name: str, size: int, over: int, repetitions: int, report: Report) -> list[Row]:
+async def _measured(site: Site, name: str, size: int, over: int, trial: Trial) -> list[Row]:
     times, ratios = Row(name=f"form {name}"), Row(name=f"form {name}, in plain round trips", unit="x")
     units = []
-    for number in range(repetitions):
+    for number in range(trial.repetitions):
         unit = statistics.median([await _plain(site) for _ in range(PLAIN)])
         seconds = await _form(site, size, over)
         units.append(unit)
         times.samples.append(seconds)
         ratios.samples.append(seconds / unit)
-        report(f"{times.name} {number + 1}: {seconds * 1000:.2f} ms, plain {unit * 1000:.2f} ms")
+        trial.report(f"{times.name} {number + 1}: {seconds * 1000:.2f} ms, plain {unit * 1000:.2f} ms")
     times.note = f"one plain round trip {statistics.median(units) * 1000:.2f} ms"
     return [times, ratios]
 
 
 async def _plain(site: Site) -> float:
     began = time.perf_counter()
-    await site.bus.request(f"{site.names.namespace}.{SUBJECT}", b"x" * 100, timeout_s=5)
+    await site.bus.request(f"{site.names.namespace}.{SUBJECT}", b"x" * 100, timeout_s=PATIENCE_S)
     return time.perf_counter() - began
 
 
 async def _form(site: Site, size: int, over: int) -> float:
     """From the request to the answer that says formed; then given back."""
-    wanted = {"pool": SERVED, "size": size, "strategy": "spread", "labels": OURS, "deadline_s": 20, "grace_s": 1}
+    wanted = {
+        "pool": SERVED,
+        "size": size,
+        "strategy": "spread",
+        "labels": OURS,
+        "deadline_s": PATIENCE_S,
+        "grace_s": 1,
+    }
     began = time.perf_counter()
     gang = await _ask(site, "acquire", wanted)
     seconds = time.perf_counter() - began
@@ -87,6 +112,6 @@ async def _form(site: Site, size: int, over: int) -> float:
 
 async def _ask(site: Site, operation: str, body: dict[str, Any]) -> Any:
     subject = f"{site.names.namespace}.gang.{operation}"
-    answer = await site.bus.request(subject, codec.to_json(body), timeout_s=30)
+    answer = await site.bus.request(subject, codec.to_json(body), timeout_s=PATIENCE_S)
     raise_if_error(answer)
     return codec.from_json(answer.data)

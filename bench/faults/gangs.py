@@ -33,12 +33,12 @@ from bench.faults.standing import all_replaced, member_killed
 from bench.faults.suite import Scenario, main
 
 SCENARIOS: dict[str, Scenario] = {
-    "killed": lambda repetitions, report: member_lost("killed", repetitions, report),
-    "frozen": lambda repetitions, report: member_lost("frozen", repetitions, report),
+    "killed": lambda trial: member_lost(trial, "killed"),
+    "frozen": lambda trial: member_lost(trial, "frozen"),
     "failover": leader_killed,
     "deposed": two_leaders,
-    "cluster": lambda repetitions, report: stream_leader_killed(max(1, repetitions // 10), report),
-    "deadlock": lambda repetitions, report: two_on_three(max(1, repetitions // 20), report),
+    "cluster": lambda trial: stream_leader_killed(trial.fewer(10)),
+    "deadlock": lambda trial: two_on_three(trial.fewer(20)),
     "flood": eight_under_flood,
     "standing": member_killed,
     "rolling": all_replaced,

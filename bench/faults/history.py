@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from bench.faults.crew import PATIENCE_S
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream_api import NO_MESSAGE, ApiError
 from gangline.bus.kv_wire import stored_from_api, stream_configuration
@@ -41,7 +42,7 @@ class History:
 async def kept(bus: JetStreamBus, bucket: str, settings: BucketSettings) -> History:
     """Make the bucket with a history; servers that have just started may not know each other yet."""
     configuration = {**stream_configuration(bucket, settings), "max_msgs_per_subject": REVISIONS}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await bus.api.call(f"STREAM.CREATE.KV_{bucket}", configuration, what=f"make the bucket {bucket}")

@@ -9,33 +9,35 @@ import signal
 import time
 from typing import Literal
 
-from bench.faults.crew import Process
-from bench.faults.figures import Report, Row
+from bench.faults.crew import PATIENCE_S, Process
+from bench.faults.figures import Row
 from bench.faults.site import Site, opened
+from bench.faults.trial import Trial
 from gangline.schemas.errors import GanglineError
 
 SIZE = 4
 TARGET_S = {"killed": 1.0, "frozen": 4.0}
 
 
-async def member_lost(how: Literal["killed", "frozen"], repetitions: int, report: Report) -> list[Row]:
+async def member_lost(trial: Trial, how: Literal["killed", "frozen"]) -> list[Row]:
     """A gang of 4 over 4 workers; one of them at random is killed (frozen), at any phase of the pings."""
     told = Row(name=f"member {how}: teardown event", target=TARGET_S[how])
     stopped = Row(name=f"member {how}: last other member stopped", target=TARGET_S[how] + 1.0)
-    back = Row(name=f"member {how}: every slot back")
-    async with opened(workers=SIZE) as site:
-        for number in range(repetitions):
+    back = Row(name=f"member {how}: every slot back", target=TARGET_S[how] + 2.0)
+    async with opened(trial, workers=SIZE) as site:
+        for number in range(trial.repetitions):
             times = await _once(site, f"{how}-{number}", how)
             for row, seconds in zip((told, stopped, back), times, strict=True):
                 row.samples.append(seconds)
-            report(f"{told.name} {number + 1}: {times[0]:.3f} s, stopped {times[1]:.3f} s, slots {times[2]:.3f} s")
+            said = f"{times[0]:.3f} s, stopped {times[1]:.3f} s, slots {times[2]:.3f} s"
+            trial.report(f"{told.name} {number + 1}: {said}")
         told.broken += await site.judged()
         told.note = site.read
     return [told, stopped, back]
 
 
 async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float]:
-    async with site.gang(gang_id, size=SIZE, strategy="strict_spread", deadline_s=30, restart="fail") as gang:
+    async with site.gang(gang_id, size=SIZE, strategy="strict_spread", deadline_s=PATIENCE_S, restart="fail") as gang:
         running = asyncio.ensure_future(gang.run("stay", str(site.folder)))
         await site.until(
             lambda: all(site.noted(gang_id, 1, rank, "started") for rank in range(SIZE)), "all members run"
@@ -55,9 +57,9 @@ async def _once(site: Site, gang_id: str, how: str) -> tuple[float, float, float
         await site.event("ended", gang_id)
     if how == "frozen":
         victim.signal(signal.SIGCONT)
-    rested = await site.at_rest(within_s=15)
+    rested = await site.at_rest()
     if how == "killed":
-        await site.worker()
+        site.worker()
         await site.served()
     return torn_down - began, stopped - began, rested - began
 

@@ -10,15 +10,16 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from bench.faults.audit import Audit
-from bench.faults.crew import PATIENCE_S, Crew, Process
+from bench.faults.crew import PATIENCE_S, Crew, Launch, Process
 from bench.faults.history import kept
 from bench.faults.tasks import note
+from bench.faults.trial import Trial
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
@@ -39,14 +40,14 @@ SERVED = "train"
 class Site(Crew):
     """Made by `opened`. Every process that it started is gone when that ends."""
 
-    def __init__(self, url: str, namespace: str, folder: Path, bucket: BucketSettings) -> None:
+    def __init__(self, launch: Launch, url: str, namespace: str, folder: Path, bucket: BucketSettings) -> None:
         environment = {
             "NATS_URL": url,
             "GANGLINE_NAMESPACE": namespace,
             "GANGLINE_STORAGE": bucket.storage.value,
             "GANGLINE_REPLICAS": str(bucket.replicas),
         }
-        super().__init__(folder, environment)
+        super().__init__(launch, folder, environment)
         self.url = url
         self.names = Names(namespace)
         self.bucket = bucket
@@ -63,22 +64,20 @@ class Site(Crew):
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
-    async def worker(self, *arguments: str) -> Process:
-        """A worker on a node of its own, with a name that was never used."""
+    def worker(self, *arguments: str, module: str = "gangline.cli") -> Process:
+        """A worker on a node of its own, with a name that was never used. It serves some time later: see `served`."""
         name = f"w{next(self._numbers)}"
         given = ("worker", POOL, "--id", name, "--node", name, *arguments)
-        self.workers[name] = made = await self.start(name, "gangline.cli", *given)
+        self.workers[name] = made = self.start(name, module, *given)
         return made
 
-    async def coordinator(self) -> Process:
-        return await self.start(
-            f"coordinator{next(self._numbers)}", "gangline.cli", "coordinator", "--log-format", "json"
-        )
+    def coordinator(self) -> Process:
+        return self.start(f"coordinator{next(self._numbers)}", "gangline.cli", "coordinator", "--log-format", "json")
 
-    async def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill", *more: str) -> Process:
+    def armed(self, gang: str, moment: str, nth: int = 1, accident: str = "kill", *more: str) -> Process:
         """A coordinator that has an accident at that moment of that gang; `more`: see bench.faults.leader."""
         arguments = ("--gang", gang, "--at", moment, "--nth", str(nth), "--accident", accident, *more)
-        return await self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
+        return self.start(f"coordinator{next(self._numbers)}", "bench.faults.leader", *arguments)
 
     async def kill(self, process: Process) -> None:
         self.workers.pop(process.name, None)
@@ -88,29 +87,30 @@ class Site(Crew):
 
     async def served(self) -> None:
         """Until all workers that were started live."""
-        async with asyncio.timeout(PATIENCE_S):
-            while not set(self.workers) <= await self._living():  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
 
-    async def _living(self) -> set[str]:
-        with contextlib.suppress(StorageUnavailable):  # a cluster that has just begun may not serve the bucket yet
-            return {info.registration.worker for info in await self.client.workers(SERVED)}
-        return set()
+        async def serve() -> bool:
+            with contextlib.suppress(StorageUnavailable):  # a cluster that has just begun may not serve the bucket yet
+                living = {info.registration.worker for info in await self.client.workers(SERVED)}
+                return set(self.workers) <= living
+            return False
+
+        await self.until(serve, "all workers serve", pause_s=0.05)
 
     async def led(self) -> float:
         """Until somebody leads and answers; when that was."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with contextlib.suppress(GanglineError):
-                    await self.bus.request(f"{self.names.namespace}.gang.list", b"", timeout_s=0.5)
-                    return time.monotonic()
-                await asyncio.sleep(0.01)
 
-    async def event(
-        self, kind: str, gang: str, *, since: float = 0.0, within_s: float = PATIENCE_S
-    ) -> tuple[float, GangEvent]:
+        async def answers() -> bool:
+            with contextlib.suppress(GanglineError):
+                await self.bus.request(f"{self.names.namespace}.gang.list", b"", timeout_s=0.5)
+                return True
+            return False
+
+        await self.until(answers, "somebody leads", pause_s=0.01)
+        return time.monotonic()
+
+    async def event(self, kind: str, gang: str, *, since: float = 0.0) -> tuple[float, GangEvent]:
         """The first such event of that gang since then, and when it came."""
-        async with asyncio.timeout(within_s):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 for found in self.events:
                     if found[1].kind == kind and found[1].gang == gang and found[0] >= since:
@@ -118,25 +118,34 @@ class Site(Crew):
                 self._news.clear()
                 await self._news.wait()
 
-    async def at_rest(self, expected: int = 0, within_s: float = PATIENCE_S) -> float:
+    async def at_rest(self, expected: int = 0) -> float:
         """Until the workers together have so many slots in use, as they say themselves; when that was.
+
+        All must have said so: one that does not serve yet, or not again, is waited for.
 
         Raises:
             TimeoutError: names what is still in use.
         """
-        ongoing: Mapping[str, int] = {}
+        ongoing: dict[str, int | str] = {}
+
+        async def ask(name: str) -> int | str:
+            try:
+                return (await self.client.stats(f"{SERVED}.{name}")).load.ongoing
+            except GanglineError as error:
+                return f"no answer: {error}"
+
+        async def rest() -> bool:
+            nonlocal ongoing
+            names = list(self.workers)
+            ongoing = dict(zip(names, await asyncio.gather(*map(ask, names)), strict=True))
+            slots = [each for each in ongoing.values() if isinstance(each, int)]
+            return len(slots) == len(names) and sum(slots) == expected
+
         try:
-            async with asyncio.timeout(within_s):
-                while True:
-                    names = list(self.workers)
-                    replies = await asyncio.gather(*(self.client.stats(f"{SERVED}.{name}") for name in names))
-                    ongoing = {n: reply.load.ongoing for n, reply in zip(names, replies, strict=True)}
-                    if sum(ongoing.values()) == expected:
-                        return time.monotonic()
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
-            text = f"L4: {expected} slots should be in use, not {dict(ongoing)}"
-            raise TimeoutError(text) from None
+            await self.until(rest, "rest")
+        except TimeoutError as error:
+            raise TimeoutError(f"L4: {expected} slots should be in use, not {ongoing}\n{error}") from None
+        return time.monotonic()
 
     async def judged(self) -> list[str]:
         """What the audit found, once it has read all that is in the ledger, and when no gang is left there.
@@ -144,10 +153,10 @@ class Site(Crew):
         Raises:
             TimeoutError: it did not get to the end.
         """
-        await self.until(lambda: not self.audit.left(), "no member is left in the ledger", 30)
+        await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
         info = await self.bus.api.call(f"STREAM.INFO.KV_{self.names.ledger_bucket}", what="look at the ledger")
         last = info["state"]["last_seq"]
-        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}", 30)
+        await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}")
         return self.audit.broken
 
     @property
@@ -176,22 +185,31 @@ class Site(Crew):
 
 @asynccontextmanager
 async def opened(
-    *, workers: int = 0, coordinators: int = 1, arguments: tuple[str, ...] = (), url: str = "", replicas: int = 1
+    trial: Trial,
+    *,
+    workers: int = 0,
+    coordinators: int = 1,
+    arguments: tuple[str, ...] = (),
+    module: str = "gangline.cli",
+    url: str = "",
+    replicas: int = 1,
 ) -> AsyncIterator[Site]:
     """A site with processes that serve and lead.
 
     Args:
         arguments: of every worker.
+        module: what every worker is started by.
         replicas: with more than one, servers may be lost, and the audit reads a bucket with a history.
-        url: servers of one's own; else an embedded one.
+        url: servers of one's own; else the trial's.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        url = url or trial.url
         if not url:
             url = (await stack.enter_async_context(EmbeddedServer())).url
         namespace = f"faults-{os.getpid()}-{secrets.token_hex(3)}"
-        site = Site(url, namespace, folder, BucketSettings(replicas=replicas))
+        site = Site(trial.launch, url, namespace, folder, BucketSettings(replicas=replicas))
         settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
         stack.push_async_callback(site.close)
         site.bus = await connect_bus(settings, name="observer")
@@ -210,8 +228,9 @@ async def opened(
         )
         await stack.enter_async_context(site.client)
         for _ in range(coordinators):
-            await site.coordinator()
-        await asyncio.gather(*(site.worker(*arguments) for _ in range(workers)))
+            site.coordinator()
+        for _ in range(workers):
+            site.worker(*arguments, module=module)
         await site.served()
         if coordinators:
             await site.led()

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from bench.faults.crew import Process
-from bench.faults.figures import Report, Row
+from bench.faults.crew import PATIENCE_S, Process
+from bench.faults.figures import Row
 from bench.faults.site import Site, opened
+from bench.faults.trial import Trial
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gangs import GangRecord, GangState
 
@@ -33,60 +34,67 @@ class Load:
         return [seconds for at, seconds in self.times if since <= at < until]
 
 
-async def member_killed(repetitions: int, report: Report) -> list[Row]:
+async def member_killed(trial: Trial, watched_s: float = 5.0) -> list[Row]:
     """Three gangs of 2 serve calls; a worker of one of them is killed. Only calls that ran on that gang may fail.
 
     The gangs have no backoff: theirs would grow with the repetitions, as it is meant to.
+
+    Args:
+        watched_s: calls count for so long after each kill, at least.
     """
     before = Row(name="standing gangs: call before a member dies", target=1.0)
-    after = Row(name="standing gangs: call in the 5 s after", target=2.0)
+    after = Row(name="standing gangs: call in the seconds after", target=2.0)
     again = Row(name="standing gangs: all gangs stand again", target=10.0)
     failed = 0
-    async with opened(workers=8) as site:
+    async with opened(trial, workers=8) as site:
         async with _under_load(site) as load:
-            for number in range(repetitions):
-                await asyncio.sleep(1.0)
+            for number in range(trial.repetitions):
+                began, so_far = time.monotonic(), len(load.times)
+                await site.until(lambda: len(load.times) >= so_far + 10 * CALLERS, "calls")  # noqa: B023
                 victim, gang = await _member(site)
                 killed = time.monotonic()
                 await site.kill(victim)
-                await site.worker()
+                site.worker()
                 _, torn_down = await site.event("torn_down", gang, since=killed)
                 stood, formed = await site.event("formed", gang, since=killed)
                 assert formed.generation > torn_down.generation, f"L8: {formed} after {torn_down}"
                 again.samples.append(stood - killed)
                 await _all_stand(site)
-                await asyncio.sleep(max(0.0, killed + 5 - time.monotonic()))
-                before.samples += load.between(killed - 1, killed)
-                after.samples += load.between(killed, killed + 5)
+                await asyncio.sleep(max(0.0, killed + watched_s - time.monotonic()))
+                before.samples += load.between(began, killed)
+                after.samples += load.between(killed, time.monotonic())
                 wrong = [error for at, error in load.errors if at >= killed]
                 failed += len(wrong)
                 foreign = [str(error) for error in wrong if gang not in str(error) and victim.name not in str(error)]
                 after.broken += [f"a caller of another gang than {gang} saw: {text}" for text in foreign[:3]]
                 if len(wrong) > CALLERS:
                     after.broken.append(f"{len(wrong)} calls failed, more than could run on one gang")
-                report(f"{again.name} {number + 1}: {again.samples[-1]:.3f} s, {len(wrong)} calls of its own failed")
+                said = f"{again.samples[-1]:.3f} s, {len(wrong)} calls of its own failed"
+                trial.report(f"{again.name} {number + 1}: {said}")
         after.broken += await site.judged()
         after.note = f"{len(load.times)} calls; {failed} failed, all of the gang that died" if not after.broken else ""
     return [before, after, again]
 
 
-async def all_replaced(repetitions: int, report: Report) -> list[Row]:
+async def all_replaced(trial: Trial) -> list[Row]:
     """The declaration changes, so that every gang is replaced by a new one; no call may fail."""
     row = Row(name="standing gangs: all replaced under load", target=60.0)
     calls = Row(name="standing gangs: call meanwhile", target=2.0)
-    async with opened(workers=8) as site:
+    async with opened(trial, workers=8) as site:
         async with _under_load(site) as load:
-            for number in range(repetitions):
+            for number in range(trial.repetitions):
                 old = {record.id for record in await _gangs(site)}
                 began = time.monotonic()
                 await _declare(site, number + 1)
-                async with asyncio.timeout(60):
-                    while {record.id for record in await _gangs(site)} & old:  # noqa: ASYNC110
-                        await asyncio.sleep(0.05)
+
+                async def gone() -> bool:
+                    return not {record.id for record in await _gangs(site)} & old  # noqa: B023
+
+                await site.until(gone, "the old gangs are gone")
                 await _all_stand(site)
                 row.samples.append(time.monotonic() - began)
                 calls.samples += load.between(began, time.monotonic())
-                report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s, {len(load.errors)} errors")
+                trial.report(f"{row.name} {number + 1}: {row.samples[-1]:.3f} s, {len(load.errors)} errors")
         calls.broken += [*(await site.judged()), *(f"a call failed: {error!r}" for _, error in load.errors[:3])]
         calls.note = f"{len(load.times)} calls, {len(load.errors)} failed"
     return [row, calls]
@@ -100,7 +108,7 @@ async def _under_load(site: Site) -> AsyncIterator[Load]:
     load, done = Load(), asyncio.Event()
 
     async def caller() -> None:
-        client = site.client.options(timeout_s=20, idempotent=False)
+        client = site.client.options(timeout_s=PATIENCE_S, idempotent=False)
         while not done.is_set():
             began = time.monotonic()
             try:
@@ -135,9 +143,10 @@ async def _gangs(site: Site) -> list[GangRecord]:
 
 
 async def _all_stand(site: Site) -> None:
-    async with asyncio.timeout(60):
-        while [record.state for record in await _gangs(site)] != [GangState.FORMED] * GANGS:  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    async def stand() -> bool:
+        return [record.state for record in await _gangs(site)] == [GangState.FORMED] * GANGS
+
+    await site.until(stand, "all gangs stand", pause_s=0.05)
 
 
 async def _member(site: Site) -> tuple[Process, str]:

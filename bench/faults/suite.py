@@ -6,17 +6,18 @@ import argparse
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 
-from bench.faults.figures import Report, Row, table
+from bench.faults.figures import Row, table
+from bench.faults.trial import Trial
 from gangline.cli.session import run
 
-Scenario = Callable[[int, Report], Awaitable[list[Row]]]
+Scenario = Callable[[Trial], Awaitable[list[Row]]]
 
 
-async def _all(scenarios: Mapping[str, Scenario], names: list[str], repetitions: int, report: Report) -> list[Row]:
+async def _all(scenarios: Mapping[str, Scenario], names: list[str], trial: Trial) -> list[Row]:
     rows: list[Row] = []
     for name in names:
         try:
-            rows += await scenarios[name](repetitions, report)
+            rows += await scenarios[name](trial)
         except (AssertionError, TimeoutError) as error:
             rows.append(Row(name=name, broken=[str(error)]))
     return rows
@@ -38,6 +39,6 @@ def main(about: str | None, scenarios: Mapping[str, Scenario]) -> int:
         if given.verbose:
             print(line, file=sys.stderr, flush=True)
 
-    rows = run(_all(scenarios, names, given.repetitions, report))
+    rows = run(_all(scenarios, names, Trial(repetitions=given.repetitions, report=report)))
     print(table(rows))
-    return 1 if any(row.broken or row.late for row in rows) else 0
+    return 1 if any(row.broken or row.missed for row in rows) else 0

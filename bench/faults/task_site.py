@@ -14,8 +14,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from bench.faults.crew import PATIENCE_S, Crew, Process
+from bench.faults.crew import PATIENCE_S, Crew, Launch, Process
 from bench.faults.notes import Note, read_notes
+from bench.faults.trial import Trial
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
@@ -35,11 +36,11 @@ SERVED = "work"
 class TaskSite(Crew):
     """Made by `task_site`."""
 
-    def __init__(self, url: str, namespace: str, folder: Path, replicas: int) -> None:
+    def __init__(self, launch: Launch, url: str, namespace: str, folder: Path, replicas: int) -> None:
         environment = {"NATS_URL": url, "GANGLINE_NAMESPACE": namespace}
         if replicas > 1:
             environment |= {"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": str(replicas)}
-        super().__init__(folder, environment)
+        super().__init__(launch, folder, environment)
         self.names = Names(namespace)
         self.workers: dict[int, Process] = {}
         """By process id."""
@@ -50,18 +51,19 @@ class TaskSite(Crew):
         self.client: Client
         self.streams: TaskStreams
         self._numbers = itertools.count(1)
+        self._gate = folder / "gate"
 
     # -- processes ------------------------------------------------------------------------------------------------
 
-    async def worker(self, *arguments: str) -> Process:
+    def worker(self, *arguments: str) -> Process:
         name = f"w{next(self._numbers)}"
-        made = await self.start(name, "gangline.cli", "worker", POOL, "--id", name, *arguments)
+        made = self.start(name, "gangline.cli", "worker", POOL, "--id", name, *arguments)
         self.workers[made.child.pid] = made
         return made
 
-    async def dispatcher(self) -> Process:
+    def dispatcher(self) -> Process:
         name = f"d{next(self._numbers)}"
-        self.dispatchers[name] = made = await self.start(name, "gangline.cli", "dispatcher", "--log-format", "json")
+        self.dispatchers[name] = made = self.start(name, "gangline.cli", "dispatcher", "--log-format", "json")
         return made
 
     async def kill_worker(self, process: Process) -> float:
@@ -74,14 +76,18 @@ class TaskSite(Crew):
 
     async def holder(self) -> Process:
         """The dispatcher that has the queue."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with contextlib.suppress(GanglineError):
-                    for queue in await self.client.queues():
-                        for process in self.dispatchers.values():
-                            if queue.endpoint == SERVED and f'"{queue.dispatcher}"' in process.log.read_text():
-                                return process
-                await asyncio.sleep(0.02)
+        found: list[Process] = []
+
+        async def look() -> bool:
+            with contextlib.suppress(GanglineError):
+                names = [f'"{queue.dispatcher}"' for queue in await self.client.queues() if queue.endpoint == SERVED]
+                for process in self.dispatchers.values():
+                    log = process.log.read_text()
+                    found.extend(process for name in names if name in log)
+            return bool(found)
+
+        await self.until(look, "a dispatcher has the queue")
+        return found[0]
 
     async def kill_holder(self) -> float:
         process = await self.holder()
@@ -92,21 +98,39 @@ class TaskSite(Crew):
 
     async def served(self, count: int) -> None:
         """Until so many workers live."""
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                with contextlib.suppress(GanglineError):
-                    if len(await self.client.workers(SERVED)) >= count:
-                        return
-                await asyncio.sleep(0.05)
+
+        async def live() -> bool:
+            with contextlib.suppress(GanglineError):
+                return len(await self.client.workers(SERVED)) >= count
+            return False
+
+        await self.until(live, f"{count} workers live", pause_s=0.05)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
-    async def squares(self, count: int, seconds: float, first: int = 0) -> list[Job]:
-        """Submit so many tasks; all are acknowledged when it returns."""
-        given = [{"folder": str(self.folder), "number": first + n, "seconds": seconds} for n in range(count)]
-        return await self.client.submit_many(f"{SERVED}.square", given)
+    async def squares(
+        self, count: int, seconds: float, *, first: int = 0, held_from: int | None = None, key: str | None = None
+    ) -> list[Job]:
+        """Submit so many tasks; all are acknowledged when it returns.
 
-    async def check_squares(self, jobs: Sequence[Job], first: int = 0, within_s: float = 120.0) -> list[str]:
+        Args:
+            first: the number of the first one.
+            held_from: from this place on they do not end before `let_go`.
+        """
+        given = [
+            {"folder": str(self.folder), "number": first + n, "seconds": seconds}
+            | ({} if held_from is None or n < held_from else {"gate": str(self._gate)})
+            for n in range(count)
+        ]
+        return await self.client.options(key=key).submit_many(f"{SERVED}.square", given)
+
+    def let_go(self) -> None:
+        """Tasks that are held may end."""
+        self._gate.touch()
+
+    async def check_squares(
+        self, jobs: Sequence[Job], *, first: int = 0, within_s: float = 2 * PATIENCE_S
+    ) -> list[str]:
         """What is wrong with their results, when all have ended (or the time is over)."""
         wrong: list[str] = []
 
@@ -125,51 +149,68 @@ class TaskSite(Crew):
     def notes(self) -> list[Note]:
         return read_notes(self.folder)
 
-    async def note_after(self, at: float, event: str = "start", within_s: float = PATIENCE_S) -> float:
+    async def note_after(self, at: float, event: str = "start") -> float:
         """When the first such note after that time was written."""
-        async with asyncio.timeout(within_s):
-            while True:
-                for note in self.notes():
-                    if note.event == event and note.at > at:
-                        return note.at
-                await asyncio.sleep(0.02)
+        found: list[float] = []
+
+        def look() -> bool:
+            found.extend(note.at for note in self.notes() if note.event == event and note.at > at)
+            return bool(found)
+
+        await self.until(look, f"a task's {event}", pause_s=0.05)
+        return found[0]
 
     async def run_some(self, count: int) -> None:
         """Until so many tasks have ended."""
-        await self.until(lambda: sum(note.event == "end" for note in self.notes()) >= count, f"{count} tasks ended")
+
+        def ended() -> bool:
+            return sum(note.event == "end" for note in self.notes()) >= count
+
+        await self.until(ended, f"{count} tasks ended", pause_s=0.05)
 
     async def emptied(self) -> list[str]:
         """What is left in the stream of tasks when all have ended; waits for the last acknowledgements."""
         left = -1
-        async with asyncio.timeout(PATIENCE_S):
-            for _ in range(100):
-                with contextlib.suppress(StorageUnavailable):  # a cluster that lost its leader a moment ago
-                    stream = await self.streams.tasks()
-                    left = (await stream.state()).messages
-                    if left == 0:
-                        return []
-                await asyncio.sleep(0.05)
-        return [f"{left} tasks are left in the stream, although all have ended"]
+
+        async def empty() -> bool:
+            nonlocal left
+            with contextlib.suppress(StorageUnavailable):  # a cluster that lost its leader a moment ago
+                stream = await self.streams.tasks()
+                left = (await stream.state()).messages
+            return left == 0
+
+        try:
+            await self.until(empty, "an empty stream", pause_s=0.05)
+        except TimeoutError:
+            return [f"{left} tasks are left in the stream, although all have ended"]
+        return []
 
 
 @asynccontextmanager
 async def task_site(
-    *, workers: int = 4, dispatchers: int = 1, arguments: tuple[str, ...] = (), url: str = "", replicas: int = 1
+    trial: Trial,
+    *,
+    workers: int = 4,
+    dispatchers: int = 1,
+    arguments: tuple[str, ...] = (),
+    url: str = "",
+    replicas: int = 1,
 ) -> AsyncIterator[TaskSite]:
     """A site with processes that serve and dispatch.
 
     Args:
         arguments: of every worker.
-        url: servers of one's own, that may be killed; else an embedded one.
+        url: servers of one's own, that may be killed; else the trial's.
         replicas: of the streams, with servers of a cluster.
     """
     folder = Path(tempfile.mkdtemp(prefix="gangline-faults-"))
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        url = url or trial.url
         if not url:
             url = (await stack.enter_async_context(EmbeddedServer())).url
         namespace = f"faults-{os.getpid()}-{secrets.token_hex(3)}"
-        site = TaskSite(url, namespace, folder, replicas)
+        site = TaskSite(trial.launch, url, namespace, folder, replicas)
         stack.push_async_callback(site.close)
         settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
         site.bus = await connect_bus(settings, name="producer")
@@ -188,7 +229,8 @@ async def task_site(
         )
         await stack.enter_async_context(site.client)
         for _ in range(dispatchers):
-            await site.dispatcher()
-        await asyncio.gather(*(site.worker(*arguments) for _ in range(workers)))
+            site.dispatcher()
+        for _ in range(workers):
+            site.worker(*arguments)
         await site.served(workers)
         yield site

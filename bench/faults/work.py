@@ -30,10 +30,16 @@ def _note(folder: str, event: str) -> None:
 
 
 @pool.task
-async def square(folder: str, number: int, seconds: float) -> int:
-    """Takes its time, and gives the square."""
+async def square(folder: str, number: int, seconds: float, gate: str = "") -> int:
+    """Takes its time, and gives the square.
+
+    Args:
+        gate: it does not end before that file exists.
+    """
     _note(folder, "start")
     await asyncio.sleep(seconds)
+    while gate and not Path(gate).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(0.02)
     _note(folder, "end")
     return number * number
 

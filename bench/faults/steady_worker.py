@@ -1,0 +1,10 @@
+"""A worker whose registration is written once, and again only when it changes: `gangline worker`, else as ever."""
+
+from __future__ import annotations
+
+from gangline.cli import main
+from gangline.worker import registration
+
+if __name__ == "__main__":
+    registration.REWRITE_S = registration.REGISTRATION_TTL_S = 3600.0
+    main()

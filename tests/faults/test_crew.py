@@ -1,0 +1,85 @@
+"""How scenarios start processes and wait for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.faults.crew import Crew, Launch, new_interpreter
+from bench.faults.echo import SUBJECT
+from bench.faults.figures import Row
+from bench.faults.site import Site
+from gangline.bus.jetstream import connect
+from gangline.bus.port import BucketSettings
+from gangline.bus.settings import ConnectionSettings
+from gangline.schemas.errors import GanglineError, NoWorkers
+
+from ..processes import ForkServer
+
+
+@pytest.mark.server
+@pytest.mark.processes
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "new-interpreter"])
+async def test_a_process_runs_until_it_is_killed(
+    forked: bool, forks: ForkServer, nats_url: str, namespace: str, tmp_path: Path
+) -> None:
+    launch: Launch = forks.start if forked else new_interpreter
+    crew = Crew(launch, tmp_path, {"NATS_URL": nats_url, "GANGLINE_NAMESPACE": namespace})
+    bus = await connect(ConnectionSettings.from_url(nats_url))
+    try:
+        process = crew.start("echo", "bench.faults.echo")
+
+        async def answers() -> bool:
+            try:
+                return (await bus.request(f"{namespace}.{SUBJECT}", b"x", timeout_s=60)).data == b"x"
+            except GanglineError:
+                return False
+
+        await crew.until(answers, "the echo answers")
+        await crew.kill(process)
+        assert crew.running == {}
+        assert not await answers()
+    finally:
+        await crew.close()
+        await bus.close()
+
+
+async def test_rest_is_not_called_before_all_workers_have_answered(tmp_path: Path) -> None:
+    """One that was started a moment ago does not serve yet, and a frozen one is still thawing."""
+    site = Site(new_interpreter, "", "ns", tmp_path, BucketSettings())
+    site.workers = {"old": SimpleNamespace(), "new": SimpleNamespace()}  # type: ignore[dict-item]
+    asked: list[str] = []
+
+    async def stats(worker: str) -> object:
+        asked.append(worker)
+        if worker == "train.new" and asked.count(worker) < 3:
+            raise NoWorkers("there is no such worker")
+        return SimpleNamespace(load=SimpleNamespace(ongoing=0))
+
+    site.client = SimpleNamespace(stats=stats)  # type: ignore[assignment]
+    await site.at_rest()
+    assert asked.count("train.new") == 3
+
+
+async def test_what_never_rests_is_named(tmp_path: Path) -> None:
+    site = Site(new_interpreter, "", "ns", tmp_path, BucketSettings())
+    site.workers = {"w1": SimpleNamespace()}  # type: ignore[dict-item]
+
+    async def stats(_: str) -> object:
+        await asyncio.sleep(1.0)
+        return SimpleNamespace(load=SimpleNamespace(ongoing=2))
+
+    site.client = SimpleNamespace(stats=stats)  # type: ignore[assignment]
+    with pytest.raises(TimeoutError, match="L4: 0 slots should be in use, not {'w1': 2}"):
+        await site.at_rest()
+
+
+def test_a_row_says_whether_its_target_was_met() -> None:
+    def verdict(**given: object) -> str:
+        return Row(name="row", samples=[1.0, 2.0], **given).verdict  # type: ignore[arg-type]
+
+    assert (verdict(target=2.5), verdict(target=2.0), verdict()) == ("met", "MISSED", "")
+    assert verdict(target=2.5, broken=["L7"]) == "BROKEN"

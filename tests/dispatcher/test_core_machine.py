@@ -20,6 +20,8 @@ from gangline.schemas.errors import GanglineError, InvalidRequest, QueueFull, Sa
 from gangline.schemas.frames import Load, LoadFlag
 from gangline.schemas.records import MethodInfo, Registration
 
+from ..scale import repetitions
+
 METHODS = {"one": MethodInfo(), "two": MethodInfo(slots=2), "again": MethodInfo(idempotent=True)}
 
 
@@ -264,5 +266,5 @@ class CoreMachine(RuleBasedStateMachine):
             self.alive.remove(ticket)
 
 
-CoreMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+CoreMachine.TestCase.settings = settings(max_examples=repetitions(50, whole=150), stateful_step_count=40, deadline=None)
 TestCore = CoreMachine.TestCase

@@ -16,11 +16,14 @@ from gangline.schemas.names import Names
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 
+from ..scale import repetitions
 
-@pytest.mark.parametrize("seed", [1, 2])
+
+@pytest.mark.parametrize("seed", range(1, 1 + repetitions(1, whole=2)))
 @pytest.mark.parametrize("way", ["call", "choose"])
 async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: int) -> None:
     hub, names = MemoryHub(), Names("fair")
+    seconds = repetitions(10, whole=20)
     pool = Pool("images", slots=4)
 
     @pool.task
@@ -49,10 +52,10 @@ async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: in
         await asyncio.sleep(1)
         asking += [asyncio.ensure_future(ask("second", second)) for _ in range(8)]
         done.clear()
-        await asyncio.sleep(20)
+        await asyncio.sleep(seconds)
         for one in asking:
             one.cancel()
         await asyncio.wait(asking)
-    assert done.total() > 0.85 * 4 * 20 / 0.05, "the slots are in use all the time"
-    # Whoever is told of a free slot first has it: by chance, so that shares of 20 s lie some 0.05 around a half.
+    assert done.total() > 0.85 * 4 * seconds / 0.05, "the slots are in use all the time"
+    # Whoever is told of a free slot first has it: by chance, so that shares of 10 s lie some 0.07 around a half.
     assert 0.33 < done["first"] / done.total() < 0.67, done

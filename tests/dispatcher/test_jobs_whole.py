@@ -218,10 +218,10 @@ async def test_a_key_given_again_long_after_is_still_the_same_job_while_that_wai
     scene = Scene(slots=1)
     async with scene.cluster() as client:
         keyed = client.options(idempotency_key="order-7")
-        blocker = await client.submit("images.nap", 600.0, "blocker")
+        blocker = await client.submit("images.nap", 200.0, "blocker")
         await settled(lambda: scene.ran == ["blocker"])
         first = await keyed.submit("images.echo", "once")
-        await asyncio.sleep(300)  # the server has forgotten its id by now
+        await asyncio.sleep(150)  # the server has forgotten its id by now
         second = await keyed.submit("images.echo", "once")
         assert first.id == second.id
         assert await blocker.result() == "blocker"

@@ -17,6 +17,8 @@ from gangline.testing import cluster
 from gangline.testing.in_memory import Cluster
 from gangline.worker.pool import Pool
 
+from ..scale import repetitions
+
 POOLS = ("e", "v1", "v2", "v3")
 
 
@@ -68,7 +70,7 @@ def assert_at_rest(running: Cluster, client: Client) -> None:
     assert set(metrics._held_back.values()) <= {0} and metrics.statistics()["queue_size"] == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(repetitions(3, whole=8)))
 async def test_whatever_changes_every_request_is_served_and_the_books_are_straight(seed: int) -> None:
     draws = random.Random(seed)
     running = cluster(

@@ -16,6 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from gangline.dispatcher.route_core import RouteCore, choose_pool, draw_pool, home_pool
 from gangline.schemas.routes import RouteRecord
 
+from ..scale import repetitions
+
 KEYS = [f"user-{number}" for number in range(20_000)]
 
 
@@ -252,4 +254,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = pytest.mark.filterwarnings("ignore")(Machine.TestCase)
-TestMachine.settings = settings(max_examples=60, stateful_step_count=60)
+TestMachine.settings = settings(max_examples=repetitions(20, whole=60), stateful_step_count=60)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -24,6 +29,7 @@ from gangline.schemas.routes import QueueRules, RouteRecord
 from gangline.schemas.submission import Submission
 from gangline.schemas.task_errors import InvalidSchedule
 
+from ...scale import repetitions
 from .worlds import started, world_of
 
 # -- one end ----------------------------------------------------------------------------------------------------------
@@ -378,8 +384,8 @@ def test_time_must_not_go_backwards():
 # -- cost -------------------------------------------------------------------------------------------------------------
 
 
-def cost_of(count: int) -> float:
-    """CPU seconds of one start and end, with so many tasks waiting, half of them behind their keys."""
+def work_of(count: int, rounds: int = 30) -> float:
+    """Lines of Python that one start and end execute, with so many tasks waiting, half of them behind their keys."""
     core = QueueCore("e", DispatcherSettings(node="n", window_tasks=1_000_000, window_bytes=1 << 40))
     route = RouteRecord(queue=QueueRules(per_key=1))
     core.handle(on.Routed(now=0.0, wall=0.0, route=route, explicit=True))
@@ -389,23 +395,37 @@ def cost_of(count: int) -> float:
         key = f"k{seq % 100}" if seq % 2 else None
         submission = Submission(endpoint="e", method="m", job=f"j{seq}", key=key, deadline_at=1e9, published_at=seq)
         core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=submission, size=100))
-    rounds = 300
-    begun = time.process_time()
-    for _ in range(rounds):
-        for effect in core.handle(on.Credit(now=1.0, wall=1.0, pool="e", free=(1,))):
-            if isinstance(effect, do.Start):
-                core.handle(on.Ended(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
-                core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
-                core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
-    cost_s = (time.process_time() - begun) / rounds
+    with lines_counted() as lines:
+        for _ in range(rounds):
+            for effect in core.handle(on.Credit(now=1.0, wall=1.0, pool="e", free=(1,))):
+                if isinstance(effect, do.Start):
+                    core.handle(on.Ended(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
+                    core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
+                    core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
     core.check()
-    return cost_s
+    return lines.total() / rounds
 
 
-def test_a_start_among_ten_thousand_costs_little_more_than_among_a_hundred():
-    few = min(cost_of(500) for _ in range(3))
-    many = min(cost_of(20_000) for _ in range(2))
-    assert many < 4 * few, (few, many)
+@contextlib.contextmanager
+def lines_counted() -> Iterator[Counter[str]]:
+    """How often each function executes a line."""
+    counted: Counter[str] = Counter()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        counted[frame.f_code.co_qualname] += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield counted
+    finally:
+        sys.settrace(before)
+
+
+def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundreds():
+    few, many = work_of(500), work_of(repetitions(4_000, whole=20_000))
+    assert few > 100 and many < 2 * few, (few, many)
 
 
 def test_errors_that_a_task_was_lost_with_are_shown():

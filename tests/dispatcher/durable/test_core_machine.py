@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from ...scale import repetitions
 from .actor import Actor
 from .walk import walk
 
@@ -148,12 +149,15 @@ class Queue(RuleBasedStateMachine):
 
 
 Queue.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=repetitions(30, whole=100),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestQueue = Queue.TestCase
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(repetitions(3, whole=8)))
 def test_the_laws_hold_in_random_histories(block):
     for seed in range(25 * block, 25 * (block + 1)):
         walk(seed)

@@ -21,6 +21,7 @@ from gangline.dispatcher.durable.starting import Starting
 from gangline.dispatcher.durable.states import ADMITTED, Step
 from gangline.dispatcher.durable.task import Task
 
+from ...scale import repetitions
 from .walk import walk
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -357,4 +358,4 @@ def test_a_planted_bug_is_caught_by_what_can_be_seen_from_outside(name: str, mon
 
 
 def test_without_a_planted_bug_nothing_is_caught() -> None:
-    assert caught(range(SEEDS, SEEDS + 50)) is None
+    assert caught(range(SEEDS, SEEDS + repetitions(15, whole=50))) is None

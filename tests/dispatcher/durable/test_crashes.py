@@ -14,9 +14,10 @@ from gangline.schemas.jobs import JobItem, JobState
 from gangline.schemas.names import JobFeed
 from gangline.testing.loop import current_node
 
+from ...scale import repetitions
 from .site import DispatcherNode, Site, simulate
 
-SEEDS = 20
+SEEDS = repetitions(5, whole=20)
 
 
 class Jobs:
@@ -101,28 +102,49 @@ def at_effect(monkeypatch: pytest.MonkeyPatch, victim: DispatcherNode, number: i
     return seen
 
 
-EFFECTS = 52
+def killed_at_effect(monkeypatch: pytest.MonkeyPatch, number: int, *, after: bool) -> list[str]:
+    """Have the jobs run by a dispatcher that is killed there, and by the next; the effects of the first."""
+    effects: list[str] = []
 
-
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("number", range(1, EFFECTS))
-def test_the_dispatcher_is_killed_between_two_effects(
-    monkeypatch: pytest.MonkeyPatch, number: int, after: bool
-) -> None:
     async def story() -> None:
+        nonlocal effects
         async with Site(result_inline_bytes=1024) as site:
             crew(site)
             first = site.dispatcher()
-            effects = at_effect(monkeypatch, first, number, after=after)
+            effects = at_effect(patch, first, number, after=after)
             jobs = Jobs(site)
             await jobs.submit()
             await asyncio.sleep(0.2)
             site.dispatcher()
             await jobs.check()
-            assert len(effects) <= EFFECTS, "there are more places for a crash than this test tries"
             assert site.loop.crashed(first.name) == (len(effects) >= number)
 
-    simulate(story())
+    with monkeypatch.context() as patch:
+        simulate(story())
+    return effects
+
+
+NEVER = 1_000_000
+KINDS = ["Pull", "Look", "Bury", "Schedule", "Ack", "Want", "Start", "Store", "Note", "Wake"]
+
+
+@pytest.fixture(scope="module")
+def effects() -> list[str]:
+    """All of a dispatcher that is not killed, in order."""
+    seen = killed_at_effect(pytest.MonkeyPatch(), NEVER, after=False)
+    assert set(seen) == set(KINDS), "a kind of effect at which no test kills"
+    return seen
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_dispatcher_is_killed_between_two_effects(
+    monkeypatch: pytest.MonkeyPatch, effects: list[str], kind: str, after: bool
+) -> None:
+    """The quick suite kills it at the first and at the last of each kind, the whole one at each."""
+    places = [number for number, each in enumerate(effects, start=1) if each == kind]
+    for number in places if repetitions(0, whole=1) else sorted({places[0], places[-1]}):
+        killed_at_effect(monkeypatch, number, after=after)
 
 
 async def some_turns(site: Site, jobs: Jobs, number: int) -> None:

@@ -36,6 +36,24 @@ def invoke() -> Callable[..., Result]:
     return run
 
 
+def alive(pid: int) -> bool:
+    """Whether the process runs. One that has ended, and that nobody has looked after, does not."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return state.stdout.strip()[:1] not in ("", "Z")
+
+
+def wait_gone(pid: int) -> None:
+    """Wait for the end of a process that is not our child."""
+    end = time.monotonic() + PATIENCE_S
+    while alive(pid):
+        assert time.monotonic() < end, f"{pid} is still there"
+        time.sleep(0.05)
+
+
 class Running:
     """A `gangline` process whose output can be waited for."""
 
@@ -46,6 +64,7 @@ class Running:
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            forks_children=True,
         )
         self._lines: list[str] = []
         self._news = threading.Condition()

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,29 +17,24 @@ from gangline.cli.demo.drive import Drive
 from gangline.cli.demo.pool import Turnstile, squeeze_bytes
 from gangline.schemas.names import Names
 
+from ..waiting import PATIENCE_S
+from .conftest import wait_gone
 
-def environment() -> dict[str, str]:
+
+def environment(folder: Path) -> dict[str, str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("NATS_", "OTEL_", "GANGLINE_"))}
-    return {**clean, "PYTHONUNBUFFERED": "1"}
+    return {**clean, "PYTHONUNBUFFERED": "1", "TMPDIR": str(folder)}
 
 
-@pytest.mark.server
-@pytest.mark.processes
-def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "gangline.cli", "demo", "--files", "120"],
-        env={**environment(), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+def assert_ok(done: subprocess.CompletedProcess[str], files: int, folder: Path) -> None:
+    """Of `gangline demo --files N` with its temporary files in that folder."""
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     last = done.stdout.splitlines()[-1]
     assert re.fullmatch(
-        r"demo: ok  390 tasks, \d+ MB, 4 workers, 1 killed, 1 drained; "
+        rf"demo: ok  {3 * files + files // 4} tasks, \d+ MB, 4 workers, 1 killed, 1 drained; "
         r"3 gangs, 4 generations, 1 member killed; "
-        r"120 durable tasks, 1 worker and 1 dispatcher killed, 2 dead letters; 0 lost, 0 over capacity, .+ s",
+        rf"{files} durable tasks, 1 worker and 1 dispatcher killed, 2 dead letters; 0 lost, 0 over capacity, .+ s",
         last,
     )
     assert done.stdout.count("  ok    ") == 21
@@ -46,29 +42,48 @@ def test_the_demo_ends_with_ok_and_leaves_nothing_behind(tmp_path):
     assert "$ gangline why " in done.stdout and "is queued, number 1 in the queue" in done.stdout
     assert "$ gangline dead ls" in done.stdout and "/no/such/file" in done.stdout
     assert "FAIL" not in done.stdout
-    assert list(tmp_path.iterdir()) == [], "temporary folders are removed"
+    assert list(folder.iterdir()) == [], "temporary folders are removed"
+
+
+@pytest.mark.server
+@pytest.mark.processes
+def test_the_demo_ends_with_ok_and_leaves_nothing_behind(forks, tmp_path):
+    command = ["-m", "gangline.cli", "demo", "--files", "40"]
+    done = forks.run(command, environment=environment(tmp_path), forks_children=True, timeout=4 * PATIENCE_S)
+    assert_ok(done, 40, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.server
+@pytest.mark.processes
+def test_the_demo_runs_in_new_interpreters_of_its_own(tmp_path):
+    command = [sys.executable, "-m", "gangline.cli", "demo", "--files", "120"]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, timeout=4 * PATIENCE_S)
+    assert_ok(done, 120, tmp_path)
 
 
 @pytest.mark.server
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_demo_leaves_no_process_behind(number):
+def test_an_interrupted_demo_leaves_no_process_behind(number, tmp_path):
+    """In new interpreters: what ties a child to its parent is how the one starts the other."""
     demo = subprocess.Popen(
-        [sys.executable, "-m", "gangline.cli", "demo"],
-        env=environment(),
+        [sys.executable, "-m", "gangline.cli", "demo", "--files", "100"],
+        env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if "call: " in line:
-            break
-    family = children(demo.pid)
-    assert len(family) >= 5, "a server, a gateway, three workers"
-    demo.send_signal(number)
-    demo.stdout.read()
-    assert demo.wait(30) == (130 if number == signal.SIGINT else -9)
+    with demo:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "call: " in line:
+                break
+        family = children(demo.pid)
+        assert len(family) >= 5, "a server, a gateway, three workers"
+        demo.send_signal(number)
+        demo.stdout.read()
+        assert demo.wait(PATIENCE_S) == (130 if number == signal.SIGINT else -9)
     for pid in family:
         wait_gone(pid)
 
@@ -76,21 +91,6 @@ def test_an_interrupted_demo_leaves_no_process_behind(number):
 def children(pid: int) -> list[int]:
     found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
     return [int(line) for line in found.stdout.split()]
-
-
-def wait_gone(pid: int) -> None:
-    import time
-
-    end = time.monotonic() + 20
-    while True:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        if subprocess.run(["ps", "-o", "stat=", str(pid)], capture_output=True, text=True).stdout.startswith("Z"):
-            return  # ended; nobody here is its parent
-        assert time.monotonic() < end, f"{pid} is still there"
-        time.sleep(0.05)
 
 
 def test_the_corpus_is_the_standard_library_without_what_others_installed(tmp_path):

@@ -16,13 +16,18 @@ from gangline.bus.settings import ConnectionSettings
 from gangline.schemas import headers
 from gangline.schemas.names import Names
 
+from ..waiting import PATIENCE_S
+from .conftest import alive, wait_gone
+
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 
 async def request(url, namespace, target, body, **fields):
     bus = await connect(ConnectionSettings(urls=(url,)), name="test")
     try:
-        return await bus.request(Names(namespace).call(*target.split(".")), body, timeout_s=10, headers=fields or None)
+        return await bus.request(
+            Names(namespace).call(*target.split(".")), body, timeout_s=PATIENCE_S, headers=fields or None
+        )
     finally:
         await bus.close()
 
@@ -37,23 +42,6 @@ def dev(commands):
     running.url = re.search(r"^server +(\S+)", running.output, re.MULTILINE).group(1)
     commands.environment["NATS_URL"] = running.url
     return running
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_gone(pid: int) -> None:
-    import time
-
-    end = time.monotonic() + 15
-    while alive(pid):
-        assert time.monotonic() < end, f"{pid} is still there"
-        time.sleep(0.05)
 
 
 async def test_dev_serves_calls_and_plain_requests_and_prints_lines_to_paste(commands, dev):

@@ -7,10 +7,14 @@ CPU that importing Gangline costs.
 Started as `python fork_server.py SOCKET` by `ForkServer`. Each request is a connection of its own: it carries the
 request and three file descriptors, gets the pid back, and later the exit code. When its standard input closes, the
 server kills all children and ends, so nothing outlives the test process, however that dies.
+
+A child may ask that the `gangline` processes it starts itself (those of `gangline dev` and `gangline demo`) come from
+here as well: see `ChildProcess`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import builtins
 import contextlib
@@ -25,10 +29,12 @@ import socket
 import sys
 import threading
 import traceback
-from typing import Any, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NoReturn
 
 PRELOADED = (
     "click",
+    "gangline.cli.children",
     "rich.console",
     "rich.live",
     "rich.table",
@@ -83,12 +89,21 @@ def serve(path: str) -> None:
                 if pid == 0:
                     for one in (connection, *ours, *waiting.values()):
                         one.close()
+                    if request.get("forks_children"):
+                        _fork_children(path)
                     _be(request, descriptors)
                 for descriptor in descriptors:
                     os.close(descriptor)
                 waiting[pid] = connection
                 _say(connection, pid)
         _reap(waiting)
+
+
+def send(connection: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    """What the near end sends."""
+    body = json.dumps(request).encode()
+    socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES)], descriptors)
+    connection.sendall(body)
 
 
 def _read(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -142,6 +157,63 @@ def _be(request: dict[str, Any], descriptors: list[int]) -> NoReturn:
         traceback.print_exc()
     finally:
         _leave(code)
+
+
+class ChildProcess:
+    """A process of the fork server's, started by one of its processes. Has what `gangline.cli` uses of
+    `asyncio.subprocess.Process`."""
+
+    def __init__(self, pid: int, answers: asyncio.StreamReader, writer: asyncio.StreamWriter, stdin: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._writer = writer
+        self._stdin = stdin
+        """Its parent's end: it closes when the parent dies, which ends a tied child."""
+        self._end = asyncio.get_running_loop().create_task(self._await_end(answers))
+
+    async def _await_end(self, answers: asyncio.StreamReader) -> None:
+        self.returncode = int(await answers.readline() or -signal.SIGKILL)
+        self._writer.close()
+        os.close(self._stdin)
+
+    async def wait(self) -> int:
+        await asyncio.shield(self._end)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is not None:
+            raise ProcessLookupError
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _fork_children(path: str) -> None:
+    """Replace `spawn` of `gangline.cli.children`, which starts a new interpreter."""
+    from gangline.cli import children
+
+    async def spawn(*arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None) -> ChildProcess:
+        request = {
+            "module": "gangline.cli",
+            "arguments": arguments,
+            "environment": {**environment, children.TIED: "1"},
+            "cwd": os.getcwd(),
+        }
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(path)
+        stdin, ours = os.pipe()
+        out, err = (1, 2) if output is None else (output.fileno(), output.fileno())
+        send(connection, request, [stdin, out, err])
+        os.close(stdin)
+        answers, writer = await asyncio.open_unix_connection(sock=connection)
+        return ChildProcess(int(await answers.readline()), answers, writer, ours)
+
+    children.spawn = spawn  # type: ignore[assignment]
 
 
 def _open_streams() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from .fork_server import LENGTH_BYTES
+from .fork_server import send
 
 START_TIMEOUT_S = 120.0
 
@@ -104,6 +103,7 @@ class ForkServer:
         stdin: int | IO[Any] = subprocess.DEVNULL,
         stdout: int | IO[Any] | None = None,
         stderr: int | IO[Any] | None = None,
+        forks_children: bool = False,
     ) -> ForkedProcess:
         """Start `python WHAT`, in a session of its own.
 
@@ -111,6 +111,7 @@ class ForkServer:
             what: `["-m", module, arguments...]` or `["-c", code, arguments...]`.
             environment: all of it; None: ours.
             stdout: with PIPE, `ForkedProcess.stdout` reads it as text.
+            forks_children: the `gangline` processes that it starts are forked as well.
         """
         how, name, *arguments = what
         request = {
@@ -118,6 +119,7 @@ class ForkServer:
             "arguments": arguments,
             "environment": dict(os.environ if environment is None else environment),
             "cwd": str(Path.cwd() if cwd is None else cwd),
+            "forks_children": forks_children,
         }
         reading: IO[str] | None = None
         with contextlib.ExitStack() as stack:
@@ -140,9 +142,7 @@ class ForkServer:
                 out if stderr == subprocess.STDOUT else descriptor(stderr, 2),
             ]
             connection = self._connect()
-            body = json.dumps(request).encode()
-            socket.send_fds(connection, [len(body).to_bytes(LENGTH_BYTES)], descriptors)
-            connection.sendall(body)
+            send(connection, request, descriptors)
         return ForkedProcess(connection, reading)
 
     def run(
@@ -153,6 +153,7 @@ class ForkServer:
         cwd: Path | str | None = None,
         stdin: str = "",
         timeout: float | None = None,
+        forks_children: bool = False,
     ) -> subprocess.CompletedProcess[str]:
         """Start `python WHAT`, wait until it ends, and return what it printed.
 
@@ -166,7 +167,15 @@ class ForkServer:
         ):
             given.write(stdin)
             given.seek(0)
-            process = self.start(what, environment=environment, cwd=cwd, stdin=given, stdout=out, stderr=err)
+            process = self.start(
+                what,
+                environment=environment,
+                cwd=cwd,
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                forks_children=forks_children,
+            )
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired as error:

@@ -15,6 +15,8 @@ from ..options import plain_environment
 
 POOL = "gangline.cli.demo.pool:pool"
 STOP_S = 10.0
+LOOK_S = 0.001
+"""Between two looks into a journal: a task takes longer, and a closer look would take CPU time from it."""
 
 
 class ProcessFailed(Exception):
@@ -55,7 +57,7 @@ class Member:
                 with self.journal_file.open("rb") as stream:
                     stream.seek(0, os.SEEK_END)
                     while not _running(stream.read()):  # noqa: ASYNC110 - another process's file wakes nobody
-                        await asyncio.sleep(0)
+                        await asyncio.sleep(LOOK_S)
 
     def log_text(self) -> str:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 POOL: Final = "squeeze"
 METHOD: Final = "file"
 TARGET: Final = f"{POOL}.{METHOD}"
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 
 One = Callable[[str], Awaitable[Any]]
 Milestone = tuple[float, Callable[[], Awaitable[None]]]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from ...schemas.gang_messages import GangEventKind
 from . import checks, gang_checks
 from .checks import AtRest
 from .gang_pool import ALL
 from .gang_show import PAIR, PARTS, SIZE, GangShow
 from .report import Verdict
-
-NOTICED_S: Final = 3.0
-"""A kill is told within a second where the machine is not busy; here it may be."""
 
 
 def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
@@ -38,11 +33,7 @@ def gang_verdicts(show: GangShow, rest: AtRest) -> list[Verdict]:
             "torn down, and generation 2 finished",
             findings=[
                 *gang_checks.noticed(
-                    torn[0].event if torn else None,
-                    generation=1,
-                    ranks=show.killed_ranks,
-                    after_s=after_s,
-                    bound_s=NOTICED_S,
+                    torn[0].event if torn else None, generation=1, ranks=show.killed_ranks, after_s=after_s
                 ),
                 *gang_checks.restarted(show.first, generations=2),
             ],

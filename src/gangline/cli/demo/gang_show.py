@@ -36,7 +36,7 @@ KILL_AT: Final = 2
 """The part in which a member is killed, from 0."""
 PAIR: Final = 2
 """Members of each of the two that want the same slots."""
-PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 60.0
 """For what should take a second or two."""
 
 

@@ -14,9 +14,9 @@ from ...schemas.gangs import GangRecord, GangState
 from ...schemas.names import Names
 from .checks import AtRest
 
-REST_S: Final = 6.0
+REST_S: Final = 30.0
 """Heartbeats tell the load once a second, so rest shows a little later than it begins; a killed worker's expires after
-three."""
+three. On a busy machine all of it takes longer."""
 
 
 async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:

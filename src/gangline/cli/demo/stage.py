@@ -20,7 +20,7 @@ from ..registry import WorkerRow, read_workers
 from .crew import Crew, ProcessFailed
 from .screen import Screen
 
-READY_S: Final = 20.0
+READY_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,32 +4,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from .checks import Record
 
-ANSWER_S: Final = 0.1
-"""What a worker ended so shortly before it was killed, it may not have answered yet."""
 
+def started_once(
+    jobs: Iterable[str], journals: Mapping[str, Sequence[Record]], killed: frozenset[str], answered: Mapping[str, str]
+) -> list[str]:
+    """L10: a job was started again only where its start before, or the answer to that, was cut short by a kill.
 
-def started_once(jobs: Iterable[str], journals: Mapping[str, Sequence[Record]], killed: frozenset[str]) -> list[str]:
-    """L10: a job was started again only where its start before, or the answer to that, was cut short by a kill."""
+    An answer that became the result was not cut short. Of another one by a worker that was killed, nobody can say
+    whether it was stored anywhere before the worker died.
+
+    Args:
+        answered: which worker's answer became the result, by job.
+    """
     starts: defaultdict[str, list[str]] = defaultdict(list)
-    whole: set[tuple[str, str]] = set()
     for worker, records in journals.items():
-        died_at = max((record["t"] for record in records), default=0.0) if worker in killed else float("inf")
         for record in records:
-            job = record.get("job")
-            if job and record["event"] == "start":
-                starts[job].append(worker)
-            elif job and record["event"] == "end" and record["t"] < died_at - ANSWER_S:
-                whole.add((job, worker))
+            if record.get("job") and record["event"] == "start":
+                starts[record["job"]].append(worker)
     found: list[str] = []
     for job in jobs:
         workers = starts.get(job, [])
         if not workers:
             found.append(f"job {job} was never started")
-        uncut = [worker for worker in workers if worker not in killed or (job, worker) in whole]
+        uncut = [worker for worker in workers if worker not in killed or answered.get(job) == worker]
         if len(uncut) > 1:
             found.append(f"job {job} was started by {', '.join(workers)}, although nothing cut it short")
     return found

@@ -50,6 +50,8 @@ class TaskShow:
         self.given: dict[str, str] = {}
         """Path by job."""
         self.done: list[Done] = []
+        self.answered: dict[str, str] = {}
+        """Which worker's answer became the result, by job."""
         self.failures: list[str] = []
         self.letters: list[DeadLetter] = []
         self.poisoned: dict[str, str] = {}
@@ -92,7 +94,6 @@ class TaskShow:
             f"{len(jobs)} tasks are stored on disk, each acknowledged, {clock() - before:.1f} s after the first."
         )
         screen.say(f"The same as:  nats pub -J {self.stage.names.task(POOL, METHOD)} '{{\"path\": ...}}'")
-        await self._poison()
         due: list[tuple[int, Callable[[], Any]]] = [
             (round(len(jobs) * DISPATCHER_DIES_AT), self._kill_dispatcher),
             (round(len(jobs) * WORKER_DIES_AT), self._kill_worker),
@@ -132,11 +133,12 @@ class TaskShow:
         except GanglineError as error:  # counted: a demo that loses something has failed, but tells all of it
             self.failures.append(f"{self.given[job.id]} by submit: {type(error).__name__}: {error}")
             return
+        self.answered[job.id] = self.crew.name_of(value["pid"])
         self.done.append(
             Done(
                 path=self.given[job.id],
                 way="submit",
-                worker=self.crew.name_of(value["pid"]),
+                worker=self.answered[job.id],
                 seconds=0.0,
                 size=value["size"],
                 packed=value["packed"],
@@ -186,8 +188,10 @@ class TaskShow:
         raise ProcessFailed(f"no dispatcher has the queue of {POOL}")
 
     async def act_dead(self) -> None:
-        """The two that could not be done."""
+        """Two that cannot be done. They come when nobody is killed any more: a task whose last attempt is cut short by
+        that is a dead letter for another reason."""
         self.screen.title("8. dead letters: what could not be done, and why")
+        await self._poison()
         deadline = asyncio.get_running_loop().time() + READY_S
         while len(self.letters) < len(self.poisoned) and asyncio.get_running_loop().time() < deadline:
             self.letters = await self.client.dead_letters()

@@ -12,6 +12,7 @@ from gangline.schemas.gangs import GangRecord, GangSpec, GangState, HeldSeat, Me
 from gangline.schemas.names import GangOperation, Names
 from gangline.worker.service import Worker
 
+from ..waiting import PATIENCE_S
 from .rig import Hand, Rig
 
 
@@ -29,6 +30,7 @@ class Leader:
         self.turns_away = 0
         """So many reports are answered with an error that may pass."""
         self.attempts = 0
+        self.hold_s = 2.0
         self.kv: KeyValue
 
     async def listen(self) -> Leader:
@@ -48,7 +50,7 @@ class Leader:
         self.turns_away = max(0, self.turns_away - 1)
         self.bus.publish(message.reply, b"{}", headers=away)
 
-    async def report(self, within_s: float = 10.0) -> dict[str, Any]:
+    async def report(self, within_s: float = PATIENCE_S) -> dict[str, Any]:
         """The next report."""
         async with asyncio.timeout(within_s):
             await self.reported.wait()
@@ -75,7 +77,9 @@ class Leader:
             self.attempts += 1
             more["attempt"] = self.attempts
         seats = [{"rank": rank, "slots": 1} for rank in range(ranks)] if seats is None else seats
-        return await self.ask("hold", **{"gang": gang, "generation": generation, "hold_s": 2.0, "seats": seats, **more})
+        return await self.ask(
+            "hold", **{"gang": gang, "generation": generation, "hold_s": self.hold_s, "seats": seats, **more}
+        )
 
     def seats(self, held: dict[str, Any], asked: list[dict[str, int]] | None = None) -> list[Seat]:
         """What was held, as the coordinator would name it."""

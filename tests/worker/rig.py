@@ -19,6 +19,8 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ..waiting import PATIENCE_S
+
 
 class Gates:
     """Tasks of the test pool that wait for the test."""
@@ -109,7 +111,7 @@ class Hand:
     def send_raw(self, data: bytes, *, reply: str) -> None:
         self.bus.publish(self.worker.names.worker(self.worker.id, Operation.FRAMES), data, reply=reply)
 
-    async def answer(self, request_id: int, *, within_s: float = 5.0) -> list[Any]:
+    async def answer(self, request_id: int, *, within_s: float = PATIENCE_S) -> list[Any]:
         """The last answer to a request, waited for."""
         async with asyncio.timeout(within_s):
             while not self.answers_to(request_id):
@@ -137,7 +139,7 @@ class Hand:
         data = body if isinstance(body, bytes) else b"" if body is None else codec.encode(body, fmt)
         headers = {codec.CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else None
         subject = f"{self.worker.names.namespace}.worker.{self.worker.id}.{operation}"
-        message = await self.bus.request(subject, data, timeout_s=5.0, headers=headers)
+        message = await self.bus.request(subject, data, timeout_s=PATIENCE_S, headers=headers)
         return codec.decode(message.data, Format.of(message.headers)), dict(message.headers or {})
 
 

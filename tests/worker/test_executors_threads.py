@@ -16,10 +16,8 @@ from gangline.worker.executors.threads import Threads
 from gangline.worker.pool import Pool
 from gangline.worker.tasks import Outcome
 
+from ..waiting import PATIENCE_S
 from .harness import running
-
-SIGNAL_S = 10
-"""A thread that waits for a test's signal gives up after so long, so that a broken test ends."""
 
 
 async def test_a_function_runs_beside_the_loop():
@@ -41,7 +39,7 @@ async def test_as_many_threads_as_tasks_at_once_are_kept_for_reuse():
 
     @pool.task
     def work() -> int:
-        together.wait(SIGNAL_S)
+        together.wait(PATIENCE_S)
         return threading.get_ident()
 
     async with running(pool) as harness:
@@ -104,13 +102,13 @@ async def test_a_cancelled_threads_caller_is_answered_at_once_and_its_slot_is_us
     @pool.task
     def work() -> str:
         begun.set()
-        assert go_on.wait(SIGNAL_S)
+        assert go_on.wait(PATIENCE_S)
         return f"cancelled={current_task().cancelled}"
 
     loop = asyncio.get_running_loop()
     async with running(pool) as harness:
         launched = harness.launch("work")
-        await loop.run_in_executor(None, begun.wait, SIGNAL_S)
+        await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
         await asyncio.sleep(0)
         assert launched.abandoned == [Outcome(error=reason)]
@@ -133,7 +131,7 @@ async def test_a_thread_that_looks_stops_by_itself():
     loop = asyncio.get_running_loop()
     async with running(pool) as harness:
         launched = harness.launch("work")
-        await loop.run_in_executor(None, begun.wait, SIGNAL_S)
+        await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
 
@@ -190,7 +188,7 @@ async def test_a_coroutine_in_a_thread_has_a_loop_of_its_own_and_can_be_cancelle
     loop = asyncio.get_running_loop()
     async with running(pool) as harness:
         launched = harness.launch("work")
-        await loop.run_in_executor(None, begun.wait, SIGNAL_S)
+        await loop.run_in_executor(None, begun.wait, PATIENCE_S)
         reason = launched.cancel()
         assert await launched.done == Outcome(error=reason)
     assert closed == [True]
@@ -299,17 +297,17 @@ def test_idle_threads_end_when_closed_and_busy_ones_after_their_job():
 
     def job() -> None:
         begun.set()
-        assert go_on.wait(SIGNAL_S)
+        assert go_on.wait(PATIENCE_S)
         ended.set()
 
     threads.run(job)
-    assert begun.wait(SIGNAL_S)
+    assert begun.wait(PATIENCE_S)
     threads.close()
     assert threads.statistics()["threads"] == 1
     go_on.set()
-    assert ended.wait(SIGNAL_S)
+    assert ended.wait(PATIENCE_S)
     for thread in threading.enumerate():
         if thread.name.startswith("test-"):
             assert thread.daemon
-            thread.join(SIGNAL_S)
+            thread.join(PATIENCE_S)
     assert threads.statistics() == {"threads": 0, "idle": 0}

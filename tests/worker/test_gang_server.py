@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -19,6 +19,8 @@ from gangline.schemas.names import Names
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ..scale import repetitions
+from ..waiting import until
 from .gang_rig import Leader
 from .rig import Hand, task
 
@@ -61,22 +63,15 @@ class Real:
         await self.worker.start()
         self.hand = await Hand(await self.connect("router"), self.worker).listen()
         self.leader = await Leader(self).listen()
+        self.leader.hold_s = 60.0
 
     @property
     def load(self) -> tuple[int, int]:
         self.worker.core.check()
         return self.worker.core.load.running, self.worker.core.load.reserved
 
-    async def until(self, truth: Callable[[], bool], within_s: float = 10.0) -> None:
-        """Wait for what comes about by itself, and cannot be waited for otherwise."""
-        async with asyncio.timeout(within_s):
-            while True:
-                if truth():
-                    return
-                await asyncio.sleep(0.005)
-
     async def until_load(self, running: int, reserved: int) -> None:
-        await self.until(lambda: self.load == (running, reserved))
+        await until(lambda: self.load == (running, reserved))
 
 
 @contextlib.asynccontextmanager
@@ -113,10 +108,11 @@ async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(
     """Either the batch is refused and the slots are free, or it is in the ledger and the member has formed."""
     async with real(nats_url, namespace, samples) as rig:
         outcomes = set()
-        for number in range(20):
+        rounds = repetitions(6, whole=20)
+        for number in range(rounds):
             gang = f"g{number}"
             held = await rig.leader.hold(gang, hold_s=0.05)
-            await asyncio.sleep(0.04 + number * 0.001)
+            await asyncio.sleep(0.04 + 0.02 * number / rounds)
             try:
                 await rig.leader.commit(rig.leader.seats(held), held, gang)
             except Conflict:
@@ -124,7 +120,7 @@ async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(
                 assert await rig.leader.ping(**{gang: 1}) == {gang: 1}
                 outcomes.add("refused")
             else:
-                await rig.until(lambda gang=gang: gang in rig.worker.core.gangs.members)  # type: ignore[misc]
+                await until(lambda gang=gang: gang in rig.worker.core.gangs.members)  # type: ignore[misc]
                 assert rig.load == (0, 1)
                 assert (await rig.leader.teardown(gang))["stopped"]
                 outcomes.add("granted")
@@ -148,13 +144,13 @@ async def test_child_processes_make_collective_calls(nats_url: str, namespace: s
         for seat in seats:
             rig.hand.send(task(seat.rank, "gather_in_child", [seat.rank + 5], token=seat.token, meta={"run": 1}))
         for seat in seats:
-            answer = await rig.hand.answer(seat.rank, within_s=30)
+            answer = await rig.hand.answer(seat.rank)
             assert answer[::2] == [OK, [seat.rank, ["10.0.0.1", 4000], 6, [5, 6]]]
         for seat in seats:
             sent = task(10 + seat.rank, "gather_in_child_async", [seat.rank], token=seat.token, meta={"run": 2})
             rig.hand.send(sent)
         for seat in seats:
-            assert (await rig.hand.answer(10 + seat.rank, within_s=30))[::2] == [OK, [0, [0, 1]]]
+            assert (await rig.hand.answer(10 + seat.rank))[::2] == [OK, [0, [0, 1]]]
 
 
 async def test_a_collective_call_outside_a_gang_fails_in_a_child_too(
@@ -169,7 +165,7 @@ async def test_a_child_may_declare_its_member_failed(nats_url: str, namespace: s
     async with real(nats_url, namespace, samples) as rig:
         (seat,) = await rig.leader.gang()
         rig.hand.send(task(1, "fail_in_child", token=seat.token))
-        report = await rig.leader.report(30)
+        report = await rig.leader.report()
         assert (report["cause"], report["detail"]) == ("failed", "no memory in the child")
 
 
@@ -198,12 +194,16 @@ async def test_code_in_a_thread_keeps_its_slot_and_its_teardown_waits_for_it(
 ):
     async with real(nats_url, namespace, samples) as rig:
         (seat,) = await rig.leader.gang()
-        rig.hand.send(task(1, "dawdle", [1.0], token=seat.token))
-        await rig.until_load(1, 0)
-        stopping = asyncio.ensure_future(rig.leader.teardown(grace_s=0.2))
-        assert (await rig.hand.answer(1))[2] == "task_cancelled"
-        await asyncio.sleep(0.4)
-        assert rig.load == (1, 0) and not stopping.done()
-        assert (await rig.leader.hold("next", ranks=4))["reason"] == "full"
+        samples.let_go.clear()
+        try:
+            rig.hand.send(task(1, "dawdle", token=seat.token))
+            await rig.until_load(1, 0)
+            stopping = asyncio.ensure_future(rig.leader.teardown(grace_s=0.2))
+            assert (await rig.hand.answer(1))[2] == "task_cancelled"
+            await asyncio.sleep(0.4)
+            assert rig.load == (1, 0) and not stopping.done()
+            assert (await rig.leader.hold("next", ranks=4))["reason"] == "full"
+        finally:
+            samples.let_go.set()
         assert (await stopping)["stopped"]
         assert rig.load == (0, 0)

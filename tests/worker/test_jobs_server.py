@@ -17,6 +17,7 @@ from gangline.schemas.names import Names
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ..waiting import PATIENCE_S
 from .rig import Hand, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
@@ -42,13 +43,13 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
         await first_bus.flush()
         second = await Hand(second_bus, worker, "second").listen()
         body: dict[str, Any] = {}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while not body.get("jobs"):
                 body, _ = await second.request("jobs", {"endpoint": "work"})
         assert body["jobs"] == [{"job": "j1", "endpoint": "work", "sequence": 0, "attempt": 3, "running": True}]
         await first_bus.close()  # whoever started it is gone
         second.send(task(9, "", deadline_ms=None, flags=int(TaskFlag.ATTACH), meta=meta))
-        assert await second.answer(9, within_s=30) == [Answer.OK, 9, ["j1", "work", 3, 3]]
+        assert await second.answer(9) == [Answer.OK, 9, ["j1", "work", 3, 3]]
         assert worker.core.at_rest
         assert worker.statistics().tasks["started"] == 1
         body, _ = await second.request("jobs", {"endpoint": "work"})
@@ -63,7 +64,7 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
                 complete.set()
 
         await stream.read(names.job("j1"), read)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await complete.wait()
         assert reports[0]["value"] == {"step": 0}
         assert [report["number"] for report in reports] == list(range(1, len(reports) + 1))

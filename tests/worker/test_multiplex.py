@@ -14,6 +14,8 @@ from gangline.worker.multiplex import ModelCache
 from gangline.worker.pool import Pool
 from gangline.worker.tasks import Outcome
 
+from ..scale import repetitions
+from ..waiting import until
 from .harness import running
 
 
@@ -179,7 +181,7 @@ async def test_a_cancel_at_the_moment_of_being_served_loses_no_room():
     assert await models.task("c") == "C"
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(repetitions(8, whole=40)))
 async def test_with_any_traffic_bounds_hold_and_everybody_is_served(seed):
     rng = random.Random(seed)
     models = Models(rng.randint(1, 3))
@@ -290,9 +292,7 @@ async def test_a_thread_gets_its_model_too():
 async def test_a_thread_that_waits_for_room_is_woken_when_it_is_cancelled():
     async with running(modelled()) as harness:
         holding = harness.launch("use", work_s=1000, options={"model_id": "a"})
-        async with asyncio.timeout(10):
-            while harness.executors.models != ("a",):  # noqa: ASYNC110 - on_models is another test's
-                await asyncio.sleep(0.01)
+        await until(lambda: harness.executors.models == ("a",))
         waiting = harness.launch("use_in_thread", options={"model_id": "b"})
         await asyncio.sleep(0.05)
         reason = waiting.cancel()

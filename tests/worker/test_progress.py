@@ -185,13 +185,13 @@ async def test_a_child_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatc
         )
         hand = await Hand(router_bus, worker).listen()
         hand.send(task(1, "in_child", [6], deadline_ms=None, meta=JOB))
-        assert await hand.answer(1, within_s=30) == [OK, 1, ["j1", "thumbs", 2, 2]]
+        assert await hand.answer(1) == [OK, 1, ["j1", "thumbs", 2, 2]]
         assert reports[0] == {"step": 0}
         assert reports[-1] == {"step": 5}
         reports.clear()
         hand.send(task(2, "in_child", [1]), task(3, "in_childs_loop", ["there"], meta={**JOB, "job": "j3"}))
-        assert await hand.answer(2, within_s=30) == [OK, 2, [None, None, 1, 0]], "a call: nobody follows it"
-        assert (await hand.answer(3, within_s=30))[0] == OK
+        assert await hand.answer(2) == [OK, 2, [None, None, 1, 0]], "a call: nobody follows it"
+        assert (await hand.answer(3))[0] == OK
         answer = await hand.ask(*task(4, "unwritable", meta={**JOB, "job": "j2"}))
         assert answer[2] == "invalid_result"
         assert reports == ["there"]

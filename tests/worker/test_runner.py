@@ -7,10 +7,10 @@ import contextlib
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -18,15 +18,19 @@ from gangline.bus.jetstream import connect
 from gangline.bus.port import BucketSettings, Message
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas import codec, frames
-from gangline.schemas.frames import Answer
+from gangline.schemas.frames import Answer, Request
 from gangline.schemas.names import Names, Operation, WorkerId
 
+from ..processes import ForkedProcess, ForkServer
+from ..waiting import PATIENCE_S, until
 from .rig import reserve, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
+FREEZE_AFTER_S = 3.0
+
 PROGRAM = """
-import asyncio, json, os, sys, time
+import asyncio, json, signal, sys
 from gangline.bus.jetstream import connect
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.names import Names
@@ -36,16 +40,24 @@ from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 pool = Pool("images", slots=4)
+gate = asyncio.Event()
 
 @pool.task
-async def wait(seconds: float) -> str:
-    print(json.dumps({"ran": seconds}), flush=True)
-    await asyncio.sleep(seconds)
+async def wait() -> str:
+    print(json.dumps({"ran": "wait"}), flush=True)
+    await gate.wait()
     return "done"
 
-async def main(url, namespace):
+@pool.task
+async def quick() -> str:
+    print(json.dumps({"ran": "quick"}), flush=True)
+    return "done"
+
+async def main(url, namespace, freeze_after_s):
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, gate.set)
     bus = await connect(ConnectionSettings.from_url(url), name="worker")
-    worker = Worker(pool, bus=bus, names=Names(namespace), settings=WorkerSettings(id="w1", drain_grace_s=20.0))
+    settings = WorkerSettings(id="w1", drain_grace_s=600.0, freeze_after_s=float(freeze_after_s))
+    worker = Worker(pool, bus=bus, names=Names(namespace), settings=settings)
     running = asyncio.create_task(run_worker(worker))
     while worker.state == "new" or worker.state == "starting":
         await asyncio.sleep(0.01)
@@ -60,7 +72,7 @@ asyncio.run(main(*sys.argv[1:]))
 class Other:
     """The worker's process, and a router's end to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, bus: Any, names: Names) -> None:
+    def __init__(self, process: ForkedProcess, stdout: asyncio.StreamReader, bus: Any, names: Names) -> None:
         self.process = process
         self.bus = bus
         self.names = names
@@ -69,11 +81,10 @@ class Other:
         self.lines: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.answers: dict[int, list[Any]] = {}
         self.arrived = asyncio.Event()
-        self.reader = asyncio.create_task(self._read())
+        self.reader = asyncio.create_task(self._read(stdout))
 
-    async def _read(self) -> None:
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
+    async def _read(self, stdout: asyncio.StreamReader) -> None:
+        async for line in stdout:
             self.lines.put_nowait(json.loads(line))
 
     def on_answer(self, message: Message) -> None:
@@ -89,14 +100,18 @@ class Other:
         )
 
     async def answer(self, request_id: int) -> list[Any]:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while request_id not in self.answers:
                 self.arrived.clear()
                 await self.arrived.wait()
         return self.answers[request_id]
 
     async def line(self) -> dict[str, Any]:
-        return await asyncio.wait_for(self.lines.get(), 15)
+        return await asyncio.wait_for(self.lines.get(), PATIENCE_S)
+
+    @property
+    def stopped(self) -> bool:
+        return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -106,73 +121,88 @@ class Other:
         return [entry.key for entry in await kv.entries(">")]
 
     async def exit_code(self) -> int:
-        return await asyncio.wait_for(self.process.wait(), 15)
+        return await asyncio.to_thread(self.process.wait, PATIENCE_S)
 
 
-@contextlib.asynccontextmanager
-async def other_process(tmp_path: Path, url: str, namespace: str) -> AsyncIterator[Other]:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(program), url, namespace, stdout=asyncio.subprocess.PIPE
-    )
-    bus = await connect(ConnectionSettings.from_url(url), name="router")
-    other = Other(process, bus, Names(namespace))
-    try:
-        await bus.subscribe(f"{bus.inbox}.*", other.on_answer)
-        other.epoch = (await other.line())["ready"]
-        yield other
-    finally:
-        if process.returncode is None:
+class Start(Protocol):
+    def __call__(self, *, freeze_after_s: float = ...) -> AbstractAsyncContextManager[Other]: ...
+
+
+@pytest.fixture
+def other_process(forks: ForkServer, nats_url: str, namespace: str) -> Start:
+    @contextlib.asynccontextmanager
+    async def start(*, freeze_after_s: float = 20.0) -> AsyncIterator[Other]:
+        ours, theirs = os.pipe()
+        try:
+            process = forks.start(["-c", PROGRAM, nats_url, namespace, str(freeze_after_s)], stdout=theirs)
+        finally:
+            os.close(theirs)
+        stdout = asyncio.StreamReader()
+        reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(stdout), os.fdopen(ours, "rb")
+        )
+        bus = await connect(ConnectionSettings.from_url(nats_url), name="router")
+        other = Other(process, stdout, bus, Names(namespace))
+        try:
+            await bus.subscribe(f"{bus.inbox}.*", other.on_answer)
+            other.epoch = (await other.line())["ready"]
+            yield other
+        finally:
             process.kill()
-            await process.wait()
-        await other.reader
-        await bus.close()
+            await other.exit_code()
+            await other.reader
+            reading.close()
+            await bus.close()
+
+    return start
 
 
-async def test_the_first_sigterm_drains_and_nothing_is_lost(tmp_path: Path, nats_url: str, namespace: str):
-    async with other_process(tmp_path, nats_url, namespace) as other:
-        other.send(task(1, "wait", [0.7]))
-        assert await other.line() == {"ran": 0.7}
+async def drains(other: Other) -> None:
+    """Wait until it takes nothing new."""
+    while True:
+        number = len(other.answers) + 100
+        other.send(reserve(number))
+        answer = await other.answer(number)
+        if answer == [Answer.REJECTED, number, "draining"]:
+            return
+        assert answer[0] == Answer.GRANTED, "the signal has not come yet"
+        other.send((int(Request.RELEASE), None, answer[2]))
+
+
+async def test_the_first_sigterm_drains_and_nothing_is_lost(other_process: Start):
+    async with other_process() as other:
+        other.send(task(1, "wait"))
+        assert await other.line() == {"ran": "wait"}
         other.signal(signal.SIGTERM)
-        while True:
-            other.send(reserve(len(other.answers) + 100))
-            refused = await other.answer(len(other.answers) + 100)
-            if refused[0] == Answer.REJECTED:
-                break
-        assert refused[2] == "draining"
+        await drains(other)
+        other.signal(signal.SIGUSR1)
         assert await other.answer(1) == [Answer.OK, 1, "done"]
-        for number, answer in other.answers.items():  # what was granted before the signal came
-            if answer[0] == Answer.GRANTED:
-                other.send((4, number, None))
         assert await other.exit_code() == 0
         assert await other.keys() == []
 
 
-async def test_the_second_sigterm_stops_at_once(tmp_path: Path, nats_url: str, namespace: str):
-    async with other_process(tmp_path, nats_url, namespace) as other:
-        other.send(task(1, "wait", [60.0]))
-        assert await other.line() == {"ran": 60.0}
+async def test_the_second_sigterm_stops_at_once(other_process: Start):
+    async with other_process() as other:
+        other.send(task(1, "wait"))
+        assert await other.line() == {"ran": "wait"}
         other.signal(signal.SIGTERM)
-        await asyncio.sleep(0.3)
-        assert other.process.returncode is None
+        await drains(other)
+        assert 1 not in other.answers, "it still runs"
         other.signal(signal.SIGTERM)
         assert (await other.answer(1))[2] == "task_cancelled"
         assert await other.exit_code() == 0
         assert await other.keys() == []
 
 
-async def test_sigint_of_an_idle_worker_ends_it_cleanly(tmp_path: Path, nats_url: str, namespace: str):
-    async with other_process(tmp_path, nats_url, namespace) as other:
+async def test_sigint_of_an_idle_worker_ends_it_cleanly(other_process: Start):
+    async with other_process() as other:
         other.signal(signal.SIGINT)
         assert await other.exit_code() == 0
         assert await other.keys() == []
 
 
-async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(
-    tmp_path: Path, nats_url: str, namespace: str
-):
-    async with other_process(tmp_path, nats_url, namespace) as other:
+async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(other_process: Start):
+    async with other_process(freeze_after_s=FREEZE_AFTER_S) as other:
         other.send(reserve(1, claim_ms=60_000, ttl_ms=60_000))
         token = (await other.answer(1))[2]
         events: asyncio.Queue[Any] = asyncio.Queue()
@@ -180,32 +210,37 @@ async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(
             other.names.worker_event(other.id), lambda message: events.put_nowait(codec.from_json(message.data))
         )
         other.signal(signal.SIGSTOP)
+        await until(lambda: other.stopped, "it is stopped")
         for number in range(2, 40):
-            other.send(task(number, "wait", [0.0], token=token if number % 2 else None, deadline_ms=60_000))
-        await asyncio.sleep(2.5)
+            other.send(task(number, "quick", token=token if number % 2 else None, deadline_ms=60_000))
+        await other.bus.flush()
+        await asyncio.sleep(FREEZE_AFTER_S + 0.5)
         other.signal(signal.SIGCONT)
         for number in range(2, 40):
             assert await other.answer(number) == [Answer.REJECTED, number, "stale"]
         assert other.lines.empty(), "none of them ran"
-        event = await asyncio.wait_for(events.get(), 5)
+        event = await asyncio.wait_for(events.get(), PATIENCE_S)
         assert event["event"] == "epoch"
         other.epoch = event["epoch"]
-        other.send(task(50, "wait", [0.0]))
+        other.send(task(50, "quick"))
         assert await other.answer(50) == [Answer.OK, 50, "done"]
-        assert (await other.bus.request(f"{namespace}.worker.images.w1.stats", timeout_s=2)).data.count(
-            token.encode()
-        ) == 0
+        stats = await other.bus.request(other.names.worker(other.id, Operation.STATS), timeout_s=PATIENCE_S)
+        assert token.encode() not in stats.data
 
 
-async def test_a_killed_worker_is_gone_from_the_ledger_when_its_keys_expire(
-    tmp_path: Path, nats_url: str, namespace: str
-):
-    async with other_process(tmp_path, nats_url, namespace) as other:
+async def test_a_killed_worker_is_gone_from_the_ledger_when_its_keys_expire(other_process: Start):
+    async with other_process() as other:
+        kv = await other.bus.bucket(other.names.ledger_bucket, BucketSettings())
+        seen: set[str] = set()
+        watch = await kv.watch(">", lambda entry: seen.add(entry.key.partition(".")[0]))
         other.send(reserve(1, claim_ms=1000))
         await other.answer(1)
-        await asyncio.sleep(0.2)
-        assert len(await other.keys()) == 3
+        await until(lambda: seen == {"reg", "alive", "lease"}, "all is written down")
+        await watch.unsubscribe()
         other.signal(signal.SIGKILL)
         await other.exit_code()
-        await asyncio.sleep(3.6)
-        assert await other.keys() == ["reg.images.w1"]
+
+        async def expired() -> bool:
+            return await other.keys() == ["reg.images.w1"]
+
+        await until(expired, "only the registration is left", pause_s=0.1)

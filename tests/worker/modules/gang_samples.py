@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -68,9 +69,12 @@ def hang() -> None:
     time.sleep(1000)
 
 
+let_go = threading.Event()
+
+
 @pool.task(executor="thread")
-def dawdle(seconds: float) -> str:
-    time.sleep(seconds)
+def dawdle() -> str:
+    let_go.wait()
     return "done"
 
 

@@ -41,8 +41,9 @@ async def where() -> list[int]:
 
 @pool.task
 def wait_for(path: str) -> list[int]:
-    """Until the file is there."""
+    """Until the file is there. Another tells that it has begun: `<path>.<generation>.<rank>`."""
     task = current_task()
+    Path(f"{path}.{task.gang.generation}.{task.gang.rank}").touch()
     while not Path(path).exists():
         task.check_cancelled()
         time.sleep(0.01)

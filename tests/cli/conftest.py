@@ -46,12 +46,17 @@ def alive(pid: int) -> bool:
     return state.stdout.strip()[:1] not in ("", "Z")
 
 
+def until(holds: Callable[[], object], what: str) -> None:
+    """Wait until `holds()` is true, for tests without a loop; else see `tests.waiting.until`."""
+    end = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end, f"not within {PATIENCE_S:g} s: {what}"
+        time.sleep(0.02)
+
+
 def wait_gone(pid: int) -> None:
     """Wait for the end of a process that is not our child."""
-    end = time.monotonic() + PATIENCE_S
-    while alive(pid):
-        assert time.monotonic() < end, f"{pid} is still there"
-        time.sleep(0.05)
+    until(lambda: not alive(pid), f"the end of {pid}")
 
 
 class Running:
@@ -156,10 +161,7 @@ class Commands:
 
     def await_file(self, name: str) -> None:
         """Wait for a file in the folder; the `hold` task makes some."""
-        end = time.monotonic() + PATIENCE_S
-        while not (self.folder / name).exists():
-            assert time.monotonic() < end, f"no {name} in {[path.name for path in self.folder.iterdir()]}"
-            time.sleep(0.01)
+        until((self.folder / name).exists, f"the file {name}")
 
     def close(self) -> None:
         for running in self._running:

@@ -10,6 +10,8 @@ import pytest
 
 from gangline.cli.app import COMMANDS, gangline
 
+from ..waiting import PATIENCE_S
+
 HEAVY = ("pydantic", "pydantic_core", "nats", "msgpack", "opentelemetry", "rich", "uvloop", "asyncio", "watchfiles")
 
 PROBE = """
@@ -27,7 +29,7 @@ print("CODE", code or 0, "LOADED", *loaded)
 
 def loaded_by(*arguments: str) -> str:
     code = PROBE.format(arguments=list(arguments), heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     return done.stdout.splitlines()[-1]
 
 
@@ -130,5 +132,5 @@ sys.argv = ["gangline", "call", "words.count"]
 from gangline.cli import main
 main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "gangline: interrupted\n")

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
+
+from ..waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -25,6 +29,12 @@ def test_arguments_are_an_object_an_array_stdin_or_nothing(commands, worker):
     without = commands.run("call", "words.count")
     assert (without.returncode, without.stdout) == (2, "")
     assert "text" in without.stderr and without.stderr.count("\n") == 1
+
+
+def test_a_new_interpreter_calls_as_a_forked_one_does(commands, worker):
+    command = [sys.executable, "-m", "gangline.cli", "call", "words.shout", '["a"]']
+    done = subprocess.run(command, env=commands.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "A\n", "")
 
 
 def test_text_is_printed_bare_and_as_json_on_request(commands, worker):
@@ -60,7 +70,7 @@ def test_a_pool_without_workers_is_exit_code_3(commands):
 
 
 def test_a_deadline_that_passes_while_the_task_runs_is_exit_code_4(commands, worker):
-    done = commands.run("call", "words.hold", "--timeout", "4")
+    done = commands.run("call", "words.hold", "--timeout", "8")
     assert done.returncode == 4
     assert done.stderr.startswith("gangline: ")
 

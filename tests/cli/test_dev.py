@@ -168,7 +168,7 @@ async def test_a_gateway_lets_calls_under_way_finish(commands, nats_url, namespa
     gateway.signal(signal.SIGTERM)
     # By now it takes nothing new: once it has unsubscribed, a request finds nobody.
     with pytest.raises(NoResponders):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 await request(nats_url, namespace, "words.count", b'["a"]')
     (commands.folder / "go").touch()

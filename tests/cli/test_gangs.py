@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
 
 import pytest
+
+from gangline.bus.jetstream import connect
+from gangline.bus.settings import ConnectionSettings
+from gangline.schemas.names import GangOperation, Names
+
+from ..bus.conftest import collect
+from .conftest import until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -28,14 +34,6 @@ def running(commands):
     for worker in workers:
         worker.await_output(r"worker\.started")
     return coordinator, workers
-
-
-def until(holds, what):
-    end = time.monotonic() + 30
-    while not (found := holds()):
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
-    return found
 
 
 def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
@@ -66,11 +64,17 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     )
 
 
-def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(commands, running):
-    kept = commands.start("gang", "acquire", "words", "2", "--ttl", "1", "--keep")
+async def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(commands, running, nats_url, namespace):
+    kept = commands.start("gang", "acquire", "words", "2", "--ttl", "6", "--keep")
     gang = kept.await_output(r"gang g[\w-]+ is formed").split()[1]
     kept.await_output("kept; ctrl-c")
-    time.sleep(2.5)
+    bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
+    try:
+        renewals = collect()
+        await bus.subscribe(Names(namespace).gang(GangOperation.RENEW), renewals)
+        await renewals.count(1)
+    finally:
+        await bus.close()
     assert commands.json("gang", "show", gang)["state"] == "formed"
     kept.signal(signal.SIGINT)
     assert kept.wait() == 0

@@ -9,8 +9,10 @@ import pytest
 
 from gangline.bus.jetstream import connect
 from gangline.bus.settings import ConnectionSettings
-from gangline.schemas.messages import ReserveReply, ReserveRequest
+from gangline.schemas.messages import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId
+
+from ..waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -21,15 +23,24 @@ def serve(commands, name="w1", *options):
     return worker
 
 
-async def reserve(nats_url, namespace, worker="w1", **fields):
+async def ask(nats_url, namespace, operation, request):
     bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
     try:
-        subject = Names(namespace).worker(WorkerId("words", worker), Operation.RESERVE)
-        body = ReserveRequest(**fields).model_dump_json(exclude_none=True).encode()
-        answer = await bus.request(subject, body, timeout_s=5)
-        return ReserveReply.model_validate_json(answer.data)
+        subject = Names(namespace).worker(WorkerId("words", "w1"), operation)
+        body = request.model_dump_json(exclude_none=True).encode()
+        return (await bus.request(subject, body, timeout_s=PATIENCE_S)).data
     finally:
         await bus.close()
+
+
+async def reserve(nats_url, namespace, **fields):
+    answer = await ask(nats_url, namespace, Operation.RESERVE, ReserveRequest(**fields))
+    return ReserveReply.model_validate_json(answer)
+
+
+async def release(nats_url, namespace, token):
+    answer = await ask(nats_url, namespace, Operation.RELEASE, ReleaseRequest(token=token))
+    assert ReleaseReply.model_validate_json(answer).released
 
 
 def test_a_worker_is_seen_with_what_it_serves_and_where(commands):
@@ -54,10 +65,10 @@ def test_no_workers_is_an_empty_list_and_a_hint(commands):
 
 async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_url, namespace):
     serve(commands)
-    granted = await reserve(nats_url, namespace, slots=2, ttl_s=30, owner="me")
+    granted = await reserve(nats_url, namespace, slots=2, ttl_s=600, owner="me")
     (lease,) = commands.json("leases")
     assert (lease["token"], lease["slots"], lease["owner"]) == (granted.token, 2, "me")
-    assert 0 < lease["expires_in_s"] <= 31
+    assert 0 < lease["expires_in_s"] <= 601
     stats = commands.json("stats", "words.w1")
     assert stats["load"]["reserved"] == 2
     assert [lease["token"] for lease in stats["leases"]] == [granted.token]
@@ -70,15 +81,16 @@ async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_ur
 async def test_watched_leases_print_a_line_as_they_come_and_go(commands, nats_url, namespace):
     serve(commands)
     watch = commands.start("leases", "--watch", "--json")
-    granted = await reserve(nats_url, namespace, ttl_s=1, owner="me")
+    granted = await reserve(nats_url, namespace, ttl_s=600, owner="me")
     came = json.loads(watch.await_output(r"^\{.*granted.*\}$"))
     assert (came["event"], came["lease"]["token"]) == ("granted", granted.token)
+    await release(nats_url, namespace, granted.token)
     went = json.loads(watch.await_output(r"^\{.*gone.*\}$"))
     assert went["lease"]["token"] == granted.token
     watch.signal(signal.SIGINT)
     assert watch.wait() == 130
     plain = commands.start("leases", "--watch")
-    again = await reserve(nats_url, namespace, ttl_s=1, owner="me")
+    again = await reserve(nats_url, namespace, ttl_s=600, owner="me")
     plain.await_output(rf"granted  words\.w1  1 slot  {again.token}  me")
 
 

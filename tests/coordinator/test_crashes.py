@@ -14,6 +14,7 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ..scale import repetitions
 from .rig import System
 
 LAST = 60
@@ -85,7 +86,7 @@ def in_use(made: list[Worker]) -> int:
     return sum(worker.core.load.ongoing for worker in made)
 
 
-@pytest.mark.parametrize("step", range(1, LAST))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(5, whole=1)))
 async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")
@@ -106,7 +107,7 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     assert killer.struck
 
 
-@pytest.mark.parametrize("step", range(1, LAST, 2))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
 async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")
@@ -128,7 +129,7 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
     await system.owner.release(again)
 
 
-@pytest.mark.parametrize("step", range(1, LAST, 2))
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
 async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
     made = await workers(system)
     first = await system.coordinator("first")

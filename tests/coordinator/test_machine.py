@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from gangline.schemas.gang_messages import MemberCause
 
+from ..scale import repetitions
 from .model import SimWorker
 from .world import World
 
@@ -178,6 +179,9 @@ class Gangs(RuleBasedStateMachine):
 
 
 Gangs.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=repetitions(12, whole=60),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
 )
 TestGangs = Gangs.TestCase

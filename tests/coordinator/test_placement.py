@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import permutations, product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.coordinator.placement import Fit, place, wanted_of
@@ -137,6 +137,7 @@ BUNDLES = st.lists(st.tuples(st.integers(1, 2), st.booleans()), min_size=1, max_
 
 
 @given(workers=SLOTS, bundles=BUNDLES, strategy=st.sampled_from(list(Strategy)))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_what_is_placed_is_right_and_what_is_not_cannot_be(workers, bundles, strategy):
     """With one slot for each member it is exact: checked against every possible assignment."""
     slots = SlotMap()
@@ -173,6 +174,7 @@ CHANGES = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.boole
 
 
 @given(changes=CHANGES)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_changes_count_at_once_and_in_the_order_when_somebody_looks(changes):
     """A map that nobody looked at in between finds what one finds that was made so."""
     noted = slots_of(("a", "n1", 1), ("b", "n1", 2), ("c", "n2", 3))

@@ -13,13 +13,15 @@ import uuid
 import msgpack
 import pydantic
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gangline.schemas import codec
 from gangline.schemas.codec import Format
 from gangline.schemas.errors import InvalidRequest, MalformedMessage
 from gangline.schemas.limits import MAX_DEPTH
+
+from ..scale import repetitions
 
 scalars = (
     st.none()
@@ -57,6 +59,7 @@ class Box:
 
 @both
 @given(value=plain)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_a_plain_value_comes_back_as_it_was(fmt, value):
     assert codec.decode(codec.encode(value, fmt), fmt) == value
 
@@ -149,6 +152,7 @@ def test_an_integer_past_64_bits_has_no_form_in_msgpack():
 
 
 @given(plain)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_a_failed_write_leaves_nothing_behind_in_the_next_one(value):
     with pytest.raises(InvalidRequest):
         codec.pack([1, "half", object()])
@@ -181,6 +185,7 @@ def test_any_bytes_are_a_value_or_a_malformed_message_and_nothing_else(fmt, data
 
 @both
 @given(value=plain, cut=st.integers(1, 50), junk=st.binary(max_size=5))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_a_body_that_was_cut_or_overwritten_never_brings_down_the_reader(fmt, value, cut, junk):
     data = codec.encode(value, fmt)
     mangled = data[:-cut] + junk

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gangline.schemas import codec, frames
 from gangline.schemas.errors import MalformedMessage
 from gangline.schemas.frames import Answer, Load, LoadFlag, Request
 from gangline.schemas.limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+
+from ..scale import repetitions
 
 LOAD = Load(running=1, reserved=2, total=4)
 
@@ -277,6 +279,7 @@ def test_any_bytes_are_an_envelope_or_a_malformed_message(data):
 
 
 @given(st.data())
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_flipped_bytes_never_get_past_the_checks(data):
     for good, decode, places in (
         (GOOD, frames.decode_request, GOOD_REQUESTS),
@@ -302,6 +305,7 @@ json_like = st.recursive(
 
 
 @given(st.integers(0, 9), st.lists(json_like, max_size=10))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_frames_of_any_shape_are_taken_or_refused_as_a_whole(operation, places):
     data = msgpack.packb([WIRE_VERSION, 5, "s", [[operation, *places]]])
     try:

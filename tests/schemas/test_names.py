@@ -3,12 +3,14 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.schemas.errors import InvalidName
 from gangline.schemas.limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 from gangline.schemas.names import Names, Operation, WorkerId, check_name, split_target
+
+from ..scale import repetitions
 
 names = st.from_regex(r"[A-Za-z0-9_-]{1,128}", fullmatch=True)
 namespaces = st.from_regex(r"[a-z0-9_-]{1,32}", fullmatch=True)
@@ -57,11 +59,13 @@ def test_a_worker_in_text_is_two_names_joined_by_one_dot(bad):
 
 
 @given(names, names)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_a_worker_id_survives_its_text_form(pool, worker):
     assert WorkerId.parse(str(WorkerId(pool, worker))) == WorkerId(pool, worker)
 
 
 @given(namespaces, names, names)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_a_call_subject_is_parsed_back_into_what_built_it(namespace, endpoint, method):
     subjects = Names(namespace)
     assert subjects.parse_call(subjects.call(endpoint, method)) == (endpoint, method)
@@ -74,6 +78,7 @@ def test_a_subject_that_is_no_call_is_refused(subject):
 
 
 @given(names, names, st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_every_key_of_the_ledger_names_its_worker(pool, worker, token):
     keys = Names()
     who = WorkerId(pool, worker)
@@ -108,6 +113,7 @@ def test_the_subjects_and_keys_are_those_that_the_documentation_gives():
 
 
 @given(namespaces, namespaces)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_two_namespaces_never_share_a_bucket_or_a_subject(one, other):
     a, b = Names(one), Names(other)
     assert (a.ledger_bucket == b.ledger_bucket) == (one == other)

@@ -16,6 +16,8 @@ from gangline.worker.deadlines import NEVER
 from gangline.worker.leases import Lease, Refusal
 from gangline.worker.memory import Sender, TaskRecord
 
+from ..scale import repetitions
+
 SENDERS = st.sampled_from(["r1", "r2"])
 IDS = st.integers(0, 200)
 SELDOM = st.integers(0, 9)
@@ -289,4 +291,4 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = settings(max_examples=200, stateful_step_count=50)
+TestCoreMachine.settings = settings(max_examples=repetitions(40, whole=200), stateful_step_count=50)

@@ -18,6 +18,8 @@ from gangline.worker.gang_core import Formed
 from gangline.worker.gang_parts import Hold, SeatHere
 from gangline.worker.memory import TaskRecord
 
+from ..scale import repetitions
+
 GANGS = st.sampled_from(["a", "b", "c"])
 SELDOM = st.integers(0, 30)
 """7 does it: what ends everything must not happen in every run."""
@@ -326,4 +328,4 @@ class GangMachine(RuleBasedStateMachine):
 
 
 TestGangs = GangMachine.TestCase
-TestGangs.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+TestGangs.settings = settings(max_examples=repetitions(40, whole=300), stateful_step_count=60, deadline=None)

@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.schemas import codec
@@ -22,6 +22,8 @@ from gangline.worker.gang_talk_core import (
     Send,
     TalkCore,
 )
+
+from ..scale import repetitions
 
 Script = list[tuple[Collective, int, list[bytes]]]
 """Calls in order: kind, root, the value of each rank."""
@@ -111,6 +113,7 @@ def test_all_members_get_the_same_results_in_the_same_order(size):
 
 
 @given(st.integers(0, 2**32), st.integers(2, 6), st.sampled_from((0.02, 0.2, 0.5)))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_lost_doubled_and_reordered_messages_change_no_result(seed, size, loss):
     network = Network(script_of(size, 6, seed), size, seed=seed, loss=loss)
     network.run()
@@ -216,6 +219,7 @@ messages = st.recursive(
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Say)), st.lists(messages, max_size=7))), st.sampled_from((0, 1)))
+@settings(max_examples=repetitions(12, whole=settings().max_examples))
 def test_no_message_breaks_a_member(heard, rank):
     member = TalkCore(rank=rank, size=3, part_bytes=64)
     member.begin(Collective.BROADCAST, 1, b"x", 0.0)

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.schemas.frames import Answer, Request, TaskFlag
 
+from ..scale import repetitions
 from .rig import Hand, Rig, reserve, task
 
 JOBS = ("a", "b", "c")
@@ -108,7 +109,7 @@ def check_journal(journal: list[dict[str, Any]]) -> None:
     assert not running
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(repetitions(15, whole=100)))
 async def test_whatever_is_said_a_job_runs_once_at_a_time_and_each_request_is_answered_once(seed: int):
     rng = random.Random(seed)
     async with Rig(slots=3) as rig:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import cast
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.bus.port import Bus
@@ -15,6 +15,8 @@ from gangline.schemas.errors import ClosedError, Disconnected, InvalidName, Payl
 from gangline.schemas.frames import ENVELOPE_BYTES, Answer, Load
 from gangline.telemetry.logs import logger_for
 from gangline.worker.outbox import Outbox
+
+from ..scale import repetitions
 
 
 class Wire:
@@ -147,6 +149,7 @@ async def test_whatever_the_sizes_nothing_is_lost_or_too_large(sizes):
 
 
 @given(count=st.sampled_from([0, 1, 15, 16, 300, 65_535, 65_536]), epoch=st.integers(0, 2**62))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_joined_frames_are_the_same_bytes_as_an_encoded_envelope(count, epoch):
     one = (Answer.RENEWED, 5, 1000)
     load = Load(1_000_000, 0, 1_000_000, 1)

@@ -6,7 +6,7 @@ import socket
 import threading
 from typing import cast
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gangline.schemas import codec
@@ -23,10 +23,13 @@ from gangline.worker.executors.process_link import (
     pack_for_worker,
 )
 
+from ..scale import repetitions
+
 _places = st.lists(st.none() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text() | st.binary(max_size=300), max_size=4)
 
 
 @given(messages=st.lists(_places, max_size=6), cuts=st.lists(st.integers(1, 200), min_size=1))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_bodies_come_out_whole_however_the_bytes_arrive(messages, cuts):
     data = b"".join(pack_for_worker(ToWorker.ITEM, *places) for places in messages)
     splitter = Splitter()

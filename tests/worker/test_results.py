@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, field_serializer
 
@@ -21,6 +21,8 @@ from gangline.schemas import codec
 from gangline.schemas.errors import InvalidResult, InvalidSettings
 from gangline.worker.pool import Pool
 from gangline.worker.wire_values import to_wire
+
+from ..scale import repetitions
 
 
 class Level(enum.IntEnum):
@@ -205,6 +207,7 @@ _values = st.recursive(
 
 
 @given(value=_values)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_whatever_is_let_through_can_be_written(value):
     try:
         plain = to_wire(value, "p.work")

@@ -14,7 +14,7 @@ import uuid
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
@@ -23,6 +23,8 @@ from gangline.schemas import codec
 from gangline.schemas.codec import Format
 from gangline.schemas.errors import InvalidArguments, InvalidSettings
 from gangline.worker.pool import Pool
+
+from ..scale import repetitions
 
 
 class Colour(enum.Enum):
@@ -435,6 +437,7 @@ _each_alone = {
 
 
 @given(arguments=_arguments, fmt=st.sampled_from(Format), by_name=st.booleans())
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_what_a_caller_sends_arrives_equal_by_either_format(arguments, fmt, by_name):
     is_json = fmt is Format.JSON
     if by_name:
@@ -448,6 +451,7 @@ def test_what_a_caller_sends_arrives_equal_by_either_format(arguments, fmt, by_n
 @given(value=st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | _text | st.binary(),
                           lambda inner: st.lists(inner) | st.dictionaries(_text, inner), max_leaves=8),
        is_json=st.booleans())  # fmt: skip
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_no_value_of_the_wire_makes_binding_fail_in_an_unknown_way(value, is_json):
     for name, task in _each_alone.items():
         try:

@@ -33,19 +33,25 @@ from gangline.schemas.jobs import (
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.task_errors import UnknownJob
 
+from ..waiting import PATIENCE_S
+
 STORAGE = TaskStorage()
 
 
 class JobsRig:
     """What a test of the client's side has. The dispatcher's side is done by hand."""
 
-    def __init__(self, names: Names, client: Client, bus: Bus, hub: MemoryHub | None) -> None:
+    def __init__(
+        self, names: Names, client: Client, bus: Bus, hub: MemoryHub | None, ambient: Ambient | None = None
+    ) -> None:
         self.names = names
         self.client = client
         self.bus = bus
         """The dispatcher's connection."""
         self.hub = hub
-        """None: a real server."""
+        """None: a real server, in real time."""
+        self.wall = (ambient or Ambient()).wall
+        """Unix time, as client and server have it."""
         self.streams = TaskStreams(bus, names, STORAGE)
 
     async def tasks(self) -> Stream:
@@ -75,7 +81,7 @@ class JobsRig:
         settings = ConsumerSettings(filter=self.names.tasks_of(endpoint))
         consumer = await (await self.tasks()).consume("arrivals", settings, take)
         consumer.pull(count)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await enough.wait()
         await consumer.close(delete=True)
         return came
@@ -192,9 +198,9 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
             its = await connect_jetstream(how, name="dispatcher")
         client = Client(ours, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True)
         try:
-            async with client, asyncio.timeout(60 if kind == "server" else None):
+            async with client, asyncio.timeout(3 * PATIENCE_S if kind == "server" else None):
                 more = {name: request.getfixturevalue(name) for name in list(signature(body).parameters)[1:]}
-                await body(JobsRig(names, client, its, hub), **more)
+                await body(JobsRig(names, client, its, hub, ambient), **more)
         finally:
             await its.close()
 

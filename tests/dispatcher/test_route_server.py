@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import statistics
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -20,22 +18,31 @@ from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas import codec
+from gangline.schemas.errors import GanglineError
 from gangline.schemas.names import Names
 from gangline.worker.context import current_task
 from gangline.worker.pool import Pool
 
-from .test_route_core import bound
-from .test_server import until, worker
+from ..scale import repetitions
+from ..waiting import PATIENCE_S, until
+from .test_server import worker
 
 pytestmark = pytest.mark.server
 
-CHANGES = 50
+CHANGES = repetitions(6, whole=50)
 CALLERS = 16
 JUDGED = 200
+ONLY_LIVE_S = 3600.0
+"""How often routes are read again: so seldom that whoever knows of a change was told of it when it was made."""
 
 
-def make_pool(name: str, slots: int = 8) -> Pool:
+def make_pool(name: str, slots: int, go: asyncio.Event) -> Pool:
     pool = Pool(name, slots=slots)
+
+    @pool.task
+    async def wait() -> str:
+        await go.wait()
+        return name
 
     @pool.task
     async def who(pause_s: float = 0.0) -> str:
@@ -60,6 +67,8 @@ class Rig:
         self.names = Names(namespace)
         self.stack = contextlib.AsyncExitStack()
         self.routes: KeyValue
+        self.go = asyncio.Event()
+        """Tasks `wait` end when it is set."""
 
     async def bus(self, name: str) -> Any:
         bus = await connect_bus(ConnectionSettings.from_url(self.url, reconnect_wait_s=0.05), name=name)
@@ -71,7 +80,7 @@ class Rig:
         made = Client(
             bus,
             names=self.names,
-            settings=RouterSettings(node="", zone="", **settings),
+            settings=RouterSettings(**{"node": "", "zone": "", "reconcile_s": ONLY_LIVE_S, **settings}),
             ambient=Ambient(random=random.Random(seed)),
         )
         return await self.stack.enter_async_context(made)
@@ -79,7 +88,7 @@ class Rig:
     async def serve(self, *pools: str, slots: int = 8) -> None:
         for pool in pools:
             await self.stack.enter_async_context(
-                worker(self.url, self.names.namespace, f"w-{pool}", make_pool(pool, slots))
+                worker(self.url, self.names.namespace, f"w-{pool}", make_pool(pool, slots, self.go))
             )
 
     async def set_route(self, endpoint: str, **route: Any) -> None:
@@ -122,10 +131,12 @@ class Load:
         await asyncio.gather(*self._tasks)
 
 
-async def test_fifty_changes_under_load_lose_nothing_and_keep_the_shares(nats_url: str, namespace: str) -> None:
-    """Each change holds in every client within a second; no call fails, though pools come and go under those who wait.
+async def test_changes_under_load_lose_nothing_and_keep_the_shares(nats_url: str, namespace: str) -> None:
+    """Every client is told of each change; no call fails, though pools come and go under those who wait.
 
-    Shares are judged by a second endpoint, whose calls all begin and end under the same weights.
+    Shares are judged by a second endpoint, whose calls all begin and end under the same weights. They are a matter of
+    chance: each may be off by five standard deviations, which happens once in a million; test_routes.py judges them
+    closer, with chances that are the same each time.
     """
     async with rig_of(nats_url, namespace) as rig:
         pools = ["v1", "v2", "v3"]
@@ -135,44 +146,33 @@ async def test_fifty_changes_under_load_lose_nothing_and_keep_the_shares(nats_ur
         await rig.set_route("e", to={"v1": 1})
         load = Load(clients)
         await until(lambda: load.served > 0)
-        slowest_s, outside, tests = 0.0, 0, 0
         expected, variance, seen = dict.fromkeys(pools, 0.0), dict.fromkeys(pools, 0.0), Counter[str]()
         for _ in range(CHANGES):
             chosen = draws.sample(pools, draws.choice((1, 2, 2, 3)))
             weights = {pool: float(draws.randint(1, 9)) for pool in chosen}
-            began_at = time.perf_counter()
             await rig.set_route("e", to=weights)
             await rig.set_route("judged", to=weights)
             for client in clients:
                 for endpoint in ("e", "judged"):
                     await until(lambda args=(client, endpoint), weights=weights: weights_of(*args) == weights)
-            slowest_s = max(slowest_s, time.perf_counter() - began_at)
             counts = Counter(await asyncio.gather(*(clients[n % 2].call("judged.who") for n in range(JUDGED))))
             for pool in pools:
                 share = weights.get(pool, 0.0) / sum(weights.values())
                 if share in (0.0, 1.0):
                     assert counts[pool] == JUDGED * share, (counts, weights)
                     continue
-                tests += 1
-                outside += abs(counts[pool] - JUDGED * share) > bound(JUDGED, share)
+                spread = JUDGED * share * (1 - share)
+                assert abs(counts[pool] - JUDGED * share) < 5 * spread**0.5 + 1, (pool, counts, weights)
                 expected[pool] += JUDGED * share
-                variance[pool] += JUDGED * share * (1 - share)
+                variance[pool] += spread
                 seen[pool] += counts[pool]
         await load.stop()
         assert load.failed == []
-        assert slowest_s < 1.0
-        # Of so many intervals of 99 % one in a hundred is missed; five times that would be a bug. All calls of a pool
-        # together must be as near as all but one of 2,000 such runs come.
-        assert outside <= 0.05 * tests, (outside, tests)
         for pool in pools:
-            assert abs(seen[pool] - expected[pool]) < 3.5 * variance[pool] ** 0.5 + 1, (pool, seen, expected)
+            assert abs(seen[pool] - expected[pool]) < 5 * variance[pool] ** 0.5 + 1, (pool, seen, expected)
         for client in clients:
             idle = {"inside": {}, "waiting": 0}
             assert client.statistics()["routes"]["traffic"] == {"e": idle, "judged": idle}
-        print(
-            f"{CHANGES} changes under load, {load.served} calls served and {CHANGES * JUDGED} judged, 0 failed; "
-            f"slowest change {1000 * slowest_s:.0f} ms; {outside} of {tests} shares outside their 99 % interval"
-        )
 
 
 async def test_queued_calls_move_to_the_new_pools_and_none_is_lost(nats_url: str, namespace: str) -> None:
@@ -180,52 +180,59 @@ async def test_queued_calls_move_to_the_new_pools_and_none_is_lost(nats_url: str
         await rig.serve("v1", "v2", slots=1)
         client = await rig.client(1)
         await rig.set_route("e", to={"v1": 1})
-        long = asyncio.ensure_future(client.call("e.who", 3.0))
+        long = asyncio.ensure_future(client.call("e.wait"))
         waiting = [asyncio.ensure_future(client.call("e.who")) for _ in range(200)]
         await until(lambda: "v1" in client.router.pools and client.router.pools["v1"].core.waiting == 200)
         await rig.set_route("e", to={"v2": 1})
-        async with asyncio.timeout(2):
-            assert await asyncio.gather(*waiting) == ["v2"] * 200
+        assert await asyncio.gather(*waiting) == ["v2"] * 200
         assert not long.done()
+        rig.go.set()
         assert await long == "v1"
 
 
 @pytest.mark.parametrize("shadow", ["none", "serving", "stuck", "gone"])
-async def test_a_shadow_pool_dead_or_stuck_does_not_show_in_latencies(
-    nats_url: str, namespace: str, shadow: str
-) -> None:
+async def test_nobody_waits_for_a_shadow_pool_that_is_dead_or_stuck(nats_url: str, namespace: str, shadow: str) -> None:
+    """A call that waited for its copy would wait for an hour."""
+    calls = 100
     async with rig_of(nats_url, namespace) as rig:
         await rig.serve("v1", slots=64)
         if shadow in ("serving", "stuck"):
             await rig.serve("shadow", slots=64)
-        client = await rig.client(1, max_shadows=20)
+        client = await rig.client(1, max_shadows=20, shadow_timeout_s=3600.0)
         await rig.set_route("e", to={"v1": 1}, **({} if shadow == "none" else {"shadow": {"shadow": 100}}))
         task = "e.slow_in_shadow" if shadow == "stuck" else "e.who"
-        await client.call(task)
-        await asyncio.sleep(0.3)
-        latencies = []
-        for _ in range(300):
-            began_at = time.perf_counter()
+
+        def told() -> Counter[str]:
+            return Counter(client.statistics()["routes"]["shadows"].get("e", {}).get("shadow", {}))
+
+        async def opened() -> bool:
             assert await client.call(task) == "v1"
-            latencies.append(time.perf_counter() - began_at)
-        told = client.statistics()["routes"]["shadows"].get("e", {}).get("shadow", {})
+            return shadow in ("none", "gone") or told()["sent"] > 0
+
+        def served() -> bool:
+            return shadow != "serving" or told()["sent"] == told()["ok"]
+
+        await until(opened)
+        await until(served)
+        before = told()
+        for _ in range(calls):
+            assert await client.call(task) == "v1"
+            await until(served)
+        counted = told()
+        counted.subtract(before)
         match shadow:
             case "serving":
-                assert told["sent"] >= 290
+                assert counted["sent"] == calls
             case "stuck":
-                assert told["sent"] <= 20 and told["dropped"] >= 280
+                assert told()["sent"] == 20 and counted["sent"] + counted["dropped"] == calls
             case "gone":
-                assert told["dropped"] >= 300 and "sent" not in told
-        median_ms = 1000 * statistics.median(latencies)
-        print(f"shadow {shadow}: median {median_ms:.2f} ms, worst {1000 * max(latencies):.1f} ms; copies {told}")
-        # A shadow that were waited for would take its 5 s; a loaded machine takes tens of milliseconds.
-        assert max(latencies) < 1.0
+                assert counted["dropped"] == calls and told()["sent"] == 0
 
 
 async def test_routes_are_recovered_after_the_server_was_restarted(nats_server: Any, namespace: str) -> None:
     async with rig_of(nats_server.url, namespace) as rig:
         await rig.serve("v1", "v2")
-        client = await rig.client(1)
+        client = await rig.client(1, reconcile_s=5.0)
         await rig.set_route("e", to={"v1": 1})
         assert await client.call("e.who") == "v1"
         events: list[ConnectionEvent] = []
@@ -234,18 +241,16 @@ async def test_routes_are_recovered_after_the_server_was_restarted(nats_server: 
         nats_server.start()
         await until(lambda: ConnectionEvent.RECONNECTED in events)
         assert weights_of(client, "e") == {"v1": 1.0}
-        assert await client.options(timeout_s=20).call("e.who") == "v1"
+        assert await client.options(timeout_s=PATIENCE_S).call("e.who") == "v1"
 
-        async def set_again() -> None:
-            async with asyncio.timeout(20):
-                while True:
-                    with contextlib.suppress(Exception):
-                        await rig.set_route("e", to={"v2": 1})
-                        return
-                    await asyncio.sleep(0.1)
+        async def set_again() -> bool:
+            with contextlib.suppress(GanglineError):
+                await rig.set_route("e", to={"v2": 1})
+                return True
+            return False
 
-        await set_again()
-        await until(lambda: weights_of(client, "e") == {"v2": 1.0}, 1.0)
-        assert await client.options(timeout_s=20).call("e.who") == "v2"
+        await until(set_again, pause_s=0.1)
+        await until(lambda: weights_of(client, "e") == {"v2": 1.0})
+        assert await client.options(timeout_s=PATIENCE_S).call("e.who") == "v2"
         fresh = await rig.client(2)
-        assert await fresh.options(timeout_s=20).call("e.who") == "v2"
+        assert await fresh.options(timeout_s=PATIENCE_S).call("e.who") == "v2"

@@ -7,11 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,9 +36,10 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
-pytestmark = pytest.mark.server
+from ..processes import ForkedProcess, ForkServer
+from ..waiting import PATIENCE_S, until
 
-HERE = Path(__file__).parent
+pytestmark = pytest.mark.server
 
 
 def make_pool(slots: int = 4) -> Pool:
@@ -88,13 +86,6 @@ async def worker(url: str, namespace: str, name: str, pool: Pool | None = None) 
 async def client_of(url: str, namespace: str, **settings: Any) -> AsyncIterator[Client]:
     async with connect(url, namespace=namespace, settings=RouterSettings(node="", zone="", **settings)) as client:
         yield client
-
-
-async def until(condition: Any, limit_s: float = 10.0) -> None:
-    """Wait for what no signal tells: another process's or thread's state."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
 
 
 async def test_every_way_of_running_a_task(nats_url: str, namespace: str) -> None:
@@ -152,7 +143,7 @@ async def test_two_dispatches_cancelled_before_they_start_leave_both_slots_usabl
 ) -> None:
     async with (
         worker(nats_url, namespace, "w1", make_pool(slots=2)) as one,
-        client_of(nats_url, namespace) as client,
+        client_of(nats_url, namespace, claim_s=300) as client,  # so that none is free because its claim expires
     ):
         for _ in range(2):
             async with client.choose_worker("images") as selection:
@@ -161,10 +152,7 @@ async def test_two_dispatches_cancelled_before_they_start_leave_both_slots_usabl
                 dispatch.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await dispatch
-        loop = asyncio.get_running_loop()
-        began = loop.time()
         assert await asyncio.gather(*(client.call("images.nap", 0.01) for _ in range(2))) == [0.01, 0.01]
-        assert loop.time() - began < 1
         await until(lambda: one.statistics().load[:2] == (0, 0))
 
 
@@ -197,7 +185,10 @@ async def test_sessions_and_models_stick(nats_url: str, namespace: str) -> None:
         assert homes == {key: await other.options(key=key).call("images.who") for key in homes}
         models = {model: await client.options(model=model).call("images.who") for model in "abc"}
         assert len(set(models.values())) == 3  # each to a worker with the fewest models
-        await asyncio.sleep(1.5)  # a heartbeat tells every router
+        view = other.router.pools["images"].core.view
+        known = {name: model for model, name in models.items()}
+        # A heartbeat tells every router.
+        await until(lambda: {name: ",".join(each.models) for name, each in view.workers.items()} == known)
         assert models == {model: await other.options(model=model).call("images.who") for model in models}
 
 
@@ -217,7 +208,7 @@ async def test_removing_the_last_worker_resolves_whoever_waits(nats_url: str, na
             waiting = [asyncio.ensure_future(client.call("images.echo")) for _ in range(10)]
             await one.drain()
         assert await running == 0.5
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             results = await asyncio.gather(*waiting, return_exceptions=True)
         assert all(isinstance(result, GanglineError) and not result.may_have_started for result in results), results
 
@@ -242,14 +233,14 @@ async def test_the_gateway_answers_plain_requests(nats_url: str, namespace: str)
     bus = await connect_bus(ConnectionSettings.from_url(nats_url), name="asker")
     gate = await connect_bus(ConnectionSettings.from_url(nats_url), name="gateway")
     async with worker(nats_url, namespace, "w1"), Gateway(gate, names=Names(namespace)):
-        answer = await bus.request(f"{namespace}.call.images.echo", b'{"value": [1, 2]}', timeout_s=5)
+        answer = await bus.request(f"{namespace}.call.images.echo", b'{"value": [1, 2]}', timeout_s=PATIENCE_S)
         assert answer.data == b"[1,2]" and (answer.headers or {})[headers.WORKER] == "images.w1"
         packed = await bus.request(
-            f"{namespace}.call.images.echo", codec.pack([b"\x00"]), timeout_s=5,
+            f"{namespace}.call.images.echo", codec.pack([b"\x00"]), timeout_s=PATIENCE_S,
             headers={"Content-Type": "application/msgpack"},
         )  # fmt: skip
         assert codec.unpack(packed.data) == b"\x00"
-        wrong = await bus.request(f"{namespace}.call.images.nope", b"", timeout_s=5)
+        wrong = await bus.request(f"{namespace}.call.images.nope", b"", timeout_s=PATIENCE_S)
         assert (wrong.headers or {})[headers.ERROR_CODE] == "404"
     await bus.close()
     await gate.close()
@@ -262,7 +253,7 @@ async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: s
     def plain() -> None:
         with connect_sync(nats_url, namespace=namespace, name="plain") as client:
             assert client.call("images.echo", 1) == 1
-            assert client.options(timeout_s=5).call("images.echo", value=2) == 2
+            assert client.options(timeout_s=PATIENCE_S).call("images.echo", value=2) == 2
             assert list(client.stream("images.count", 200)) == list(range(200))
             items = client.stream("images.count", 10_000)
             assert next(items) == 0
@@ -293,27 +284,31 @@ async def test_the_client_without_a_loop_does_it_all(nats_url: str, namespace: s
 
 def test_an_interrupt_cancels_the_call_and_the_client_goes_on(nats_url: str, namespace: str) -> None:
     ready = threading.Event()
+    calls = threading.Event()
     stop = threading.Event()
     cancelled: list[int] = []
 
     async def serve() -> None:
         async with worker(nats_url, namespace, "w1") as one:
             ready.set()
-            await asyncio.to_thread(stop.wait)
+            await asyncio.to_thread(calls.wait)
+            await until(lambda: one.statistics().load.running == 1)
+            os.kill(os.getpid(), signal.SIGINT)
+            await until(lambda: one.statistics().load.running == 0)
             cancelled.append(one.statistics().tasks["cancelled"])
+            await asyncio.to_thread(stop.wait)
 
     server = threading.Thread(target=lambda: asyncio.run(serve()))
     server.start()
     try:
-        assert ready.wait(10)
+        assert ready.wait(PATIENCE_S)
         with connect_sync(nats_url, namespace=namespace) as client:
-            timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-            timer.start()
             with pytest.raises(KeyboardInterrupt):
-                client.call("images.nap", 30)
+                calls.set()
+                client.call("images.nap", 1000)
             assert client.call("images.echo", "still here") == "still here"
-            time.sleep(0.2)
     finally:
+        calls.set()
         stop.set()
         server.join()
     assert cancelled == [1]
@@ -323,19 +318,27 @@ def test_an_interrupt_cancels_the_call_and_the_client_goes_on(nats_url: str, nam
 
 
 async def test_everything_goes_on_after_the_server_was_restarted(nats_server: Any, namespace: str) -> None:
-    async with worker(nats_server.url, namespace, "w1") as one, client_of(nats_server.url, namespace) as client:
+    pool, go = make_pool(), asyncio.Event()
+
+    @pool.task
+    async def wait() -> str:
+        await go.wait()
+        return "told"
+
+    async with worker(nats_server.url, namespace, "w1", pool) as one, client_of(nats_server.url, namespace) as client:
         assert await client.call("images.echo", 1) == 1
         async with client.lease("images", slots=2, ttl_s=30) as lease:
-            running = asyncio.ensure_future(client.call("images.nap", 3))
+            running = asyncio.ensure_future(client.call("images.wait"))
             await until(lambda: one.statistics().load.running == 1)
             await asyncio.to_thread(nats_server.restart)
-            assert await client.options(timeout_s=20).call("images.echo", 2) == 2
+            assert await client.options(timeout_s=PATIENCE_S).call("images.echo", 2) == 2
             assert await lease.call("echo", 3) == 3
-            assert await running == 3  # its answer was kept, or asked for
+            go.set()
+            assert await running == "told"  # its answer was kept, or asked for
         await until(lambda: one.statistics().load[:2] == (0, 0))
         await until(lambda: client.statistics()["pools"]["images"]["placed"] == 0)
         fresh = await connect(nats_server.url, namespace=namespace)
-        assert await fresh.options(timeout_s=20).call("images.echo", 4) == 4
+        assert await fresh.options(timeout_s=PATIENCE_S).call("images.echo", 4) == 4
         await fresh.close()
 
 
@@ -384,46 +387,48 @@ asyncio.run(main())
 
 
 @contextlib.asynccontextmanager
-async def process(code: str, *arguments: str, says: str) -> AsyncIterator[subprocess.Popen[str]]:
-    running = subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True
-    )
+async def process(forks: ForkServer, code: str, *arguments: str, says: str) -> AsyncIterator[ForkedProcess]:
+    running = forks.start(["-c", code, *arguments], stdout=subprocess.PIPE)
+    assert running.stdout is not None
     try:
-        assert running.stdout is not None
         assert (await asyncio.to_thread(running.stdout.readline)).strip() == says
         yield running
     finally:
         running.kill()
         running.wait()
-        running.stdout.close()  # type: ignore[union-attr]
+        running.stdout.close()
 
 
 @pytest.mark.processes
-async def test_a_killed_router_gives_its_reservations_back_within_the_claim_timeout(
-    nats_url: str, namespace: str
-) -> None:
+async def test_a_killed_router_gives_its_reservations_back(nats_url: str, namespace: str, forks: ForkServer) -> None:
+    """When its claims expire; how soon that is, tests/worker/test_core.py tells on virtual time."""
     async with worker(nats_url, namespace, "w1", make_pool(slots=2)) as one:
-        async with process(HOLDER, nats_url, namespace, says="held") as holder:
-            await asyncio.sleep(1)  # so long that they have been renewed
+        async with process(forks, HOLDER, nats_url, namespace, says="held") as holder:
             assert one.statistics().load.reserved == 2
+            granted_until = one.core.next_deadline() or 0.0
+            await until(lambda: (one.core.next_deadline() or 0.0) > granted_until, "both are renewed")
             holder.kill()
-            killed_at = asyncio.get_running_loop().time()
             async with client_of(nats_url, namespace) as client:
-                assert await client.options(timeout_s=20).call("images.echo", 1) == 1
-                assert asyncio.get_running_loop().time() - killed_at < 2.5
+                assert await client.options(timeout_s=PATIENCE_S).call("images.echo", 1) == 1
         await until(lambda: one.statistics().load[:2] == (0, 0))
 
 
 @pytest.mark.processes
-async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(nats_url: str, namespace: str) -> None:
+async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(
+    nats_url: str, namespace: str, forks: ForkServer
+) -> None:
     async with (
-        process(SERVER, nats_url, namespace, "w1", says="serving"),
-        process(SERVER, nats_url, namespace, "w2", says="serving") as doomed,
+        process(forks, SERVER, nats_url, namespace, "w1", says="serving"),
+        process(forks, SERVER, nats_url, namespace, "w2", says="serving") as doomed,
         client_of(nats_url, namespace) as client,
     ):
         safe = [asyncio.ensure_future(client.call("images.again", 0.3)) for _ in range(50)]
         once = [asyncio.ensure_future(client.call("images.nap", 0.3)) for _ in range(50)]
-        await asyncio.sleep(0.2)
+
+        async def busy() -> bool:
+            return (await client.stats("images.w2")).load.running > 0
+
+        await until(busy)
         doomed.kill()
         assert await asyncio.gather(*safe) == ["done"] * 50
         results = await asyncio.gather(*once, return_exceptions=True)
@@ -434,16 +439,19 @@ async def test_calls_to_a_killed_worker_are_retried_where_safe_and_else_say_so(n
 
 
 @pytest.mark.processes
-async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(nats_url: str, namespace: str) -> None:
+async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(
+    nats_url: str, namespace: str, forks: ForkServer
+) -> None:
     async with (
-        process(SERVER, nats_url, namespace, "w1", says="serving") as frozen,
+        process(forks, SERVER, nats_url, namespace, "w1", says="serving") as frozen,
         client_of(nats_url, namespace) as client,
     ):
         assert await client.call("images.nap", 0) == "done"
         os.kill(frozen.pid, signal.SIGSTOP)
         try:
             results = await asyncio.gather(
-                *(client.options(timeout_s=8).call("images.nap", 0.01) for _ in range(5)), return_exceptions=True
+                *(client.options(timeout_s=PATIENCE_S).call("images.nap", 0.01) for _ in range(5)),
+                return_exceptions=True,
             )
             assert all(isinstance(result, WorkerLost) for result in results), results
             async with contextlib.AsyncExitStack() as stack:
@@ -451,6 +459,6 @@ async def test_what_was_sent_to_a_frozen_worker_never_runs_there_later(nats_url:
                     await stack.enter_async_context(client.options(timeout_s=1).choose_worker("images"))
         finally:
             os.kill(frozen.pid, signal.SIGCONT)
-        assert await client.options(timeout_s=20).call("images.nap", 0) == "done"
+        assert await client.options(timeout_s=PATIENCE_S).call("images.nap", 0) == "done"
         stats = await client.stats("images.w1")
         assert stats.tasks["started"] == 2 and stats.load.ongoing == 0

@@ -24,6 +24,7 @@ from gangline.schemas.jobs import JobInfo, JobState
 from gangline.schemas.submission import Submission
 from gangline.schemas.task_errors import InvalidSchedule, JobCancelled
 
+from ..waiting import until
 from .jobs_rig import JobsRig, failing, on_both_buses
 
 
@@ -116,17 +117,19 @@ async def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(rig: 
 
 @on_both_buses
 async def test_a_delayed_task_comes_at_its_time_and_not_before(rig: JobsRig) -> None:
-    job = await rig.client.options(delay_s=1.5).submit("images.echo", value=1)
-    info = await job.status()
+    later = await rig.client.options(delay_s=3600).submit("images.echo", value=1)
+    info = await later.status()
     assert (info.state, info.endpoint, info.method) == (JobState.SCHEDULED, "images", "echo")
     assert info.next_try_at is not None and info.reason == "its time has not come"
     assert await rig.stored() == []
-    [obstacle] = (await job.why()).obstacles
+    [obstacle] = (await later.why()).obstacles
     assert (obstacle.kind, obstacle.until) == ("schedule", info.next_try_at)
+    when = rig.wall() + 1
+    job = await rig.client.options(at=datetime.fromtimestamp(when, UTC)).submit("images.echo", value=1)
     tasks = await rig.arrivals(1)
     read = Submission.parse(rig.names, tasks[0].subject, tasks[0].headers, sequence=1, published_at=tasks[0].at)
     assert read.job == job.id
-    assert tasks[0].at >= info.next_try_at - 0.01
+    assert tasks[0].at >= when - 0.01
     assert (await job.status()).state is JobState.QUEUED
     assert await job.cancel()
     assert (await job.status()).state is JobState.CANCELLED
@@ -180,12 +183,16 @@ async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_i
     rig: JobsRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dispatcher = await rig.take_queue()
-    job = await rig.client.options(delay_s=1).submit("images.echo")
+    job = await rig.client.options(delay_s=3600).submit("images.echo")
     mine = await job._desk.streams.tasks()
 
     async def too_late(pattern: str) -> int:
-        while not dispatcher.messages:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        scheduled = await mine.last(rig.names.schedule(job.id))
+        assert scheduled is not None
+        fields = {**(scheduled.headers or {}), headers.SCHEDULE: "@at 2020-01-01T00:00:00Z"}
+        del fields[headers.MESSAGE_ID]
+        await mine.publish(scheduled.subject, scheduled.data, headers=fields)
+        await until(lambda: dispatcher.messages)
         dispatcher.jobs[job.id] = JobInfo(job=job.id, endpoint="images", state=JobState.RUNNING)
         return 0
 
@@ -241,7 +248,7 @@ async def test_a_task_that_nobody_acknowledges_is_told_with_what_is_certain(rig:
     began = loop.time()
     with deadline(began + 0.5), pytest.raises(StorageUnavailable, match="submit it with an idempotency_key") as caught:
         await rig.client.submit("images.echo")
-    assert caught.value.may_have_started and loop.time() - began < 1
+    assert caught.value.may_have_started and (rig.hub is None or loop.time() - began < 1)
     assert caught.value.details["job"]
 
 

@@ -19,6 +19,8 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ...waiting import PATIENCE_S, until
+
 pytestmark = pytest.mark.realtime
 
 NAMES = Names("runner")
@@ -30,9 +32,7 @@ def _dispatcher(hub: MemoryHub, **settings: float) -> Dispatcher:
 
 
 async def _until_running(dispatcher: Dispatcher) -> None:
-    async with asyncio.timeout(5):
-        while dispatcher.state is not DispatcherState.RUNNING:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await until(lambda: dispatcher.state is DispatcherState.RUNNING)
 
 
 async def _a_long_task(hub: MemoryHub, dispatcher: Dispatcher) -> Worker:
@@ -49,7 +49,7 @@ async def _a_long_task(hub: MemoryHub, dispatcher: Dispatcher) -> Worker:
     await worker.start()
     bus: MemoryBus = hub.connect("client")
     await (await TaskStreams(bus, NAMES, TaskStorage()).tasks()).publish(NAMES.task("work", "nap"), b"")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await begun.wait()
     await bus.close()
     return worker
@@ -62,7 +62,7 @@ async def test_a_signal_hands_the_queues_over_and_ends() -> None:
     await _until_running(dispatcher)
     worker = await _a_long_task(hub, dispatcher)
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await running
     assert dispatcher.state is DispatcherState.CLOSED and dispatcher.queues == {}
     assert worker.statistics().load.running == 1, "what runs goes on"
@@ -76,10 +76,11 @@ async def test_a_second_signal_ends_the_grace() -> None:
     await _until_running(dispatcher)
     worker = await _a_long_task(hub, dispatcher)
     os.kill(os.getpid(), signal.SIGTERM)
-    await asyncio.sleep(0.3)
+    await until(lambda: dispatcher.state is DispatcherState.CLOSED)
+    await asyncio.sleep(0.1)
     assert not running.done(), "it waits for what runs"
     os.kill(os.getpid(), signal.SIGTERM)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await running
     await worker.stop()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -27,19 +27,12 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ...scale import repetitions
+from ...waiting import PATIENCE_S, until
+
 pytestmark = pytest.mark.server
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-async def eventually(check: Callable[[], bool | Awaitable[bool]], within_s: float = 20.0) -> None:
-    """Wait until something is so."""
-    async with asyncio.timeout(within_s):
-        while True:
-            so = check()
-            if so if isinstance(so, bool) else await so:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def _is_empty(stream: Stream, but: int = 0) -> bool:
@@ -101,18 +94,18 @@ class System:
             found.extend([] if entry is None else [ResultRecord.model_validate_json(entry.value)])
             return bool(found)
 
-        await eventually(look)
+        await until(look)
         return found[0]
 
     async def empty(self) -> None:
         """Wait until nothing is in the stream of tasks."""
         stream = await self.streams.tasks()
-        await eventually(lambda: _is_empty(stream))
+        await until(lambda: _is_empty(stream))
 
     async def forgotten_tries(self) -> None:
         """Wait until no try is noted any more."""
         results = await self.streams.results()
-        await eventually(lambda: _has_none(results, self.names.tries_of()))
+        await until(lambda: _has_none(results, self.names.tries_of()))
 
     async def dead(self) -> list[StreamMessage]:
         """All dead letters."""
@@ -125,7 +118,7 @@ class System:
     async def ask(self, endpoint: str, operation: QueueOperation, **body: Any) -> Any:
         """What the holder of a queue answers."""
         subject = self.names.queue(endpoint, operation)
-        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=2)
+        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
         value = json.loads(answer.data)
         if answer.headers and headers.ERROR in answer.headers:
             raise error_from_wire(value["code"], value["message"], value.get("details"), False)
@@ -135,13 +128,15 @@ class System:
         return await self.until(job, JobState.RUNNING)
 
     async def until(self, job: int, state: JobState) -> JobInfo:
-        async with asyncio.timeout(10):
-            while True:
-                with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
-                    info = JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job)))
-                    if info.state is state:
-                        return info
-                await asyncio.sleep(0.01)
+        found: list[JobInfo] = []
+
+        async def is_so() -> bool:
+            with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
+                found.append(JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job))))
+            return bool(found) and found[-1].state is state
+
+        await until(is_so)
+        return found[-1]
 
     async def __aexit__(self, *_: object) -> None:
         for end in reversed(self.ends):
@@ -292,20 +287,25 @@ async def test_a_message_to_the_subjects_of_schedules_that_is_none_is_a_dead_let
         published = await stream.publish(system.names.schedule("lost"), b"{}")
         record = await system.result(published.sequence)
         assert (record.state, record.reason) == ("dead", "malformed")
-        await eventually(lambda: _is_empty(stream, but=1))
+        await until(lambda: _is_empty(stream, but=1))
         assert await stream.last(system.names.schedule("fine")) is not None
 
 
 async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: System) -> None:
     async with system:
         await system.worker(words())
+        later = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1h")
+        job = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1s")
+        stream = await system.streams.tasks()
+        published = await stream.next(system.names.tasks_of("words"), job)
+        assert published is not None and published.sequence == job
         await system.dispatcher()
-        began = asyncio.get_running_loop().time()
-        job = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1500ms")
         record = await system.result(job)
-        assert asyncio.get_running_loop().time() - began >= 1.4
         assert (record.state, record.result) == ("done", 2)
-        await system.empty()
+        assert record.submitted_at >= published.at + 1.0, "by the server's clock, which wrote both"
+        await until(lambda: _is_empty(stream, but=1))
+        schedule = await stream.last(system.names.schedule(str(later)))
+        assert schedule is not None and (schedule.headers or {})[headers.SCHEDULE].startswith("@at ")
 
 
 async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: System) -> None:
@@ -313,7 +313,7 @@ async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: Sy
         await system.worker(words())
         dispatcher = await system.dispatcher()
         await system.publish("words.count", {"text": "a b"}, Gangline_Cron="@every 1s", Gangline_Job="tick")
-        await eventually(lambda: dispatcher.statistics().counts["started"] >= 3)
+        await until(lambda: dispatcher.statistics().counts["started"] >= repetitions(2, whole=3))
         stream = await system.streams.tasks()
         schedule = await stream.last(system.names.schedule("tick"))
         assert schedule is not None and await stream.delete(schedule.sequence)
@@ -342,7 +342,7 @@ async def test_items_of_a_task_that_yields_can_be_read_later_all_in_order(system
             system.names.job(str(job), JobFeed.ITEM),
             lambda message: found.append(JobItem.model_validate_json(message.data).value),
         )
-        await eventually(lambda: len(found) >= 300)
+        await until(lambda: len(found) >= 300)
         await reading.unsubscribe()
         assert found == list(range(300))
 
@@ -372,7 +372,7 @@ async def test_a_deadline_ends_a_running_task_and_makes_it_a_dead_letter(system:
     async with system:
         await system.worker(faults([]))
         await system.dispatcher()
-        record = await system.result(await system.publish("faults.nap", {"seconds": 60}, Gangline_Deadline="500ms"))
+        record = await system.result(await system.publish("faults.nap", {"seconds": 60}, Gangline_Deadline="2s"))
         assert (record.state, record.reason, record.attempts) == ("dead", "expired", 1)
         record = await system.result(
             await system.publish(

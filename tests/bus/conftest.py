@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,14 +13,16 @@ from typing import Any, Generic, TypeVar
 import pytest
 
 from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_jetstream
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
 from gangline.bus.settings import ConnectionSettings
 
+from ..waiting import PATIENCE_S
+
 T = TypeVar("T")
-WAIT_S = 20.0
 
 Connect = Callable[..., Awaitable[Bus]]
 ConnectServer = Callable[..., Awaitable[JetStreamBus]]
@@ -63,7 +66,7 @@ class Collected(Generic[T]):
 
     async def until(self, enough: Callable[[list[T]], object]) -> list[T]:
         """Wait until `enough(items)`."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not enough(self.items):
                 self._changed.clear()
                 await self._changed.wait()
@@ -81,13 +84,6 @@ def collect() -> Collected[Any]:
     return Collected()
 
 
-async def eventually(check: Callable[[], Awaitable[object]]) -> None:
-    """Ask until it holds, of what nobody tells."""
-    async with asyncio.timeout(WAIT_S):
-        while not await check():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-
-
 async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]) -> None:
     """Do something, and wait until the connection reports `event`."""
     seen: Collected[ConnectionEvent] = Collected()
@@ -97,6 +93,21 @@ async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]
         await seen.until(lambda events: event in events)
     finally:
         stop()
+
+
+@contextlib.contextmanager
+def impatient(bus: JetStreamBus) -> Iterator[None]:
+    """Storage operations of this connection give up after half a second; others of the test wait as long as ever."""
+    patience_s, bus.api.timeout_s = bus.api.timeout_s, 0.5
+    yield
+    bus.api.timeout_s = patience_s
+
+
+@pytest.fixture
+def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Consumers learn by signals alone: silence and the end of a request, after which they look, come too late."""
+    for name in ("consuming.SILENCE_S", "jetstream_consumer.EXPIRES_S", "memory_consumer.EXPIRES_S"):
+        monkeypatch.setattr(f"gangline.bus.{name}", 3600.0)
 
 
 @pytest.fixture
@@ -178,6 +189,20 @@ def holds(stream: Stream, number: int) -> Callable[[], Awaitable[bool]]:
         return (await stream.state()).messages == number
 
     return check
+
+
+@pytest.fixture(scope="session")
+def quiet_cluster() -> Iterator[EmbeddedCluster]:
+    """Three servers for all tests that kill none of them."""
+    with EmbeddedCluster(3) as servers:
+        yield servers
+
+
+@pytest.fixture
+def cluster() -> Iterator[EmbeddedCluster]:
+    """Three servers of this test's own, which it may kill."""
+    with EmbeddedCluster(3) as servers:
+        yield servers
 
 
 @pytest.fixture

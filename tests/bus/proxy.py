@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlsplit
 
 
 class Proxy:
-    def __init__(self, port: int) -> None:
-        self._target = port
+    def __init__(self, server_url: str) -> None:
+        parts = urlsplit(server_url)
+        self._target = (parts.hostname, parts.port)
         self._server: asyncio.Server | None = None
         self._open = asyncio.Event()
         self._open.set()
@@ -56,7 +58,7 @@ class Proxy:
         try:
             if self.refusing:
                 return
-            down_reader, down_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            down_reader, down_writer = await asyncio.open_connection(*self._target)
             self._writers.add(down_writer)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._copy(reader, down_writer, held=False))

@@ -7,36 +7,47 @@ import asyncio
 from gangline.bus.port import ConsumerSettings, Published, Stream, StreamMessage
 from gangline.schemas.errors import Unavailable
 
+from ..waiting import PATIENCE_S, until
 from .conftest import collect
 
 LONG_S = 300.0
 """An acknowledgement wait that no test lives to see."""
 
 
-async def publish_until_stored(stream: Stream, subject: str, number: int) -> Published:
-    """As a careful client does: with an id, again and again."""
-    async with asyncio.timeout(90):
+async def publish_until_stored(
+    stream: Stream, subject: str, number: int, in_doubt: set[bytes] | None = None
+) -> Published:
+    """As a careful client does: with an id, again and again. `in_doubt` gets the body if a try may have stored it."""
+    body = b"%d" % number
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                return await stream.publish(
-                    subject, b"%d" % number, headers={"Nats-Msg-Id": f"m{number}"}, timeout_s=2.0
-                )
-            except Unavailable:
+                return await stream.publish(subject, body, headers={"Nats-Msg-Id": f"m{number}"}, timeout_s=2.0)
+            except Unavailable as error:
+                if in_doubt is not None and error.may_have_started:
+                    in_doubt.add(body)
                 await asyncio.sleep(0.02)
 
 
 class Load:
-    """`number` messages, published ten at a time over `source` and worked off from `stream`, fifty ahead."""
+    """`number` messages, published ten at a time over `source` and worked off from `stream`, fifty ahead.
 
-    def __init__(self, stream: Stream, source: Stream, subject: str, number: int) -> None:
+    A server that restarts knows the ids of those messages only that are still stored. So with `restarts`, what was
+    done already may be stored once more, under a sequence of its own, if its publication was in doubt.
+    """
+
+    def __init__(self, stream: Stream, source: Stream, subject: str, number: int, *, restarts: bool = False) -> None:
         self.done = collect()
         self.lost = collect()
         self._stream = stream
         self._source = source
         self._subject = subject
         self._number = number
+        self._restarts = restarts
+        self._in_doubt: set[bytes] = set()
         self._seen: set[bytes] = set()
-        self._again: list[bytes] = []
+        self._sequences: set[int] = set()
+        self._again: list[StreamMessage] = []
         self._publishing: asyncio.Future[list[None]]
 
     async def start(self) -> None:
@@ -51,18 +62,24 @@ class Load:
         while len(self._seen) < self._number:
             await self.done.count(len(self.done.items) + 1)
         await self._consumer.settled()
+        await until(self._empty)
         assert self._seen == {b"%d" % index for index in range(self._number)}
         assert self._again == []
         assert self.lost.items == []
 
+    async def _empty(self) -> bool:
+        return (await self._stream.state()).messages == 0
+
     async def _publish(self, share: int) -> None:
         for index in range(share, self._number, 10):
-            await publish_until_stored(self._source, self._subject.replace(">", "x"), index)
+            await publish_until_stored(self._source, self._subject.replace(">", "x"), index, self._in_doubt)
 
     def _work(self, message: StreamMessage) -> None:
-        if message.data in self._seen:
-            self._again.append(message.data)
+        stored_again = self._restarts and message.data in self._in_doubt
+        if message.sequence in self._sequences or (message.data in self._seen and not stored_again):
+            self._again.append(message)
         self._seen.add(message.data)
+        self._sequences.add(message.sequence)
         self._consumer.ack(message)
         self.done(message)
         self._consumer.pull(1)

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
 from pathlib import Path
@@ -19,6 +18,8 @@ from gangline.bus.port import BucketSettings, ConnectionEvent, Storage
 from gangline.bus.server_process import ServerProcess
 from gangline.schemas.errors import InvalidSettings, ServerUnreachable, ServerUnsupported
 
+from ..processes import ForkedProcess, ForkServer
+from ..waiting import PATIENCE_S, until
 from .conftest import happens
 
 pytestmark = pytest.mark.processes
@@ -33,9 +34,7 @@ def alive(pid: int) -> bool:
 
 
 async def ends(pid: int) -> bool:
-    async with asyncio.timeout(10):
-        while alive(pid):  # noqa: ASYNC110 - a foreign process gives no signal
-            await asyncio.sleep(0.01)
+    await until(lambda: not alive(pid))
     return True
 
 
@@ -143,30 +142,29 @@ time.sleep(600)
 """
 
 
-def started_by(before: str = "") -> tuple[subprocess.Popen[str], int]:
+def started_by(forks: ForkServer, before: str = "") -> tuple[ForkedProcess, int]:
     """A Python process that started a server, and that server's id."""
-    code = textwrap.dedent(PARENT).format(before=before)
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    parent = forks.start(["-c", textwrap.dedent(PARENT).format(before=before)], stdout=subprocess.PIPE)
     assert parent.stdout is not None
     with parent.stdout:
         return parent, int(parent.stdout.readline())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-async def test_it_dies_with_its_parent_however_that_dies(number):
-    parent, pid = started_by()
+async def test_it_dies_with_its_parent_however_that_dies(forks, number):
+    parent, pid = started_by(forks)
     assert alive(pid)
     parent.send_signal(number)
     assert await ends(pid)
     await asyncio.to_thread(parent.wait)
 
 
-async def test_without_the_kernels_help_a_keeper_ends_it_with_its_parent():
+async def test_without_the_kernels_help_a_keeper_ends_it_with_its_parent(forks):
     before = (
         "from gangline.bus import embedded, server_process; import functools; "
         "embedded.ServerProcess = functools.partial(server_process.ServerProcess, keeper=True)"
     )
-    parent, pid = started_by(before=before)
+    parent, pid = started_by(forks, before)
     assert alive(pid)
     parent.kill()
     assert await ends(pid)
@@ -265,7 +263,7 @@ def test_a_process_that_ends_by_itself_is_noticed():
         ["/bin/sh", "-c", "echo one >&2; echo two >&2; exit 3"], on_line=lines.append, on_end=ended.set
     )
     process.start()
-    assert ended.wait(10)
+    assert ended.wait(PATIENCE_S)
     assert process.exit_code == 3
     assert lines == ["one", "two"]
     process.stop(0)

@@ -11,6 +11,8 @@ import pytest
 from gangline.bus.jetstream import connect
 from gangline.schemas.errors import Disconnected
 
+from ..waiting import until
+
 pytestmark = pytest.mark.server
 
 INFO = b'INFO {"server_id": "fake", "version": "2.12.0", "proto": 1, "max_payload": 1048576, "headers": true}\r\n'
@@ -63,9 +65,7 @@ async def test_a_server_that_dies_in_the_handshake_of_a_reconnect_is_tried_again
     async with fake({2, 3}, instead_of_pong) as server:
         bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
         server.hang_up()
-        async with asyncio.timeout(10):
-            while server.connections < 4 or not bus.connected:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: server.connections >= 4 and bus.connected)
         await bus.flush()
         await bus.close()
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import time
 
 import pytest
 
@@ -16,7 +15,8 @@ from gangline.bus.port import BucketSettings, ConnectionEvent, KvOperation, NotP
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.errors import Disconnected, InvalidName, ServerUnreachable
 
-from .conftest import collect, happens
+from ..waiting import PATIENCE_S
+from .conftest import collect, happens, impatient
 from .proxy import Proxy
 
 pytestmark = pytest.mark.server
@@ -28,7 +28,7 @@ async def answers(bus, subject="pitfall.echo"):
     """The connection hears and is heard."""
     subscription = await bus.subscribe(subject, lambda message: bus.publish(message.reply, message.data))
     try:
-        return (await bus.request(subject, b"alive", timeout_s=10)).data == b"alive"
+        return (await bus.request(subject, b"alive", timeout_s=PATIENCE_S)).data == b"alive"
     finally:
         await subscription.unsubscribe()
 
@@ -46,10 +46,10 @@ async def test_1_a_cancelled_flush_does_not_stop_the_connection_from_hearing(con
 
 
 async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(connect_to, nats_server, monkeypatch):
-    monkeypatch.setattr("gangline.bus.jetstream._FLUSH_TIMEOUT_S", 0.1)
     bus = await connect_to(nats_server.url)
     nats_server.freeze()
-    with pytest.raises(Disconnected, match="did not answer"):
+    with monkeypatch.context() as patch, pytest.raises(Disconnected, match="did not answer"):
+        patch.setattr("gangline.bus.jetstream._FLUSH_TIMEOUT_S", 0.1)
         await bus.flush()
     nats_server.thaw()
     assert await answers(bus)
@@ -149,8 +149,11 @@ async def test_4_waiting_under_back_pressure_can_be_cancelled(connect_to, nats_s
     assert bus.statistics()["buffered_bytes"] < 16 * 1024 * 1024
 
 
-async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(
+    connect_to, nats_server, namespace, monkeypatch
+):
+    monkeypatch.setattr("gangline.bus.jetstream._FLUSH_TIMEOUT_S", 3600.0)
+    bus = await connect_to(nats_server.url, storage_timeout_s=5 * PATIENCE_S)
     bucket = await bus.bucket(namespace, BucketSettings())
     nats_server.freeze()
     waiting = [
@@ -164,7 +167,7 @@ async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(
     await asyncio.sleep(0.05)
     assert not any(task.done() for task in waiting)
     nats_server.kill()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*waiting, return_exceptions=True)
     assert {type(result) for result in results} == {Disconnected}
     assert bus.statistics()["waiting_requests"] == 0
@@ -191,7 +194,10 @@ async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_re
     assert events.items == []
 
 
-async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(connect_to, nats_server, namespace):
+async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(
+    connect_to, nats_server, namespace, monkeypatch
+):
+    monkeypatch.setattr("gangline.bus.watch_feed._SILENCE_S", 3600.0)  # the reconnect makes it look again
     bus = await connect_to(nats_server.url)
     bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
     seen = collect()
@@ -199,11 +205,9 @@ async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhi
     await bucket.put("k.before", b"1")
     await seen.count(1)
     await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
-    started = time.monotonic()
     await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
     await bucket.put("k.after", b"1")
     await seen.until(lambda entries: entries[-1].key == "k.after")
-    assert time.monotonic() - started < 3
     assert [(entry.key, entry.operation is GONE) for entry in seen.items] == [
         ("k.before", False),
         ("k.before", True),
@@ -211,9 +215,9 @@ async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhi
     ]
 
 
-async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_server, namespace):
-    async with Proxy(nats_server.port) as proxy:
-        behind, direct = await connect_to(proxy.url), await connect_to(nats_server.url)
+async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        behind, direct = await connect_to(proxy.url), await connect_to(nats_url)
         bucket, other = [await bus.bucket(namespace, BucketSettings()) for bus in (behind, direct)]
         seen = collect()
         for key in ("kept", "changed", "deleted", "expired"):
@@ -261,7 +265,7 @@ async def test_8_a_forbidden_request_fails_at_once_and_says_what_is_forbidden(co
     await other.flush()
     allowed = asyncio.ensure_future(bus.request("Allowed.mute", b"", timeout_s=3600))
     with caplog.at_level(logging.ERROR), pytest.raises(NotPermitted, match="Forbidden.Subject"):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await bus.request("Forbidden.Subject", b"", timeout_s=3600)
     assert "Forbidden.Subject" in caplog.text
     assert not allowed.done()
@@ -329,11 +333,17 @@ async def test_9_work_started_by_a_handler_does_not_hold_up_the_messages_behind_
 async def test_10_an_answer_does_not_echo_the_headers_of_the_request(connect_to, nats_url, namespace):
     bus = await connect_to(nats_url)
     await bus.subscribe(namespace, lambda message: bus.publish(message.reply, b"answer"))
-    answer = await bus.request(namespace, b"", headers={"Secret": "1"}, timeout_s=5)
+    answer = await bus.request(namespace, b"", headers={"Secret": "1"}, timeout_s=PATIENCE_S)
     assert answer.headers is None
 
 
-async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(connect_to, nats_url, namespace):
+@pytest.mark.parametrize(
+    ("number", "size"), [(9_000, 16_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
+)
+async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(
+    connect_to, nats_url, namespace, number, size
+):
+    """Over a limit of nats-py's queues, 128 MiB or 512 Ki messages, while the receiver's loop is busy sending."""
     one, two = await connect_to(nats_url), await connect_to(nats_url)
     count = 0
 
@@ -343,24 +353,23 @@ async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop
 
     await two.subscribe(namespace, handler)
     await two.flush()
-    # Over both limits of nats-py's queues: 512 Ki messages and 128 MiB, while the receiver's loop is busy sending.
-    for number in range(530_000):
-        one.publish(namespace, b"x" * 270)
-        if number % 10_000 == 0:
+    data = b"x" * size
+    for index in range(number):
+        one.publish(namespace, data)
+        if index % (number // 50) == 0:
             await one.writable()
     await one.flush()
     await two.flush()
-    assert count == 530_000
+    assert count == number
 
 
 async def test_12_a_dead_address_is_an_error_within_the_timeout(settings_of):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"nats://name:secret@127.0.0.1:{unused.getsockname()[1]}"
-    started = time.monotonic()
     with pytest.raises(ServerUnreachable) as caught:
-        await connect_jetstream(settings_of(url, connect_timeout_s=0.3))
-    assert time.monotonic() - started < 3
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(url, connect_timeout_s=1))
     text = str(caught.value)
     assert url.rpartition("@")[2] in text
     assert "secret" not in text
@@ -371,10 +380,9 @@ async def test_12_a_dead_address_is_an_error_within_the_timeout(settings_of):
 async def test_12_a_server_that_accepts_and_says_nothing_is_an_error_within_the_timeout(settings_of):
     silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
     url = f"nats://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    started = time.monotonic()
     with pytest.raises(ServerUnreachable, match=url):
-        await connect_jetstream(settings_of(url, connect_timeout_s=0.4))
-    assert time.monotonic() - started < 3
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(url, connect_timeout_s=0.4))
     silent.close()
 
 
@@ -397,13 +405,13 @@ async def test_12_a_frozen_server_is_noticed_by_pings(connect_to, nats_server):
     assert await answers(bus)
 
 
-async def test_13_a_conditional_write_that_timed_out_is_recognised_when_tried_again(connect_to, nats_server, namespace):
-    async with Proxy(nats_server.port) as proxy:
-        bus = await connect_to(proxy.url, storage_timeout_s=0.5)
+async def test_13_a_conditional_write_that_timed_out_is_recognised_when_tried_again(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
         bucket = await bus.bucket(namespace, BucketSettings())
         first = await bucket.put("a", b"0")
         proxy.hold_answers()
-        with pytest.raises(StorageUnavailable) as caught:
+        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
             await bucket.put("a", b"1", revision=first)
         assert caught.value.may_have_started
         proxy.let_answers_pass()
@@ -414,14 +422,12 @@ async def test_13_a_conditional_write_that_timed_out_is_recognised_when_tried_ag
         await bus.close()
 
 
-async def test_13_another_value_at_the_same_revision_goes_on_from_the_own_lost_write(
-    connect_to, nats_server, namespace
-):
-    async with Proxy(nats_server.port) as proxy:
-        bus = await connect_to(proxy.url, storage_timeout_s=0.5)
+async def test_13_another_value_at_the_same_revision_goes_on_from_the_own_lost_write(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
         bucket = await bus.bucket(namespace, BucketSettings())
         proxy.hold_answers()
-        with pytest.raises(StorageUnavailable):
+        with impatient(bus), pytest.raises(StorageUnavailable):
             await bucket.put("a", b"1", revision=0)
         proxy.let_answers_pass()
         revision = await bucket.put("a", b"2", revision=0)
@@ -430,12 +436,12 @@ async def test_13_another_value_at_the_same_revision_goes_on_from_the_own_lost_w
         await bus.close()
 
 
-async def test_13_a_conditional_write_lost_with_its_connection_is_recognised_too(connect_to, nats_server, namespace):
-    async with Proxy(nats_server.port) as proxy:
+async def test_13_a_conditional_write_lost_with_its_connection_is_recognised_too(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
         bus = await connect_to(proxy.url)
         bucket = await bus.bucket(namespace, BucketSettings())
         witness = collect()
-        direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
         await direct.watch("a", witness)
         proxy.hold_answers()
         lost = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
@@ -449,15 +455,15 @@ async def test_13_a_conditional_write_lost_with_its_connection_is_recognised_too
         await bus.close()
 
 
-async def test_13_a_write_of_somebody_else_is_still_a_conflict_after_a_timeout(connect_to, nats_server, namespace):
+async def test_13_a_write_of_somebody_else_is_still_a_conflict_after_a_timeout(connect_to, nats_url, namespace):
     from gangline.bus.port import Conflict
 
-    async with Proxy(nats_server.port) as proxy:
-        bus = await connect_to(proxy.url, storage_timeout_s=0.5)
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
         bucket = await bus.bucket(namespace, BucketSettings())
-        other = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
+        other = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
         proxy.hold_answers()
-        with pytest.raises(StorageUnavailable):
+        with impatient(bus), pytest.raises(StorageUnavailable):
             await bucket.put("a", b"same", revision=0)
         mine = (await other.get("a")).revision
         await other.put("a", b"same", revision=mine)  # the same value, by another hand

@@ -9,7 +9,8 @@ import pytest
 from gangline.bus.port import ConsumerLost, ConsumerSettings, ConsumerTaken, Retention
 from gangline.schemas.errors import ClosedError, InvalidRequest
 
-from .conftest import bodies, collect, eventually, fill
+from ..waiting import until
+from .conftest import bodies, collect, fill
 
 
 async def test_messages_come_in_order_and_never_more_than_were_asked_for(open_stream, task):
@@ -203,15 +204,14 @@ async def test_deleting_a_consumer_gives_what_is_unacknowledged_to_the_next_at_o
     assert len(lost.items) <= 1
 
 
-async def test_a_waiting_consumer_hears_at_once_that_it_is_lost(open_stream, task):
+async def test_a_waiting_consumer_hears_at_once_that_it_is_lost(open_stream, task, never_silent):
     stream, other = await open_stream(), await open_stream()
     got, lost = collect(), collect()
     consumer = await stream.consume("c", ConsumerSettings(filter=task("a.>")), got, on_lost=lambda: lost(1))
     consumer.pull(1)
     await consumer.state()
     await other.delete_consumer("c")
-    async with asyncio.timeout(1):
-        await lost.count(1)
+    await lost.count(1)
     with pytest.raises(ConsumerLost):
         await consumer.state()
     consumer.pull(5)
@@ -278,7 +278,7 @@ async def test_a_consumer_that_nobody_uses_is_removed_if_that_was_wanted(open_st
     async def removed():
         return await stream.consumers() == []
 
-    await eventually(removed)
+    await until(removed)
 
 
 async def test_a_handler_that_raises_loses_nothing_else(open_stream, task):

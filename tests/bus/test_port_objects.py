@@ -10,7 +10,7 @@ import pytest
 from gangline.bus.port import BucketSettings, Storage, StorageUnavailable
 from gangline.schemas.errors import InvalidName
 
-from .conftest import eventually
+from ..waiting import until
 
 
 @pytest.fixture
@@ -62,13 +62,13 @@ async def test_a_value_expires_with_its_pieces(open_store):
     async def gone():
         return await store.get("brief") is None
 
-    await eventually(gone)
+    await until(gone)
     assert await store.get("lasting") == b"2"
 
     async def nothing_left():
         return (await store.stream.state()).messages == 2
 
-    await eventually(nothing_left)
+    await until(nothing_left)
 
 
 async def test_a_value_that_lost_a_piece_is_not_given_out(open_store):

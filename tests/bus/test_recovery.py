@@ -11,7 +11,8 @@ from gangline.bus.jetstream import connect as connect_jetstream
 from gangline.bus.port import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
 from gangline.schemas.errors import Disconnected, Unavailable
 
-from .conftest import collect, happens
+from ..waiting import PATIENCE_S, until
+from .conftest import collect, happens, impatient
 from .proxy import Proxy
 
 pytestmark = pytest.mark.server
@@ -109,11 +110,11 @@ async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_ma
 
 @pytest.mark.parametrize("revision", [None, 0])
 async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_once(
-    connect_to, nats_server, namespace, revision
+    connect_to, nats_url, namespace, revision
 ):
-    async with Proxy(nats_server.port) as proxy:
+    async with Proxy(nats_url) as proxy:
         bus = await connect_to(proxy.url)
-        direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
         passing = collect()
         begin = await direct.put("begin", b"")
         await direct.observe("a", passing)
@@ -128,15 +129,15 @@ async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_on
         await bus.close()
 
 
-async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, nats_server, namespace):
+async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, nats_url, namespace):
     writes = [KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(3)]
-    async with Proxy(nats_server.port) as proxy:
-        bus = await connect_to(proxy.url, storage_timeout_s=0.5)
-        direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
         bucket = await bus.bucket(namespace, BucketSettings())
         begin = await direct.put("begin", b"")
         proxy.hold_answers()
-        with pytest.raises(StorageUnavailable) as caught:
+        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
             await bucket.commit(writes)
         assert caught.value.may_have_started
         proxy.let_answers_pass()
@@ -145,11 +146,11 @@ async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, 
         await bus.close()
 
 
-async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_server, namespace):
-    async with Proxy(nats_server.port) as proxy:
+async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
         bus = await connect_to(proxy.url)
         bucket = await bus.bucket(namespace, BucketSettings())
-        direct = await (await connect_to(nats_server.url)).bucket(namespace, BucketSettings())
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
         stored = collect()
         await direct.watch("a", stored)
         proxy.hold_answers()
@@ -164,10 +165,10 @@ async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_ser
 
 
 async def test_without_a_connection_every_operation_says_so_at_once(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url)
+    bus = await connect_to(nats_server.url, storage_timeout_s=5 * PATIENCE_S)
     bucket = await bus.bucket(namespace, BucketSettings())
     await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(PATIENCE_S):
         for operation in (
             bucket.get("a"),
             bucket.entries(">"),
@@ -186,13 +187,19 @@ async def test_without_a_connection_every_operation_says_so_at_once(connect_to, 
 
 
 async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to, nats_server, namespace):
-    bus = await connect_to(nats_server.url, storage_timeout_s=0.3)
+    bus = await connect_to(nats_server.url)
     bucket = await bus.bucket(namespace, BucketSettings())
     nats_server.freeze()
-    for operation in (bucket.get("a"), bucket.entries(">"), bucket.put("a", b"1"), bucket.watch("a", lambda e: None)):
-        with pytest.raises(StorageUnavailable):
-            await operation
-    (result,) = await bucket.write([KvWrite(key="b", value=b"1")])
+    with impatient(bus):
+        for operation in (
+            bucket.get("a"),
+            bucket.entries(">"),
+            bucket.put("a", b"1"),
+            bucket.watch("a", lambda entry: None),
+        ):
+            with pytest.raises(StorageUnavailable):
+                await operation
+        (result,) = await bucket.write([KvWrite(key="b", value=b"1")])
     assert isinstance(result, Unavailable)
     nats_server.thaw()
     assert await bucket.put("c", b"1") > 0
@@ -221,10 +228,11 @@ async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace
         found = await bus.api.call(f"CONSUMER.NAMES.KV_{namespace}", what="list consumers")
         return found["total"]
 
-    async def become(number):
-        async with asyncio.timeout(10):  # the server removes them in its own time, and tells nobody
-            while await consumers() != number:
-                pass
+    async def become(number):  # the server removes them in its own time, and tells nobody
+        async def became():
+            return await consumers() == number
+
+        await until(became)
 
     await become(1)
     await watch.unsubscribe()

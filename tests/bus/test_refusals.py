@@ -8,7 +8,8 @@ import pytest
 
 from gangline.bus.port import BucketSettings, ConnectionEvent, NotPermitted, StreamSettings
 
-from .conftest import eventually, happens
+from ..waiting import PATIENCE_S, until
+from .conftest import happens
 
 pytestmark = pytest.mark.server
 
@@ -30,11 +31,6 @@ def as_user(url: str, user: str) -> str:
     return url.replace("nats://", f"nats://{user}:x@")
 
 
-def within(seconds: float) -> asyncio.Timeout:
-    """Far below the storage time-out of five seconds."""
-    return asyncio.timeout(seconds)
-
-
 async def test_after_a_refusal_publish_raises_until_the_connection_is_made_anew(connect_to, secured):
     server = secured(users("Allowed"))
     bus = await connect_to(as_user(server.url, "few"))
@@ -52,9 +48,9 @@ async def test_a_list_of_keys_that_is_forbidden_fails_at_once(connect_to, secure
     server = secured(users(f"$JS.API.STREAM.INFO.KV_{namespace}"))
     other = await connect_to(as_user(server.url, "all"))
     await other.bucket(namespace, BucketSettings())
-    bus = await connect_to(as_user(server.url, "few"))
+    bus = await connect_to(as_user(server.url, "few"), storage_timeout_s=5 * PATIENCE_S)
     bucket = await bus.bucket(namespace, BucketSettings())
-    async with within(2):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(NotPermitted, match="DIRECT.GET"):
             await bucket.entries("*")
         with pytest.raises(NotPermitted, match="MSG.GET"):
@@ -72,7 +68,7 @@ async def test_who_may_not_make_a_bucket_waits_for_somebody_who_may(connect_to, 
     async def refused() -> bool:
         return f"$JS.API.STREAM.CREATE.KV_{namespace}" in bus._forbidden
 
-    await eventually(refused)
+    await until(refused)
     await other.bucket(namespace, BucketSettings())
     assert await (await opening).put("a", b"1")
 

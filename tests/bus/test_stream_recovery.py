@@ -18,6 +18,8 @@ from gangline.bus.port import (
 )
 from gangline.schemas.errors import Disconnected
 
+from ..scale import repetitions
+from ..waiting import until
 from .conftest import collect, happens
 from .proxy import Proxy
 from .stream_load import LONG_S, Load, publish_until_stored
@@ -40,10 +42,11 @@ def consumer_of(namespace, **others):
 async def test_a_server_goes_and_comes_back_under_load_and_every_message_is_done_once(
     connect_to, nats_server, namespace, accident
 ):
-    number = 1500
+    number = repetitions(500, whole=1500)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream = await bus.stream(namespace, settings_of(namespace))
-    load = Load(stream, await writer.stream(namespace, settings_of(namespace)), f"{namespace}.task.>", number)
+    source = await writer.stream(namespace, settings_of(namespace))
+    load = Load(stream, source, f"{namespace}.task.>", number, restarts=True)
     await load.start()
     for enough in (number // 4, number // 2):
         await load.done.count(enough)
@@ -53,12 +56,43 @@ async def test_a_server_goes_and_comes_back_under_load_and_every_message_is_done
             nats_server.kill()
             await asyncio.to_thread(nats_server.start)
     await load.finish()
-    assert (await stream.state()).messages == 0
 
 
-async def test_what_was_delivered_into_a_broken_connection_comes_again_soon(connect_to, nats_server, namespace):
-    async with Proxy(nats_server.port) as proxy:
-        bus, writer = await connect_to(proxy.url), await connect_to(nats_server.url)
+async def test_what_is_done_is_stored_again_if_its_publication_was_in_doubt_when_the_server_went(
+    connect_to, nats_server, namespace
+):
+    """A server that restarts knows the ids of what is still stored. This is why `Load` is told of restarts."""
+    async with Proxy(nats_server.url) as proxy:
+        bus, writer = await connect_to(nats_server.url), await connect_to(proxy.url)
+        stream = await bus.stream(namespace, settings_of(namespace))
+        source = await writer.stream(namespace, settings_of(namespace))
+        got = collect()
+        consumer = await stream.consume("c", consumer_of(namespace), lambda each: (got(each), consumer.ack(each)))
+        consumer.pull(10)
+        proxy.hold_answers()
+        publishing = asyncio.ensure_future(source.publish(f"{namespace}.task.x", b"1", headers={"Nats-Msg-Id": "m1"}))
+        await got.count(1)
+        await consumer.settled()
+        proxy.cut()
+        with pytest.raises(Disconnected) as caught:
+            await publishing
+        assert caught.value.may_have_started
+        proxy.let_answers_pass()
+        await asyncio.to_thread(nats_server.restart)
+        again = await publish_until_stored(source, f"{namespace}.task.x", 1)
+        assert (again.sequence, again.duplicate) == (2, False)
+        await got.count(2)
+        assert [message.sequence for message in got.items] == [1, 2]
+        await consumer.settled()
+        await bus.close()
+        await writer.close()
+
+
+async def test_what_was_delivered_into_a_broken_connection_comes_again_soon(
+    connect_to, nats_url, namespace, never_silent
+):
+    async with Proxy(nats_url) as proxy:
+        bus, writer = await connect_to(proxy.url), await connect_to(nats_url)
         stream = await bus.stream(namespace, settings_of(namespace))
         source = await writer.stream(namespace, settings_of(namespace))
         got = collect()
@@ -73,8 +107,7 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again_soon(conn
         assert (await source.consumers())[0].unacknowledged == 5
         proxy.cut()
         proxy.let_answers_pass()
-        async with asyncio.timeout(5):
-            await got.count(5)
+        await got.count(5)
         assert sorted(message.data for message in got.items) == [b"0", b"1", b"2", b"3", b"before"]
         assert consumer.wanted == 5
         for message in got.items:
@@ -85,9 +118,9 @@ async def test_what_was_delivered_into_a_broken_connection_comes_again_soon(conn
 
 
 async def test_an_acknowledgement_whose_confirmation_is_lost_is_sent_again_and_the_message_does_not_come_again(
-    connect_to, nats_server, namespace
+    connect_to, nats_url, namespace
 ):
-    async with Proxy(nats_server.port) as proxy:
+    async with Proxy(nats_url) as proxy:
         bus = await connect_to(proxy.url)
         stream = await bus.stream(namespace, settings_of(namespace))
         got = collect()
@@ -146,8 +179,9 @@ async def test_a_consumer_outlives_a_server_that_was_frozen(connect_to, nats_ser
     consumer = await stream.consume("c", consumer_of(namespace), got)
     consumer.pull(3)
     await consumer.state()
+    before = consumer.generation
     nats_server.freeze()
-    await asyncio.sleep(6)  # longer than the silence that makes it ask again
+    await until(lambda: consumer.generation > before, "silence makes it ask again")
     nats_server.thaw()
     for index in range(3):
         await publish_until_stored(stream, f"{namespace}.task.x", index)
@@ -209,7 +243,7 @@ async def test_a_first_question_to_jetstream_that_nobody_hears_is_asked_again(
 
 
 async def test_a_reader_misses_nothing_and_repeats_nothing_through_restarts(connect_to, nats_server, namespace):
-    number = 600
+    number = repetitions(200, whole=600)
     settings = settings_of(namespace, retention=Retention.LIMITS)
     bus, writer = await connect_to(nats_server.url), await connect_to(nats_server.url)
     stream, source = await bus.stream(namespace, settings), await writer.stream(namespace, settings)
@@ -260,7 +294,9 @@ async def test_a_reader_keeps_up_with_far_more_than_a_buffer_holds(connect_to, n
     assert [message.sequence for message in seen.items] == list(range(1, 1001))
 
 
-async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(connect_to, nats_url, namespace, monkeypatch):
+async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(
+    connect_to, nats_url, namespace, monkeypatch, never_silent
+):
     bus = await connect_to(nats_url)
     stream = await bus.stream(namespace, settings_of(namespace, storage=Storage.MEMORY))
     got = collect()
@@ -277,8 +313,7 @@ async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(connect_to, n
     for index in range(6):
         await stream.publish(f"{namespace}.task.x", b"%d" % index)
     consumer.pull(10)
-    async with asyncio.timeout(3):
-        await got.count(6)
+    await got.count(6)
     assert sorted(message.data for message in got.items) == [b"%d" % index for index in range(6)]
     assert len(dropped) == 2
     assert consumer.wanted == 4

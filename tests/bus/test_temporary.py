@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,26 +13,28 @@ import pytest
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.temporary import TemporaryFolder, sweep
 
+from ..processes import ForkServer
+
 pytestmark = pytest.mark.processes
 
 PREFIX = "gangline-test-"
 
 HOLDER = """
-import sys
+import signal
 from gangline.bus.temporary import TemporaryFolder
 folder = TemporaryFolder("gangline-test-")
 (folder.path / "data").mkdir()
 (folder.path / "data" / "block").write_text("x")
 print(folder.path, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 SERVER = """
-import sys
+import signal
 from gangline.bus.embedded import EmbeddedServer
 server = EmbeddedServer().start()
 print(server._folder.path, flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
@@ -48,21 +49,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Other:
     """Another process with a folder."""
 
-    def __init__(self, program: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    def __init__(self, forks: ForkServer, program: str) -> None:
+        self.process = forks.start(["-c", program], stdout=subprocess.PIPE)
         assert self.process.stdout is not None
-        self.folder = Path(self.process.stdout.readline().strip())
+        with self.process.stdout:
+            self.folder = Path(self.process.stdout.readline().strip())
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.communicate()
+        self.process.wait()
 
 
 @pytest.fixture
-def other() -> Iterator[Other]:
-    other = Other(HOLDER)
+def other(forks: ForkServer) -> Iterator[Other]:
+    other = Other(forks, HOLDER)
     yield other
     other.kill()
 
@@ -128,8 +128,8 @@ def test_links_inside_are_not_followed(place: Path, other: Other) -> None:
     assert (kept / "file").read_text() == "x"
 
 
-def test_the_data_of_a_killed_servers_process_goes_with_the_next_server() -> None:
-    killed, living = Other(SERVER), Other(SERVER)
+def test_the_data_of_a_killed_servers_process_goes_with_the_next_server(forks: ForkServer) -> None:
+    killed, living = Other(forks, SERVER), Other(forks, SERVER)
     try:
         killed.kill()
         with EmbeddedServer():

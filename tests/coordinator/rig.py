@@ -20,6 +20,8 @@ from gangline.schemas.messages import LoadReply
 from gangline.schemas.names import GangOperation, Names, Operation, WorkerId
 from gangline.schemas.records import Heartbeat, Registration
 
+from ..waiting import PATIENCE_S
+
 HEARTBEAT_S = 1.0
 
 
@@ -231,7 +233,9 @@ class Owner:
         self.bus = bus
         self.names = names
 
-    async def ask(self, operation: str, body: Any = None, *, timeout_s: float = 30.0, fmt: Format = Format.JSON) -> Any:
+    async def ask(
+        self, operation: str, body: Any = None, *, timeout_s: float = PATIENCE_S, fmt: Format = Format.JSON
+    ) -> Any:
         """The decoded answer; errors are raised."""
         fields = {codec.CONTENT_TYPE: fmt.value} if fmt is Format.MSGPACK else None
         data = b"" if body is None else codec.encode(body, fmt)
@@ -347,7 +351,7 @@ class System:
         self.news.set()
 
     async def event(
-        self, kind: str, gang: str | None = None, *, within_s: float = 30.0, nth: int = 1
+        self, kind: str, gang: str | None = None, *, within_s: float = PATIENCE_S, nth: int = 1
     ) -> dict[str, Any]:
         """The nth event of that kind, waited for."""
         async with asyncio.timeout(within_s):
@@ -385,12 +389,6 @@ class System:
         )
         await self.stack.enter_async_context(made)
         return made
-
-    async def until(self, holds: Callable[[], object], *, within_s: float = 30.0) -> None:
-        """Look again and again, until it holds."""
-        async with asyncio.timeout(within_s):
-            while not holds():  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
 
     def at_rest(self) -> bool:
         return all(worker.reserved == 0 for worker in self.workers.values())

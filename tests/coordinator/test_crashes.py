@@ -15,6 +15,7 @@ from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 from ..scale import repetitions
+from ..waiting import until
 from .rig import System
 
 LAST = 60
@@ -92,7 +93,7 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     first = await system.coordinator("first")
     await first.wait_leading()
     await system.coordinator("second")
-    await system.until(lambda: first.statistics().workers == 2)
+    await until(lambda: first.statistics().workers == 2)
     killer = Killer(system, hub, step)
     killer.arm(first)
     owned = {"id": "mine", "owner_token": "token"}
@@ -103,7 +104,7 @@ async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, h
     found = await insist(system, "renew", owned)
     assert (found["state"], found["generation"], found["seats"]) == ("formed", 1, gang["seats"]), killer.steps
     await insist(system, "release", owned)
-    await system.until(lambda: in_use(made) == 0, within_s=5)
+    await until(lambda: in_use(made) == 0, within_s=5)
     assert killer.struck
 
 
@@ -113,7 +114,7 @@ async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back
     first = await system.coordinator("first")
     await first.wait_leading()
     await system.coordinator("second")
-    await system.until(lambda: first.statistics().workers == 2)
+    await until(lambda: first.statistics().workers == 2)
     killer = Killer(system, hub, step)
     killer.arm(first)
     asked = asyncio.create_task(system.owner.acquire(pool="train", size=4, ttl_s=3))
@@ -135,7 +136,7 @@ async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither
     first = await system.coordinator("first")
     await first.wait_leading()
     await system.coordinator("second")
-    await system.until(lambda: first.statistics().workers == 2)
+    await until(lambda: first.statistics().workers == 2)
     owned = {"id": "mine", "owner_token": "token"}
     await insist(system, "acquire", {"pool": "train", "size": 4, "ttl_s": 60, "backoff_s": 0, **owned})
     killer = Killer(system, hub, step)
@@ -154,4 +155,4 @@ async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither
     await asyncio.sleep(8)
     assert (await insist(system, "get", {"id": "mine"}))["generation"] == 2, killer.steps
     await insist(system, "release", owned)
-    await system.until(lambda: in_use(made) == 0, within_s=5)
+    await until(lambda: in_use(made) == 0, within_s=5)

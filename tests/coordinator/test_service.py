@@ -17,6 +17,7 @@ from gangline.schemas.gang_errors import GangNotFormed, UnknownGang
 from gangline.schemas.gangs import MemberRecord
 from gangline.schemas.records import LeaseRecord
 
+from ..waiting import until
 from .rig import System
 
 
@@ -184,9 +185,9 @@ async def test_a_lost_form_is_asked_again(system):
     await leading(system)
     worker.silent.add("form")
     gang = await system.owner.acquire(pool="train", size=1)
-    await system.until(lambda: [op for op, _ in worker.asked].count("form") >= 2)
+    await until(lambda: [op for op, _ in worker.asked].count("form") >= 2)
     worker.silent.clear()
-    await system.until(lambda: gang["id"] in worker.members)
+    await until(lambda: gang["id"] in worker.members)
     assert (await system.owner.ask("get", {"id": gang["id"]}))["generation"] == 1
 
 
@@ -195,7 +196,7 @@ async def test_a_hold_that_is_not_answered_keeps_the_place_in_the_queue(system):
     await leading(system)
     worker.silent.add("hold")
     asked = asyncio.create_task(system.owner.acquire(pool="train", size=1))
-    await system.until(lambda: [op for op, _ in worker.asked].count("hold") >= 2)
+    await until(lambda: [op for op, _ in worker.asked].count("hold") >= 2)
     assert "unhold" in [op for op, _ in worker.asked]
     worker.silent.clear()
     assert (await asked)["state"] == "formed"
@@ -365,7 +366,7 @@ async def test_a_leader_that_cannot_renew_yields_before_its_key_expires(system, 
     first = await leading(system)
     hub.partition(first._bus)
     began = asyncio.get_running_loop().time()
-    await system.until(lambda: first.state is CoordinatorState.STANDBY)
+    await until(lambda: first.state is CoordinatorState.STANDBY)
     assert asyncio.get_running_loop().time() - began < 2.0
     second = await system.coordinator("second")
     await second.wait_leading()
@@ -568,10 +569,10 @@ async def test_a_ledger_that_is_lost_while_a_new_leader_reads_it_is_led_all_the_
     for number in range(50):  # so that the fence is far above what the next bucket begins with
         await system.ledger.put("reg.x.y", str(number).encode())
     coordinator = await system.coordinator("first")
-    await system.until(lambda: coordinator.term is not None)
+    await until(lambda: coordinator.term is not None)
     hub.stop()
     hub.start()
-    await system.until(lambda: any(e.key == "leader" for e in hub.peek(system.names.ledger_bucket)))
+    await until(lambda: any(e.key == "leader" for e in hub.peek(system.names.ledger_bucket)))
     blocked = False
     await asyncio.wait_for(coordinator.wait_leading(), 5)
 
@@ -588,4 +589,4 @@ async def test_a_set_that_is_deleted_while_a_new_leader_takes_over_is_not_kept_u
 
     monkeypatch.setattr(MemoryKeyValue, "watch", late)
     coordinator = await leading(system)
-    await system.until(lambda: coordinator.statistics().gangs["gangs"] == 0 and system.at_rest())
+    await until(lambda: coordinator.statistics().gangs["gangs"] == 0 and system.at_rest())

@@ -19,6 +19,7 @@ from gangline.schemas.gang_errors import GangImpossible, NoCoordinator, ShardCon
 from gangline.schemas.gangs import GangSpec, LeaderRecord, MemberRecord, ShardMap
 from gangline.schemas.names import WorkerId
 
+from ..waiting import until
 from .rig import System
 
 PREFILL = {"bundles": [{"pool": "gpu"}, {"pool": "cpu"}]}
@@ -338,8 +339,8 @@ async def test_each_shard_keeps_the_sets_of_its_own_pools_up(system):
     assert [gang.gangset for gang in serve.term.core.gangs()] == ["b", "b"]
     # It moves to the other shard, with its pool.
     await system.ledger.put("gangset.a", b'{"gangs": 1, "gang": {"pool": "cpu", "size": 2}}')
-    await system.until(lambda: not train.term.core.gangs())
-    await system.until(lambda: [g.gangset for g in serve.term.core.gangs() if g.state == "formed"].count("a") == 1)
+    await until(lambda: not train.term.core.gangs())
+    await until(lambda: [g.gangset for g in serve.term.core.gangs() if g.state == "formed"].count("a") == 1)
 
 
 async def test_a_shard_is_shown_by_discovery(system):

@@ -3,6 +3,8 @@ Gangline depends on is lent to each new environment through a path file."""
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 import sysconfig
@@ -19,7 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:
     """Run to the end and return what it printed; a failure shows all of it."""
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    # Nothing is found that is not installed: what the tests themselves run with does not count.
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -42,16 +48,38 @@ class Environment:
         return run(self.python, "-c", code, cwd=cwd).strip()
 
 
-@pytest.fixture
-def environment(tmp_path) -> Environment:
-    folder = tmp_path / "venv"
+def empty(folder: Path) -> Environment:
+    """A new environment that can import what Gangline depends on, but not Gangline."""
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
     # A path file adds the folder but does not read the path files in it: our own editable install stays unseen.
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     made = Environment(folder)
-    assert made.run("import importlib.util as u; print(u.find_spec('gangline'))", tmp_path) == "None"
+    assert made.run("import importlib.util as u; print(u.find_spec('gangline'))", folder) == "None"
     return made
+
+
+Installed = Callable[[str], Environment]
+
+
+@pytest.fixture(scope="session")
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """An environment with Gangline, by way of installing: "wheel", "source distribution", "folder" or "editable".
+    Tests only read it, so that there is one for each way."""
+
+    @functools.cache
+    def environment(way: str) -> Environment:
+        made = empty(tmp_path_factory.mktemp("environment") / "venv")
+        if way == "editable":
+            made.install("--editable", ROOT)
+        elif way == "folder":
+            made.install(ROOT)
+        else:
+            built: Built = request.getfixturevalue("built")
+            made.install({"wheel": built.wheel, "source distribution": built.sdist}[way])
+        return made
+
+    return environment
 
 
 @dataclass(frozen=True)

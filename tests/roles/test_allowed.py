@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -15,7 +13,9 @@ from gangline.schemas.names import Names
 from gangline.schemas.roles import INBOXES
 from gangline.schemas.task_errors import JobDead
 
-from ..bus.conftest import collect, eventually, happens
+from ..bus.conftest import collect, happens
+from ..processes import ForkServer
+from ..waiting import PATIENCE_S, until
 from .conftest import PASSWORD, Site
 
 pytestmark = pytest.mark.server
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 async def test_a_producer_calls_through_a_gateway(site: Site):
     await site.everything()
     producer = await site.bus("producer")
-    answer = await producer.request("gangline.call.images.double", b"[21]", timeout_s=10)
+    answer = await producer.request("gangline.call.images.double", b"[21]", timeout_s=PATIENCE_S)
     assert answer.data == b"42"
     assert await site.refused() == []
 
@@ -40,12 +40,12 @@ async def test_a_router_calls_streams_chooses_leases_and_forms_gangs(site: Site)
         assert await lease.call("double", 3) == 6
     async with router.gang(pool="images", size=2) as gang:
         assert await gang.run("together") == [0, 1]
-    body = b'{"slots": 1, "ttl_s": 5}'  # as other languages do it
-    granted = await router._bus.request("gangline.worker.images.w1.reserve", body, timeout_s=5)
+    body = b'{"slots": 1, "ttl_s": 600}'  # as other languages do it
+    granted = await router._bus.request("gangline.worker.images.w1.reserve", body, timeout_s=PATIENCE_S)
     request = {"token": json.loads(granted.data)["token"], "method": "double", "arguments": [4]}
     subject = "gangline.worker.images.w1.dispatch"
-    assert (await router._bus.request(subject, json.dumps(request).encode(), timeout_s=5)).data == b"8"
-    listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=10)
+    assert (await router._bus.request(subject, json.dumps(request).encode(), timeout_s=PATIENCE_S)).data == b"8"
+    listed = await router._bus.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
     assert json.loads(listed.data)["missing"] == []
     assert await site.refused() == []
 
@@ -54,7 +54,7 @@ async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
     await site.everything()
     producer = await site.client("producer")
     job = await producer.submit("images.double", 21)
-    assert await job.result(20) == 42
+    assert await job.result(PATIENCE_S) == 42
     told = await producer.options(events=True).submit("images.report")
     kinds = [type(event).__name__ async for event in told.events()]
     assert {"JobEvent", "JobProgress"} == set(kinds)
@@ -64,13 +64,13 @@ async def test_a_producer_submits_and_follows_what_becomes_of_it(site: Site):
     pages = await producer.submit("images.pages", 60, 100_000)
     assert sum([len(item) async for item in pages.items()]) == 6_000_000
     large = await producer.submit("images.text", 900_000)
-    assert len(await large.result(20)) == 900_000
+    assert len(await large.result(PATIENCE_S)) == 900_000
     again = producer.options(idempotency_key="once")
-    assert await (await again.submit("images.double", 4)).result(20) == 8
-    assert await (await again.submit("images.double", 4)).result(20) == 8
+    assert await (await again.submit("images.double", 4)).result(PATIENCE_S) == 8
+    assert await (await again.submit("images.double", 4)).result(PATIENCE_S) == 8
+    assert (await (await producer.options(delay_s=3600.0).submit("images.double", 3)).status()).state == "scheduled"
     late = await producer.options(delay_s=1.0).submit("images.double", 3)
-    assert (await late.status()).state == "scheduled"
-    assert await late.result(20) == 6
+    assert await late.result(PATIENCE_S) == 6
     assert await site.refused() == []
 
 
@@ -78,19 +78,19 @@ async def test_tasks_that_were_published_by_hand_are_delayed_or_become_dead_lett
     await site.everything()
     producer, operator = await site.client("producer"), await site.client("operator")
     first = await producer.submit("images.double", 1)
-    await first.result(20)
+    await first.result(PATIENCE_S)
     delayed = {"Gangline-Job": "late", "Gangline-Delay": "1s"}
-    await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=5, headers=delayed)
-    assert await producer.job("late").result(20) == 4
+    await producer._bus.request("gangline.task.images.double", b"[2]", timeout_s=PATIENCE_S, headers=delayed)
+    assert await producer.job("late").result(PATIENCE_S) == 4
     key = "$KV.GANGLINE_RESULTS.result.late"
-    stored = await producer._bus.request(f"$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.{key}", timeout_s=5)
+    stored = await producer._bus.request(f"$JS.API.DIRECT.GET.KV_GANGLINE_RESULTS.{key}", timeout_s=PATIENCE_S)
     assert json.loads(stored.data)["result"] == 4
-    await operator._bus.request("gangline.task.astray", b"", timeout_s=5)
+    await operator._bus.request("gangline.task.astray", b"", timeout_s=PATIENCE_S)
 
     async def dead() -> bool:
         return [letter.reason for letter in await operator.dead_letters()] == ["malformed"]
 
-    await eventually(dead)
+    await until(dead)
     assert [queue.endpoint for queue in await producer.queues()] == ["images"]
     assert await site.refused() == []
 
@@ -103,7 +103,7 @@ async def test_a_producer_cancels_and_asks_why(site: Site):
     async def waits() -> bool:
         return (await failing.status()).state == "waiting"
 
-    await eventually(waits)
+    await until(waits)
     assert [obstacle.kind for obstacle in (await failing.why()).obstacles] == ["backoff"]
     assert await failing.cancel()
     running = await producer.submit("images.wait")
@@ -111,7 +111,7 @@ async def test_a_producer_cancels_and_asks_why(site: Site):
     async def runs() -> bool:
         return (await running.status()).state == "running"
 
-    await eventually(runs)
+    await until(runs)
     assert await producer.job(running.id).cancel()
     assert await site.refused() == []
 
@@ -121,11 +121,11 @@ async def test_an_operator_does_all_that_operators_do(site: Site):
     producer, operator = await site.client("producer"), await site.client("operator")
     dead = await producer.options(max_attempts=1).submit("images.fail")
     with pytest.raises(JobDead):
-        await dead.result(20)
+        await dead.result(PATIENCE_S)
     assert [queue.dead for queue in await operator.queues()] == [1]
     assert [letter.job for letter in await operator.dead_letters()] == [dead.id]
     with pytest.raises(JobDead):
-        await (await operator.replay(dead.id)).result(20)
+        await (await operator.replay(dead.id)).result(PATIENCE_S)
     await operator.drop(dead.id)
     later = await producer.options(cron="@every 1h").submit("images.double", 1)
     assert await operator.job(later.id).cancel()
@@ -149,9 +149,9 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
         return "pics" in router.router.routes.known
 
     router.router.routes.start()
-    await eventually(routed)
+    await until(routed)
     assert await router.call("pics.double", 2) == 4
-    assert await (await producer.submit("pics.double", 3)).result(20) == 6
+    assert await (await producer.submit("pics.double", 3)).result(PATIENCE_S) == 6
     told = collect()
     await operator._bus.subscribe("gangline.event.route.pics", told)
     routes = await operator._bus.bucket(Names().routes_bucket, BucketSettings())
@@ -164,8 +164,8 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     async def standing() -> bool:
         return "pair" in router.router.sets.names()
 
-    await eventually(standing)
-    assert await router.options(timeout_s=20).call("pair.double", 4) == 8
+    await until(standing)
+    assert await router.options(timeout_s=PATIENCE_S).call("pair.double", 4) == 8
     await ledger.delete("gangset.pair")
     assert await site.refused() == []
 
@@ -174,10 +174,10 @@ async def test_a_second_dispatcher_takes_over_from_one_that_leaves(site: Site):
     await site.worker()
     first = await site.dispatcher()
     producer = await site.client("producer")
-    assert await (await producer.submit("images.double", 1)).result(20) == 2
+    assert await (await producer.submit("images.double", 1)).result(PATIENCE_S) == 2
     second = await site.dispatcher()
     await first.stop()
-    assert await (await producer.submit("images.double", 2)).result(20) == 4
+    assert await (await producer.submit("images.double", 2)).result(PATIENCE_S) == 4
     assert second.statistics().queues
     assert await site.refused() == []
 
@@ -188,7 +188,7 @@ async def test_coordinators_of_shards_speak_to_each_other(site: Site):
     await site.worker()
     router, operator = await site.client("router"), await site.bus("operator")
     async with router.gang(pool="images", size=1):
-        answer = await operator.request("gangline.gang.list", b"{}", timeout_s=10)
+        answer = await operator.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
         listed = json.loads(answer.data)
         assert len(listed["gangs"]) == 1
         assert listed["missing"] == []
@@ -209,7 +209,7 @@ async def test_discovery_finds_everybody(site: Site):
     await found.until(lambda messages: names(messages) == [f"gangline-{name}" for name in every])
     for name in set(every):
         for verb in ("INFO", "STATS"):
-            told = await operator.request(f"$SRV.{verb}.gangline-{name}", timeout_s=5)
+            told = await operator.request(f"$SRV.{verb}.gangline-{name}", timeout_s=PATIENCE_S)
             assert json.loads(told.data)["name"] == f"gangline-{name}"
     assert await site.refused() == []
 
@@ -220,7 +220,7 @@ async def test_a_ledger_that_went_with_its_server_is_made_again_by_workers(site:
     assert await router.call("images.double", 1) == 2
     bus = router._bus
     await happens(bus, ConnectionEvent.RECONNECTED, site.server.restart)
-    assert await router.options(timeout_s=20).call("images.double", 2) == 4
+    assert await router.options(timeout_s=PATIENCE_S).call("images.double", 2) == 4
     assert [line for line in await site.refused() if "user:worker" in line] == []
 
 
@@ -233,7 +233,7 @@ async def test_a_router_lists_thousands_of_keys(site: Site):
     assert await site.refused() == []
 
 
-async def test_operators_and_probes_use_the_command_line(site: Site):
+async def test_operators_and_probes_use_the_command_line(site: Site, forks: ForkServer):
     await site.everything()
 
     async def run(user: str, *command: str) -> str:
@@ -244,8 +244,8 @@ async def test_operators_and_probes_use_the_command_line(site: Site):
             "NATS_PASSWORD": PASSWORD,
             "GANGLINE_INBOX_PREFIX": f"{INBOXES}.{user}",
         }
-        arguments = [sys.executable, "-m", "gangline.cli", *command]
-        done = await asyncio.to_thread(subprocess.run, arguments, env=environ, capture_output=True, text=True)
+        arguments = ["-m", "gangline.cli", *command]
+        done = await asyncio.to_thread(forks.run, arguments, environment=environ, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

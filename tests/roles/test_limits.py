@@ -11,6 +11,7 @@ from gangline.bus.port import BucketSettings, Storage
 from gangline.schemas.names import Names
 
 from ..bus.conftest import collect
+from ..waiting import PATIENCE_S
 from .conftest import Site, cut
 
 pytestmark = pytest.mark.server
@@ -24,7 +25,7 @@ async def test_an_answer_goes_wherever_the_question_says(site_of):
     heard = collect()
     await operator.subscribe(others, heard)
     await operator.flush()
-    await one.request(own, b"anything", timeout_s=5)
+    await one.request(own, b"anything", timeout_s=PATIENCE_S)
     question = json.dumps({"last_by_subj": own}).encode()
     one.publish("$JS.API.DIRECT.GET.KV_GANGLINE_LEDGER", question, reply=others)
     (message,) = await heard.count(1)
@@ -40,7 +41,7 @@ async def test_gateways_answer_to_inboxes_alone(site: Site):
     await operator.subscribe("$KV.GANGLINE_LEDGER.gang.mine", heard)
     await operator.flush()
     producer.publish("gangline.call.images.double", b"[1]", reply="$KV.GANGLINE_LEDGER.gang.mine")
-    assert (await producer.request("gangline.call.images.double", b"[2]", timeout_s=10)).data == b"4"
+    assert (await producer.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     await operator.flush()
     assert heard.items == []
     (line,) = await site.refused()

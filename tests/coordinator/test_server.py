@@ -422,6 +422,7 @@ async def abort(worker: Worker) -> None:
     await worker.abort()
 
 
+@pytest.mark.timeout(600)
 async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_grants(namespace):
     gangs = repetitions(15, whole=100)
     with EmbeddedCluster(3) as cluster:
@@ -433,7 +434,7 @@ async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_gr
             await system.coordinator("second")
             looking = asyncio.create_task(look_for_partial_gangs(system))
             asked = [asyncio.create_task(granted(system, number)) for number in range(gangs)]
-            await until(lambda: sum(task.done() for task in asked) >= gangs // 5)
+            await until(lambda: sum(task.done() for task in asked) >= gangs // 5, within_s=3 * PATIENCE_S)
             info = await system.owner.bus.api.call(f"STREAM.INFO.KV_{system.names.ledger_bucket}", what="look")
             cluster.server(info["cluster"]["leader"]).kill()
             await asyncio.gather(*asked)
@@ -448,7 +449,7 @@ async def test_no_gang_is_partial_or_lost_when_the_streams_leader_dies_during_gr
 async def granted(system: RealSystem, number: int) -> None:
     """Acquire a gang through whatever happens; the ledger must have what was reported, and it must stay; release it."""
     owned = {"id": f"g{number}", "owner_token": f"t{number}"}
-    gang = await persist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 120, **owned})
+    gang = await persist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 600, **owned})
     assert gang["state"] == "formed"
     for _ in range(2):
         record = GangRecord.model_validate_json((await read(system, f"gang.g{number}")).value)

@@ -38,7 +38,7 @@ class StreamSettings:
     max_bytes: int = -1
     duplicates_s: float = 120.0
     """A message with a `Nats-Msg-Id` that was used within so long is acknowledged and dropped. A server that restarts
-    knows only those of messages that are still stored: one that was done and removed from a work queue is taken again."""
+    knows only those of messages that are still stored: what was done and removed from a work queue is taken again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

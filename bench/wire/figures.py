@@ -56,6 +56,7 @@ FIGURES: Final = (
     _most("gang64_form_vs_gang8", 4.0, "form 64 over 16 workers / 8 over 4"),
     _most("route_10k_vs_10", 1.3, "a router's choice among 10,000 workers / among 10"),
     _most("form_10k_vs_10", 2.0, "a coordinator's placement among 10,000 workers / among 10"),
+    _most("decide_10k_vs_10", 2.0, "all that a coordinator decides on a gang among 10,000 workers / among 10"),
     _most("router_bytes_per_worker", 1500, "router memory per known worker", unit="B"),
     _most("worker_rss_mb", 60, "memory of a worker at rest", unit="MB"),
     _most("idle_msgs_per_s", 2, "messages per second of a worker at rest", unit="/s"),

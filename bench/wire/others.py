@@ -67,7 +67,7 @@ async def measure_scale(site: Site, *, rounds: int, report: Report) -> list[Meas
     """Ten workers against ten thousand."""
     scale = await site.start("scale")
     found = []
-    for name, do in (("route_10k_vs_10", "route"), ("form_10k_vs_10", "form")):
+    for name, do in (("route_10k_vs_10", "route"), ("form_10k_vs_10", "form"), ("decide_10k_vs_10", "decide")):
         few, many = [], []
         for number in range(rounds):
             report(f"{do} among 10,000 workers, round {number + 1} of {rounds}")

@@ -1,9 +1,10 @@
 """What grows with the number of workers, measured in one process without a server: a router's choice and its memory, a
-coordinator's placement."""
+coordinator's placement and its decisions."""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import time
 import tracemalloc
@@ -12,6 +13,9 @@ from typing import Any, Final
 
 from ..bus.memory import MemoryHub
 from ..bus.port import BucketSettings
+from ..coordinator import events as on
+from ..coordinator.core import GangCore
+from ..coordinator.effects import SendHold
 from ..coordinator.placement import place
 from ..coordinator.slots import Place, SlotMap
 from ..dispatcher.core import PoolCore
@@ -19,6 +23,7 @@ from ..dispatcher.policy import Sticky
 from ..dispatcher.router import Router
 from ..dispatcher.settings import RouterSettings
 from ..dispatcher.ticket import Ticket
+from ..schemas.gang_messages import AcquireRequest, OwnedRequest
 from ..schemas.gangs import Bundle, GangSpec, Strategy
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Heartbeat, MethodInfo, Registration
@@ -28,7 +33,9 @@ FEW: Final = 10
 MANY: Final = 10_000
 _CHOICES: Final = 3_000
 _PLACEMENTS: Final = 200
+_DECISIONS: Final = 200
 _GANG: Final = 8
+_gangs = itertools.count()  # a core remembers the ids of gangs that ended
 
 
 def registration(number: int) -> Registration:
@@ -91,6 +98,40 @@ def placing_s(workers: int) -> float:
     return (time.perf_counter() - began_at) / _PLACEMENTS
 
 
+@cache
+def gang_core(workers: int) -> GangCore:
+    """A coordinator that leads and knows so many workers."""
+    core = GangCore()
+    known = []
+    for number in range(workers):
+        record = registration(number)
+        worker = WorkerId(record.pool, record.worker)
+        facts = on.WorkerFacts(
+            id=worker,
+            epoch=record.epoch,
+            revision=number + 1,
+            total=record.slots,
+            node=record.node,
+            labels=record.labels,
+        )
+        known.append(facts)
+    core.handle(on.LeadershipGained(now=0.0, term=1, fence=1, workers=tuple(known)))
+    return core
+
+
+def deciding_s(workers: int) -> float:
+    """Seconds from the request for a gang of eight to the holds it needs, and to its end when it is given up."""
+    core = gang_core(workers)
+    began_at = time.perf_counter()
+    for _ in range(_DECISIONS):
+        gang = f"g{next(_gangs)}"
+        request = AcquireRequest(pool="p", size=_GANG, strategy=Strategy.SPREAD, id=gang, owner_token="t")
+        effects = core.handle(on.AcquireAsked(now=0.0, request=request, reply_to=1, new_id=gang, new_token="t"))
+        assert sum(isinstance(effect, SendHold) for effect in effects) == _GANG
+        core.handle(on.ReleaseAsked(now=0.0, request=OwnedRequest(id=gang, owner_token="t"), reply_to=2))
+    return (time.perf_counter() - began_at) / _DECISIONS
+
+
 async def bytes_per_worker(workers: int) -> float:
     """What a router keeps for each worker that it knows, all of it: traced, after it has pulled them."""
     hub, names = MemoryHub(), Names()
@@ -127,11 +168,15 @@ async def life() -> None:
         few, many = placing_s(FEW), placing_s(MANY)
         return {"few_s": few, "many_s": many}
 
+    async def decide() -> dict[str, Any]:
+        few, many = deciding_s(FEW), deciding_s(MANY)
+        return {"few_s": few, "many_s": many}
+
     async def memory() -> dict[str, Any]:
         return {"bytes_per_worker": await bytes_per_worker(2_000)}
 
     gc.disable()  # a collection in the middle of one side would be counted as its cost
-    await serve({"route": route, "form": form, "memory": memory})
+    await serve({"route": route, "form": form, "decide": decide, "memory": memory})
 
 
 if __name__ == "__main__":

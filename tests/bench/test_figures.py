@@ -27,6 +27,7 @@ NAMES = [
     "gang64_form_vs_gang8",
     "route_10k_vs_10",
     "form_10k_vs_10",
+    "decide_10k_vs_10",
     "router_bytes_per_worker",
     "worker_rss_mb",
     "idle_msgs_per_s",

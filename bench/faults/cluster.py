@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
+from bench.faults.streams import leader_of
 from bench.faults.trial import Trial
 from gangline.bus.embedded_cluster import EmbeddedCluster
 from gangline.bus.port import NoResponders, RequestTimeout, StorageUnavailable
@@ -68,8 +69,7 @@ async def _granted(site: Site, servers: EmbeddedCluster, gangs: int) -> tuple[li
         for number in range(gangs):
             group.create_task(one(number))
         await site.until(lambda: len(granted) >= first, "the first gangs")
-        info = await site.bus.api.call(f"STREAM.INFO.KV_{site.names.ledger_bucket}", what="find the leader")
-        servers.server(info["cluster"]["leader"]).kill()
+        servers.server(await leader_of(site, site.bus, f"KV_{site.names.ledger_bucket}")).kill()
         struck.set()
     try:
         await site.at_rest()

@@ -26,7 +26,7 @@ SIZE = 4
 MOMENTS: Final = {Moment.BATCH: "grants", Moment.CLOSE: "ends a gang"}
 _HOLD_S: Final = 50.0
 _TRIES: Final = 6
-"""A worker that stood still for a second writes its registration, on a machine that is very busy."""
+"""On a very busy machine a worker that stood still writes its registration, and a leader may lose its lead too soon."""
 
 
 async def two_leaders(trial: Trial, moments: Sequence[Moment] = tuple(MOMENTS), *, unfenced: bool = False) -> list[Row]:
@@ -46,7 +46,7 @@ async def two_leaders(trial: Trial, moments: Sequence[Moment] = tuple(MOMENTS), 
                     if alone:
                         break
                 else:
-                    row.broken.append("a registration changed in every try, so the condition on leader was not proven")
+                    row.broken.append("no try was undisturbed, so the condition on leader was not proven")
                 row.samples.append(seconds)
         rows[0].broken += await site.judged()
         rows[0].note = site.read
@@ -70,7 +70,11 @@ async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tup
         if moment is Moment.CLOSE:
             await gang.release()
             await site.until(lambda: site.audit.states.get(gang_id) is GangState.ENDED, "ended by the other one")
-        assert first.told("now") is not None and "coordinator.leads" in second.actions(), "overtaken"
+        if first.told("now") is None:  # it no longer led when the moment came: on a busy machine it may renew too late
+            await ganging.__aexit__(None, None, None)
+            await site.at_rest()
+            return 0.0, [], False
+        assert "coordinator.leads" in second.actions(), "overtaken"
         before = await site.ledger.get(Names.gang_key(gang_id))
         tries.clear()
         went_on = time.monotonic()
@@ -82,8 +86,11 @@ async def _once(site: Site, gang_id: str, moment: Moment, unfenced: bool) -> tup
         async def written() -> bool:
             return await site.ledger.get(Names.gang_key(gang_id)) != before
 
+        async def written_or_void() -> bool:
+            return await written() or await _registrations(site) != registered
+
         if unfenced:
-            await site.until(written, "the first one writes")
+            await site.until(written_or_void, "the first one writes")
         else:
             await asyncio.sleep(0.5)  # time for its write to do harm
         broken = [f"L9: both wrote {gang_id}"] if await written() else []

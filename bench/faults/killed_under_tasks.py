@@ -11,6 +11,7 @@ from typing import Final
 
 from bench.faults.figures import Row
 from bench.faults.notes import interrupted, most_at_once, unexplained_starts
+from bench.faults.streams import leader_of
 from bench.faults.task_site import SERVED, TaskSite, task_site
 from bench.faults.trial import Trial
 from gangline.bus.embedded import EmbeddedServer
@@ -91,8 +92,7 @@ async def stream_leader_killed(trial: Trial, tasks: int = TASKS) -> list[Row]:
             task_site(trial, workers=4, url=",".join(servers.urls), replicas=3) as site,
         ):
             jobs = await _under_way(site, tasks)
-            info = await site.bus.api.call(f"STREAM.INFO.{site.names.tasks_stream}", what="find the leader")
-            servers.server(info["cluster"]["leader"]).kill()
+            servers.server(await leader_of(site, site.bus, site.names.tasks_stream)).kill()
             site.let_go()
             row.broken += await site.check_squares(jobs)
             starts = [note.at for note in site.notes() if note.event == "start"]

@@ -18,6 +18,7 @@ from typing import Any
 from bench.faults.audit import Audit
 from bench.faults.crew import PATIENCE_S, Crew, Launch, Process
 from bench.faults.history import kept
+from bench.faults.streams import last_revision
 from bench.faults.tasks import note
 from bench.faults.trial import Trial
 from gangline.bus.embedded import EmbeddedServer
@@ -154,8 +155,7 @@ class Site(Crew):
             TimeoutError: it did not get to the end.
         """
         await self.until(lambda: not self.audit.left(), "no member is left in the ledger")
-        info = await self.bus.api.call(f"STREAM.INFO.KV_{self.names.ledger_bucket}", what="look at the ledger")
-        last = info["state"]["last_seq"]
+        last = await last_revision(self, self.bus, f"KV_{self.names.ledger_bucket}")
         await self.until(lambda: self.audit.revision >= last, f"the audit reads revision {last}")
         return self.audit.broken
 

@@ -125,7 +125,8 @@ def deciding_s(workers: int) -> float:
     began_at = time.perf_counter()
     for _ in range(_DECISIONS):
         gang = f"g{next(_gangs)}"
-        request = AcquireRequest(pool="p", size=_GANG, strategy=Strategy.SPREAD, id=gang, owner_token="t")
+        fields = {"pool": "p", "size": _GANG, "strategy": Strategy.SPREAD, "id": gang, "owner_token": "t"}
+        request = AcquireRequest.model_validate(fields)
         effects = core.handle(on.AcquireAsked(now=0.0, request=request, reply_to=1, new_id=gang, new_token="t"))
         assert sum(isinstance(effect, SendHold) for effect in effects) == _GANG
         core.handle(on.ReleaseAsked(now=0.0, request=OwnedRequest(id=gang, owner_token="t"), reply_to=2))

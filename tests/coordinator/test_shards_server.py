@@ -11,6 +11,7 @@ from gangline.dispatcher.client import Client
 from gangline.schemas.errors import InvalidRequest
 from gangline.schemas.gang_errors import NoCoordinator, ShardConflict
 
+from ..waiting import PATIENCE_S
 from .test_server import leading, opened
 
 pytestmark = pytest.mark.server
@@ -25,21 +26,21 @@ async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_
         second = await leading(system, "second", shard="serve", pools=("gpu", "cpu"))
         standby = await system.coordinator("standby", shard="serve", pools=("gpu", "cpu"))
         request = system.owner.bus.request
-        answer = await request(f"{namespace}.gang.acquire", b'{"pool": "train", "size": 2}', timeout_s=5)
+        answer = await request(f"{namespace}.gang.acquire", b'{"pool": "train", "size": 2}', timeout_s=PATIENCE_S)
         plain = json.loads(answer.data)
         assert (plain["state"], first.statistics().gangs["formed"]) == ("formed", 1)
 
         client = Client(await system.bus("client"), names=system.names)
         async with client:
             bundles = [{"pool": "gpu"}, {"pool": "cpu"}]
-            async with client.gang(bundles=bundles, deadline_s=10) as gang:
+            async with client.gang(bundles=bundles, deadline_s=PATIENCE_S) as gang:
                 assert await gang.run("double", 21) == [42, 42]
                 assert second.statistics().gangs["formed"] == 1
                 await second.stop()
                 await standby.wait_leading()
                 assert await gang.run("double", 4) == [8, 8]
             with pytest.raises(InvalidRequest, match="in one shard"):
-                async with client.gang(bundles=[{"pool": "gpu"}, {"pool": "train"}], deadline_s=10):
+                async with client.gang(bundles=[{"pool": "gpu"}, {"pool": "train"}], deadline_s=PATIENCE_S):
                     pass
         await standby.stop()
         with pytest.raises(NoCoordinator, match="shard serve"):

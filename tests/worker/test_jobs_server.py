@@ -26,7 +26,7 @@ MODULES = str(Path(__file__).parent / "modules")
 
 
 async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_later(
-    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+    nats_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.syspath_prepend(MODULES)
     import job_samples  # type: ignore[import-not-found]
@@ -39,7 +39,7 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
     async with Worker(job_samples.pool, bus=worker_bus, names=names, settings=settings) as worker:
         first = await Hand(first_bus, worker, "first").listen()
         meta: dict[str, Any] = {"job": "j1", "endpoint": "work", "attempt": 3}
-        first.send(task(1, "in_child", [20], deadline_ms=None, meta=meta))
+        first.send(task(1, "in_child", [20, str(tmp_path / "end")], deadline_ms=None, meta=meta))
         await first_bus.flush()
         second = await Hand(second_bus, worker, "second").listen()
         body: dict[str, Any] = {}
@@ -49,6 +49,8 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
         assert body["jobs"] == [{"job": "j1", "endpoint": "work", "sequence": 0, "attempt": 3, "running": True}]
         await first_bus.close()  # whoever started it is gone
         second.send(task(9, "", deadline_ms=None, flags=int(TaskFlag.ATTACH), meta=meta))
+        await second_bus.flush()
+        (tmp_path / "end").touch()
         assert await second.answer(9) == [Answer.OK, 9, ["j1", "work", 3, 3]]
         assert worker.core.at_rest
         assert worker.statistics().tasks["started"] == 1

@@ -17,6 +17,7 @@ from gangline.worker.context import TaskContext, current_task
 from gangline.worker.middleware import CallNext
 from gangline.worker.pool import Pool
 
+from ..waiting import until
 from .harness import running
 from .rig import Rig, task
 
@@ -401,7 +402,7 @@ async def test_they_run_here_around_a_task_in_a_child_process(monkeypatch: pytes
         assert await harness.value("in_child", steps=1) == [None, None, 1, 0]
         assert job_samples.around == ["in_child"]
         launched = harness.launch("hang")
-        await asyncio.sleep(0.1)
+        await until(lambda: job_samples.around == ["in_child", "hang"])
         reason = launched.cancel()
         assert (await launched.done).error is reason
         assert job_samples.around == ["in_child", "hang", "task_cancelled"]

@@ -49,11 +49,14 @@ def hang() -> None:
 
 
 @pool.task(executor="process")
-def in_child(steps: int) -> list[Any]:
+def in_child(steps: int, until: str = "") -> list[Any]:
+    """`until`: it does not end before there is a file of that name."""
     context = current_task()
     for step in range(steps):
         context.progress_blocking({"step": step})
         time.sleep(0.03)
+    while until and not os.path.exists(until):
+        time.sleep(0.01)
     return [context.job, context.endpoint, context.attempt, context.fence]
 
 

@@ -52,6 +52,12 @@ class ReconnectingClient(Client):
         """Seconds to wait before the same server is tried again."""
         self._wants_tls = wants_tls
         self._loop = asyncio.get_running_loop()
+        self._over = False
+
+    @property
+    def is_closed(self) -> bool:
+        """For good. nats-py's status alone cannot tell: a handshake that is still under way overwrites it."""
+        return self._over or bool(self._status == Client.CLOSED)
 
     @property
     def ready(self) -> bool:
@@ -102,6 +108,9 @@ class ReconnectingClient(Client):
             self._abort_transport()
             self._transport = None  # the old one may still be busy closing
             await self._select_next_server()
+            if self.is_closed:
+                self._stay_closed()
+                return
             try:
                 await self._process_connect_init()
             except (asyncio.CancelledError, GeneratorExit):
@@ -109,6 +118,7 @@ class ReconnectingClient(Client):
             except Exception as error:
                 # Whatever it was: an address that is not NATS, a server shutting down, a protocol error.
                 if self.is_closed:
+                    self._stay_closed()
                     return
                 self._status = Client.RECONNECTING
                 self._observer.on_attempt_failed(error)
@@ -116,9 +126,18 @@ class ReconnectingClient(Client):
                     self._current_server.last_attempt = time.monotonic()
                     self._current_server.reconnects += 1
                 continue
+            if self.is_closed:
+                self._stay_closed()
+                return
             if self._current_server is not None:
                 self._current_server.reconnects = 0
             return
+
+    def _stay_closed(self) -> None:
+        """End a connection that came about although we were closed meanwhile: asyncio.wait_for, with which nats-py
+        connects, swallows a cancellation that comes together with the result."""
+        self._status = Client.CLOSED
+        self._stop_io()
 
     async def _process_connect_init(self) -> None:
         """nats-py's handshake takes a server that hangs up instead of its last PONG for one that took us, and then
@@ -274,6 +293,7 @@ class ReconnectingClient(Client):
     def _finish(self) -> None:
         if self.is_closed:
             return
+        self._over = True
         self._status = Client.CLOSED
         if self._reconnection_task is not None and self._reconnection_task is not asyncio.current_task():
             self._reconnection_task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -36,13 +37,14 @@ class Fake:
         self._writers.append(writer)
         writer.write(INFO)
         pings = 0
-        while line := await reader.readline():
-            if line.startswith(b"PING"):
-                pings += 1
-                if spoilt and pings > self._answered:
-                    writer.write(self._instead)
-                    break
-                writer.write(b"PONG\r\n")
+        with contextlib.suppress(ConnectionResetError):  # the client may be quicker to give the connection up
+            while line := await reader.readline():
+                if line.startswith(b"PING"):
+                    pings += 1
+                    if spoilt and pings > self._answered:
+                        writer.write(self._instead)
+                        break
+                    writer.write(b"PONG\r\n")
         writer.close()
 
     def hang_up(self) -> None:
@@ -83,6 +85,26 @@ async def test_a_server_that_dies_just_after_the_first_handshake_is_tried_again(
         bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
         assert bus.connected and server.connections == 3
         await bus.close()
+
+
+@pytest.mark.parametrize("late", ["_select_next_server", "_process_connect_init"])
+async def test_a_client_stays_closed_though_it_connects_again_at_that_moment(settings_of, monkeypatch, late):
+    """asyncio.wait_for swallows a cancellation that comes together with its result: the next step goes on."""
+    async with fake(set(), b"") as server:
+        bus = await connect(settings_of(server.url, reconnect_wait_s=0.01))
+        step, reached = getattr(bus._client, late), asyncio.Event()
+
+        async def swallow_a_cancellation():
+            reached.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            await step()
+
+        monkeypatch.setattr(bus._client, late, swallow_a_cancellation)
+        server.hang_up()
+        await reached.wait()
+        await bus.close()
+        assert bus.closed and not bus.connected and bus._client.is_closed
 
 
 async def test_a_server_that_dies_after_each_handshake_is_not_tried_for_ever(settings_of):

@@ -3,8 +3,9 @@ Gangline depends on is lent to each new environment through a path file."""
 
 from __future__ import annotations
 
-import functools
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -59,27 +60,29 @@ def empty(folder: Path) -> Environment:
     return made
 
 
-Installed = Callable[[str], Environment]
+Shared = Callable[[str, Callable[[Path], object]], Path]
+"""A folder of that name for the whole run, filled by that function: once, also where several processes test."""
 
 
 @pytest.fixture(scope="session")
-def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """An environment with Gangline, by way of installing: "wheel", "source distribution", "folder" or "editable".
-    Tests only read it, so that there is one for each way."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    base = tmp_path_factory.getbasetemp()
+    # Each process of pytest-xdist has a folder in that of the whole run.
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packaging"
+    root.mkdir(exist_ok=True)
 
-    @functools.cache
-    def environment(way: str) -> Environment:
-        made = empty(tmp_path_factory.mktemp("environment") / "venv")
-        if way == "editable":
-            made.install("--editable", ROOT)
-        elif way == "folder":
-            made.install(ROOT)
-        else:
-            built: Built = request.getfixturevalue("built")
-            made.install({"wheel": built.wheel, "source distribution": built.sdist}[way])
+    def folder(name: str, fill: Callable[[Path], object]) -> Path:
+        made, done = root / name, root / f"{name}.done"
+        with (root / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(made, ignore_errors=True)  # another process failed at it
+                made.mkdir()
+                fill(made)
+                done.touch()
         return made
 
-    return environment
+    return folder
 
 
 @dataclass(frozen=True)
@@ -88,23 +91,54 @@ class Built:
     sdist: Path
     wheel_of_sdist: Path
 
+    @classmethod
+    def of(cls, folder: Path) -> Built:
+        def only(name: str) -> Path:
+            (found,) = (folder / name).iterdir()
+            return found
 
-def _build(target: str, source: Path, into: Path) -> Path:
+        return cls(only("wheel"), only("sdist"), only("again"))
+
+
+def _build(target: str, source: Path, into: Path) -> None:
     run(sys.executable, "-m", "hatchling", "build", "-t", target, "-d", into, cwd=source)
-    (made,) = [path for path in into.iterdir() if path.name.endswith(".whl" if target == "wheel" else ".tar.gz")]
-    return made
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory) -> Built:
-    folder: Callable[[str], Path] = tmp_path_factory.mktemp
-    wheel = _build("wheel", ROOT, folder("wheel"))
-    sdist = _build("sdist", ROOT, folder("sdist"))
-    unpacked = folder("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(unpacked, filter="data")
-    (source,) = unpacked.iterdir()
-    return Built(wheel, sdist, _build("wheel", source, folder("again")))
+def built(shared: Shared) -> Built:
+    def build(folder: Path) -> None:
+        _build("wheel", ROOT, folder / "wheel")
+        _build("sdist", ROOT, folder / "sdist")
+        with tarfile.open(next((folder / "sdist").iterdir())) as archive:
+            archive.extractall(folder / "unpacked", filter="data")
+        (source,) = (folder / "unpacked").iterdir()
+        _build("wheel", source, folder / "again")
+
+    return Built.of(shared("built", build))
+
+
+Installed = Callable[[str], Environment]
+
+
+@pytest.fixture(scope="session")
+def installed(request: pytest.FixtureRequest, shared: Shared) -> Installed:
+    """An environment with Gangline, by way of installing: "wheel", "source distribution", "folder" or "editable".
+    Tests only read it, so that there is one for each way."""
+
+    def install(way: str, made: Environment) -> None:
+        if way == "editable":
+            made.install("--editable", ROOT)
+        elif way == "folder":
+            made.install(ROOT)
+        else:
+            built: Built = request.getfixturevalue("built")
+            made.install({"wheel": built.wheel, "source distribution": built.sdist}[way])
+
+    def environment(way: str) -> Environment:
+        name = way.replace(" ", "-")
+        return Environment(shared(name, lambda folder: install(way, empty(folder / "venv"))) / "venv")
+
+    return environment
 
 
 @pytest.fixture

@@ -10,11 +10,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
-import pytest
-
 from .conftest import ROOT, Built
-
-pytestmark = pytest.mark.xdist_group("packaging")  # they share what is built
 
 FOLDERS = ("bus", "dispatcher", "schemas", "telemetry", "worker", "coordinator")
 OWN = ("src/gangline/cli/", "src/gangline/testing/")

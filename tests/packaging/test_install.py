@@ -21,9 +21,6 @@ print(gangline.__file__)
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-pytestmark = pytest.mark.xdist_group("packaging")  # they share what is built and installed
-
-
 @pytest.mark.parametrize(
     "way",
     [

@@ -18,6 +18,7 @@ from gangline.dispatcher.lease_slots import LeaseSlots
 from gangline.dispatcher.selection import Selection
 from gangline.schemas.frames import Request
 from gangline.testing.sim.plan import Accident, Plan, draw_plan
+from gangline.testing.sim.run import Report, run
 from gangline.worker.core import WorkerCore
 from gangline.worker.epochs import FreezeGuard
 from gangline.worker.leases import Change, Lease, LeaseTable, Refusal
@@ -46,6 +47,19 @@ class Mutant:
         """Where to look for it."""
         fitting = (plan for plan in map(self.draw, itertools.count()) if self.needs(plan))
         return itertools.islice(fitting, self.seeds)
+
+    def likely(self, seed: int | None) -> Iterator[Plan]:
+        """The same, but first the plan of a seed that has caught it."""
+        if seed is not None and self.needs(first := self.draw(seed)):
+            yield first
+        yield from (plan for plan in self.plans() if plan.seed != seed)
+
+    def play(self, plan: Plan) -> Report:
+        """Run one, with the bug planted before."""
+        return run(plan.seed, plan=plan)
+
+    def catches(self, report: Report) -> bool:
+        return any(violation.law == self.law for violation in report.violations)
 
     @property
     def id(self) -> str:

@@ -1,9 +1,8 @@
-"""Seeds with durable tasks and without planted bugs: no law is broken, and each replays exactly."""
+"""Seeds with durable tasks and without planted bugs: no law is broken."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 
@@ -17,9 +16,11 @@ from gangline.testing.sim.plan import DISPATCHER_FAULTS, Accident, draw_plan
 from gangline.testing.sim.run import run
 from gangline.testing.sim.troubles import Troubles
 
-SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", "24"))
+from ..scale import repetitions
+
+SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", repetitions(8, whole=24)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-BATCH = 12
+BATCH = repetitions(8, whole=12)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
@@ -34,28 +35,6 @@ def test_no_law_is_broken_by_durable_tasks(first):
     assert befell["done"] > 20 and befell["tries"] > 80 and befell["cancelled"]
     assert befell["dead: failed"] and befell["dead: timed_out"] and befell["turns kept"]
     assert befell["replayed"] and befell["firings of schedules"] and befell["large results"]
-
-
-@pytest.mark.parametrize("seed", [3, 8])
-def test_a_seed_with_durable_tasks_replays_exactly(seed):
-    assert run(seed, durable=True).digest == run(seed, durable=True).digest
-
-
-def test_a_seed_with_durable_tasks_replays_in_another_process_with_other_hashes():
-    script = "from gangline.testing.sim.run import run\nfor seed in (0, 5, 9): print(run(seed, durable=True).digest)"
-    digests = set()
-    for hash_seed in ("0", "4242"):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
-    assert len(set(digests.pop().split())) == 3
 
 
 def test_plans_with_durable_tasks_are_those_without_and_more():

@@ -1,9 +1,8 @@
-"""Seeds with gangs and without planted bugs: no law is broken, and each replays exactly."""
+"""Seeds with gangs and without planted bugs: no law is broken."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections import Counter
 
@@ -15,9 +14,11 @@ from gangline.testing.sim.gang_plan import Breaking, GangKind
 from gangline.testing.sim.plan import COORDINATOR_FAULTS, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
-SEEDS = int(os.environ.get("SIM_GANG_SEEDS", "100"))
+from ..scale import repetitions
+
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(12, whole=100)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-BATCH = 25
+BATCH = repetitions(12, whole=25)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))
@@ -31,29 +32,7 @@ def test_no_law_is_broken_by_gangs(first):
         befell.update(report.gangs)
     assert befell["formed"] > 50 and befell["members"] > 50 and befell["torn: released"] and befell["meetings"]
     assert befell["torn: owner_lost"] and befell["torn: worker_lost"] and befell["torn: replaced"]
-    assert total_outcomes(reports)["acquired"] > 10
-
-
-@pytest.mark.parametrize("seed", [0, 32])
-def test_a_seed_with_gangs_replays_exactly(seed):
-    assert run(seed, gangs=True).digest == run(seed, gangs=True).digest
-
-
-def test_a_seed_with_gangs_replays_in_another_process_with_other_hashes():
-    script = "from gangline.testing.sim.run import run\nfor seed in (1, 26, 35): print(run(seed, gangs=True).digest)"
-    digests = set()
-    for hash_seed in ("0", "4242"):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
-    assert len(set(digests.pop().split())) == 3
+    assert total_outcomes(reports)["acquired"] > len(reports) * 2 / 5
 
 
 def test_plans_with_gangs_are_those_without_and_more():

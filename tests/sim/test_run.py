@@ -1,9 +1,8 @@
-"""Seeds without planted bugs: no law is broken, and each replays exactly."""
+"""Seeds without planted bugs: no law is broken."""
 
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +11,9 @@ from gangline.testing.sim.__main__ import main
 from gangline.testing.sim.plan import Kind, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
+from ..scale import repetitions
+
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(25, whole=150)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 BATCH = 25
 
@@ -26,28 +27,6 @@ def test_no_law_is_broken(first):
     total = total_outcomes(reports)
     assert total["ok"] > 100
     assert total["cancelled"] and total["deadline_exceeded"] and total["leased"] and total["selection_used"]
-
-
-@pytest.mark.parametrize("seed", [3, 14, 15])
-def test_a_seed_replays_exactly(seed):
-    assert run(seed).digest == run(seed).digest
-
-
-def test_a_seed_replays_in_another_process_with_other_hashes():
-    script = "from gangline.testing.sim.run import run\nfor seed in (7, 20, 23, 26): print(run(seed).digest)"
-    digests = set()
-    for hash_seed in ("0", "1", "4242"):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            env=os.environ | {"PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=100,
-        )
-        digests.add(done.stdout)
-    assert len(digests) == 1
-    assert len(set(digests.pop().split())) == 4
 
 
 def test_plans_are_the_same_every_time_and_differ_by_seed():

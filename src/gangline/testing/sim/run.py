@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import multiprocessing
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -71,7 +73,9 @@ def run(
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
     plan = plan or drawing(gangs=gangs, durable=durable)(seed)
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(loop.close)
+        stack.enter_context(_collecting_at_the_end())
         world = World(plan, loop, echo)
         try:
             loop.run_until_complete(world.play())
@@ -89,8 +93,25 @@ def run(
             durable=world.jobs.counts(),
             plan=plan.summary(),
         )
+
+
+@contextlib.contextmanager
+def _collecting_at_the_end() -> Iterator[None]:
+    """Collect cyclic garbage once, when the run is over, and only that of the run.
+
+    An unhandled exception is told of when its task is collected: else that would depend on what this process did
+    before.
+    """
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count()
+    gc.disable()
+    gc.freeze()
+    try:
+        yield
     finally:
-        loop.close()
+        if not frozen:
+            gc.unfreeze()
+        if enabled:
+            gc.enable()
 
 
 def drawing(*, gangs: bool, durable: bool) -> Callable[[int], Plan]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import logging
 import random
 from collections.abc import Callable
@@ -391,6 +392,7 @@ class World:
 
     def _stop_everything(self) -> None:
         """The run is over: no process says another word."""
+        gc.collect()  # an exception that nobody looked at is told of when its task goes
         self.checker.closed = True
         processes = (self.workers, self.clients, self.coordinators, self.dispatchers)
         for process in (each for group in processes for each in group.values()):

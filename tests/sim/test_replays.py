@@ -1,0 +1,72 @@
+"""A seed replays exactly, also in another process, where sets have another order."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gangline.testing.sim.run import run
+
+from ..scale import repetitions
+from .mutants import MUTANTS
+
+KINDS = {"plain": {}, "gangs": {"gangs": True}, "durable": {"durable": True}}
+SEEDS = {"plain": (7, 20, 23, 26), "gangs": (1, 26, 35), "durable": (0, 5, 9)}
+EACH = repetitions(1, whole=4)
+HASHES = ("4242", "0", "1")[: repetitions(1, whole=3)]
+SCRIPT = """
+import json, sys
+from gangline.testing.sim.run import run
+print(json.dumps([run(seed, **kind).digest for seed, kind in json.loads(sys.argv[1])]))
+"""
+
+
+@pytest.mark.parametrize("hashes", HASHES)
+def test_seeds_replay_in_another_process_with_other_hashes(hashes):
+    """One process for all kinds of plans: a new interpreter, since hashes are settled when it starts."""
+    plans = [(seed, KINDS[kind]) for kind, seeds in SEEDS.items() for seed in seeds[:EACH]]
+    here = [run(seed, **kind).digest for seed, kind in plans]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(plans)],
+        env=os.environ | {"PYTHONHASHSEED": hashes},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(done.stdout) == here
+    assert len(set(here)) == len(plans)
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [
+        ("plain", 3),
+        ("gangs", 0),
+        ("durable", 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("plain", 14), ("plain", 15), ("gangs", 32))),
+        pytest.param("durable", 8, marks=pytest.mark.long),
+    ],
+)
+def test_a_seed_replays_exactly(kind, seed):
+    assert run(seed, **KINDS[kind]).digest == run(seed, **KINDS[kind]).digest
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_seed_that_ends_in_unhandled_exceptions_replays_after_others(monkeypatch, caplog):
+    """Tasks whose exceptions nobody looks at are garbage, and when it is collected depends on what ran before."""
+    caplog.set_level("CRITICAL")
+    mutant = next(each for each in MUTANTS if each.name == "a-duplicate-runs-again")
+    plan = mutant.draw(3)
+
+    def broken():
+        with monkeypatch.context() as patch:
+            mutant.plant(patch)
+            return mutant.play(plan)
+
+    before = broken()
+    run(0, gangs=True)
+    assert broken() == before

@@ -341,10 +341,11 @@ async def test_10_an_answer_does_not_echo_the_headers_of_the_request(connect_to,
     ("number", "size"), [(9_000, 16_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
 )
 async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(
-    connect_to, nats_url, namespace, number, size
+    connect_to, secured, namespace, number, size
 ):
     """Over a limit of nats-py's queues, 128 MiB or 512 Ki messages, while the receiver's loop is busy sending."""
-    one, two = await connect_to(nats_url), await connect_to(nats_url)
+    server = secured('max_pending: 512MB\nwrite_deadline: "5m"')  # by itself it gives a slow receiver up at 64 MB
+    one, two = await connect_to(server.url), await connect_to(server.url)
     count = 0
 
     def handler(message):

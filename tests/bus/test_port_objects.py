@@ -62,13 +62,13 @@ async def test_a_value_expires_with_its_pieces(open_store):
     async def gone():
         return await store.get("brief") is None
 
-    await until(gone)
+    await until(gone, pause_s=0.1)
     assert await store.get("lasting") == b"2"
 
     async def nothing_left():
         return (await store.stream.state()).messages == 2
 
-    await until(nothing_left)
+    await until(nothing_left, pause_s=0.1)
 
 
 async def test_a_value_that_lost_a_piece_is_not_given_out(open_store):

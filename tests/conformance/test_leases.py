@@ -90,7 +90,7 @@ async def test_a_grant_that_nobody_claims_frees_itself(subject: Subject):
 async def test_a_lease_that_is_not_renewed_ends_and_its_slots_come_back(subject: Subject):
     granted = await subject.request("reserve", {"ttl_s": 300})
     await subject.request("renew", {"token": granted["token"], "ttl_s": 1})
-    await until(lambda: _idle(subject))
+    await until(lambda: _idle(subject), pause_s=0.1)
     with pytest.raises(Refusal) as caught:
         await subject.request("renew", {"token": granted["token"]})
     assert (caught.value.code, caught.value.status) == ("lease_expired", 410)

@@ -34,7 +34,7 @@ async def test_its_heartbeat_goes_on_and_tells_the_load(subject: Subject):
     async def busy() -> bool:
         return (await subject.heartbeat()).running == 1
 
-    await until(busy)
+    await until(busy, pause_s=0.1)
     beat = await subject.heartbeat()
     assert (beat.total, beat.draining) == (2, False)
     assert beat.epoch == (await subject.registration()).epoch
@@ -46,7 +46,7 @@ async def test_its_heartbeat_expires_when_it_is_killed(subject: Subject):
     async def gone() -> bool:
         return await subject.ledger.get(subject.names.alive_key(subject.id)) is None
 
-    await until(gone)
+    await until(gone, pause_s=0.1)
 
 
 async def test_a_second_process_with_its_id_is_refused(subject: Subject, launch: Launch, tmp_path):

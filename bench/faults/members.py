@@ -32,7 +32,8 @@ async def member_lost(trial: Trial, how: Literal["killed", "frozen"]) -> list[Ro
             said = f"{times[0]:.3f} s, stopped {times[1]:.3f} s, slots {times[2]:.3f} s"
             trial.report(f"{told.name} {number + 1}: {said}")
         told.broken += await site.judged()
-        told.note = site.read
+        reasons = {event.reason.rpartition(": ")[2] for _, event in site.events if event.kind == "torn_down"}
+        told.note = f"found out by: {', '.join(sorted(reasons))}; {site.read}"
     return [told, stopped, back]
 
 

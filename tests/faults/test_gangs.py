@@ -28,9 +28,11 @@ QUICK_DEATHS = ("after the batch, before the broadcast", "when half of the membe
 """One in a grant and one in a teardown, each when some know of it and others do not."""
 
 
-@pytest.mark.parametrize("how", ["killed", "frozen"])
-async def test_a_lost_member_ends_its_generation(trial: Trial, how: Literal["killed", "frozen"]) -> None:
-    checked(await member_lost(trial, how))
+@pytest.mark.parametrize(("how", "found_by"), [("killed", "no responders"), ("frozen", "")])
+async def test_a_lost_member_ends_its_generation(trial: Trial, how: Literal["killed", "frozen"], found_by: str) -> None:
+    """A killed one is found out by a ping, not by its heartbeat key, which expires much later."""
+    told, _, _ = checked(await member_lost(trial, how))
+    assert f"found out by: {found_by}" in told.note
 
 
 @pytest.mark.parametrize(

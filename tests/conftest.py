@@ -15,6 +15,7 @@ import inspect
 import itertools
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import traceback
@@ -55,6 +56,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
     config.addinivalue_line("markers", "long: runs only with --all; a quicker test makes the same kind of check")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts what it runs in the background that way, and processes of tests would inherit it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--all"):
         os.environ[scale.VARIABLE] = "1"
     else:

@@ -73,10 +73,14 @@ class Candidacy:
         """Take part from now on.
 
         Raises:
-            Unavailable: the keys cannot be followed.
+            Unavailable: the keys cannot be followed. Nothing is left of the attempt, so it may be repeated.
         """
-        for key in (self._leader.key, self._alive_key):
-            self._subscriptions.append(await self._kv.watch(key, self._on_entry))
+        try:
+            for key in (self._leader.key, self._alive_key):
+                self._subscriptions.append(await self._kv.watch(key, self._on_entry))
+        except BaseException:
+            await self._unsubscribe()
+            raise
         self._carry_out(self.election.start())
 
     async def stop(self) -> None:
@@ -89,12 +93,15 @@ class Candidacy:
         for effect in effects:
             if isinstance(effect, on.Yield):
                 self._on_yield(effect.reason)
-        subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
+        await self._unsubscribe()
         await self._chores.rest()
         if leading:
             await self._withdraw()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
 
     def trusted(self) -> bool:
         """Whether we may act as the leader at this instant. A look at the clock; when its answer is no, `on_yield` was

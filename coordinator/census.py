@@ -112,22 +112,30 @@ class Census:
         """Follow.
 
         Raises:
-            Unavailable: the ledger cannot be followed.
+            Unavailable: the ledger cannot be followed. Nothing is left of the attempt, so it may be repeated.
         """
         self._up_since = self._ticked_at = self._loop.time()
-        for pool in self._pools:
-            self._subscriptions.append(await self._kv.observe(self._names.alive_of(pool), self._on_heartbeat))
-            self._subscriptions.append(await self._kv.watch(self._names.registrations_of(pool), self._on_registration))
+        try:
+            for pool in self._pools:
+                alive, registrations = self._names.alive_of(pool), self._names.registrations_of(pool)
+                self._subscriptions.append(await self._kv.observe(alive, self._on_heartbeat))
+                self._subscriptions.append(await self._kv.watch(registrations, self._on_registration))
+        except BaseException:
+            await self._unsubscribe()
+            raise
         self._chores.start(self._look_for_silence())
         self._chores.start(self._reconcile())
 
     async def stop(self) -> None:
         """Idempotent, and safe before `start`."""
         self._chores.cancel()
+        await self._unsubscribe()
+        await self._chores.rest()
+
+    async def _unsubscribe(self) -> None:
         subscriptions, self._subscriptions = self._subscriptions, []
         for subscription in subscriptions:
             await subscription.unsubscribe()
-        await self._chores.rest()
 
     def on_connection(self, event: ConnectionEvent) -> None:
         """While there is no connection nobody is heard, and that is nobody's fault."""

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, ConnectionEvent, KeyValue, NotPermitted
-from ..schemas.errors import ClosedError, ServerUnsupported, Unavailable
+from ..bus.port import Bus, ConnectionEvent
+from ..bus.starting import StartPatience
+from ..schemas.errors import ClosedError
 from ..schemas.gang_errors import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
@@ -27,8 +28,6 @@ from .shard_registry import ShardRegistry
 from .shards import Shard
 from .shell_settings import ShellSettings
 from .term import Term
-
-_RETRY_S: Final = 0.25
 
 
 class CoordinatorState(StrEnum):
@@ -161,7 +160,8 @@ class Coordinator:
             raise
 
     async def _start(self) -> None:
-        kv = await self._open_bucket()
+        patiently = StartPatience(self.shell.start_timeout_s, self._log)
+        kv = await patiently(lambda: self._bus.bucket(self.names.ledger_bucket, self.shell.bucket))
         clock = Clock(self.ambient)
         registry = ShardRegistry(kv, self.shard, clock, self._log)
         leader = LeaderKey(kv, self.shard.leader_key)
@@ -177,7 +177,7 @@ class Coordinator:
             on_outage=census.outage,
             log=self._log,
         )
-        self._office = office = Office(
+        self._office = Office(
             bus=self._bus,
             kv=kv,
             names=self.names,
@@ -194,27 +194,12 @@ class Coordinator:
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
-        await registry.start()
-        await office.census.start()
-        await self._discovery.start()
+        for step in (registry.start, census.start, self._discovery.start):
+            await patiently(step)
         self.state = CoordinatorState.STANDBY
         self._log.info("takes part in the election", extra={"action": "coordinator.started"})
-        await candidacy.start()
-        await self._bus.flush()
-
-    async def _open_bucket(self) -> KeyValue:
-        """Open the ledger; a cluster that holds an election just now is waited for."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self.shell.start_timeout_s
-        while True:
-            try:
-                return await self._bus.bucket(self.names.ledger_bucket, self.shell.bucket)
-            except (ServerUnsupported, NotPermitted):
-                raise
-            except Unavailable:
-                if loop.time() > give_up_at:
-                    raise
-            await asyncio.sleep(_RETRY_S)
+        await patiently(candidacy.start)
+        await patiently(self._bus.flush)
 
     async def stop(self) -> None:
         """Leave. A leader gives way at once, so that a standby takes over without waiting; gangs live on. Idempotent.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeVar
 
 from ..bus.ambient import Ambient
-from ..bus.port import Bus, NotPermitted, Subscription
-from ..schemas.errors import ClosedError, GanglineError, ServerUnsupported, Unavailable, WorkerIdTaken
+from ..bus.port import Bus, Subscription
+from ..bus.starting import StartPatience
+from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
 from ..schemas.words import count_of
@@ -22,7 +22,7 @@ from .journal import JournalSink
 from .ledger import LedgerStatistics
 from .place import Place
 from .pool import Pool
-from .registration import POLL_S, WorkerEvent
+from .registration import WorkerEvent
 from .settings import WorkerSettings
 
 T = TypeVar("T")
@@ -146,7 +146,8 @@ class Worker:
 
     async def _start(self) -> None:
         bus = self.bus
-        kv = await self._patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
+        patiently = StartPatience(self.settings.start_timeout_s, self._log)
+        kv = await patiently(lambda: bus.bucket(self.names.ledger_bucket, self.settings.bucket))
         desk = self._desk = Desk(
             self._place,
             kv=kv,
@@ -165,8 +166,8 @@ class Worker:
         # First listen, then be found: whoever reads the registration finds somebody at the subject.
         self._subscription = await bus.subscribe(self.names.worker_operations(self.id), desk.take)
         self._forget_connection = bus.on_connection(desk.on_connection)
-        await self._patiently(bus.flush)
-        await self._patiently(desk.presence.publish)
+        await patiently(bus.flush)
+        await patiently(desk.presence.publish)
         desk.discovery.refresh()
         await desk.discovery.start()
         self.state = WorkerState.SERVING
@@ -180,22 +181,6 @@ class Worker:
         )
         if self._early_grace_s is not None:
             self.begin_drain(self._early_grace_s)
-
-    async def _patiently(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Do a step of the start, again if need be: a server that restarts just now, or a cluster that holds an
-        election, is waited for."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self.settings.start_timeout_s
-        while True:
-            try:
-                return await step()
-            except (ServerUnsupported, NotPermitted, WorkerIdTaken):
-                raise
-            except Unavailable as error:
-                if loop.time() > give_up_at:
-                    raise
-                self._log.debug("start goes on later: %s", error, extra={"action": "worker.start_retry"})
-            await asyncio.sleep(POLL_S)
 
     # -- leave ----------------------------------------------------------------------------------------------------
 

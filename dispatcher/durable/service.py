@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from ...bus.ambient import Ambient
-from ...bus.port import BucketSettings, Bus, NotPermitted
-from ...schemas.errors import ClosedError, ServerUnsupported, Unavailable
+from ...bus.port import BucketSettings, Bus
+from ...bus.starting import StartPatience
+from ...schemas.errors import ClosedError
 from ...schemas.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...telemetry.durable_metrics import QueueLevels
@@ -28,7 +29,6 @@ from .strays import Strays
 from .task_streams import TaskStorage
 from .writing import Writing
 
-_RETRY_S: Final = 0.25
 _GIVEN_UP_AT_ONCE: Final = 64
 """Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""
 _LITTLE: Final = 64
@@ -153,7 +153,9 @@ class Dispatcher:
             raise
 
     async def _start(self) -> None:
-        await self._open_streams()
+        patiently, streams = StartPatience(self.settings.start_timeout_s, self._log), self._context.streams
+        for open_it in (streams.tasks, streams.dead, streams.jobs, streams.results):
+            await patiently(open_it)
         await self.router.start()
         self.router.routes.start()
         self._context.guard.start()
@@ -208,23 +210,6 @@ class Dispatcher:
             log=self._log,
         )
         return _Parts(presence, ownership, endpoints, strays)
-
-    async def _open_streams(self) -> None:
-        """A cluster that holds an election just now is waited for."""
-        streams = self._context.streams
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self.settings.start_timeout_s
-        while True:
-            try:
-                for open_it in (streams.tasks, streams.dead, streams.jobs, streams.results):
-                    await open_it()
-                return
-            except (ServerUnsupported, NotPermitted):
-                raise
-            except Unavailable:
-                if loop.time() > give_up_at:
-                    raise
-            await asyncio.sleep(_RETRY_S)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Hand all queues over and leave; other dispatchers take them at once. What workers run goes on. Idempotent.

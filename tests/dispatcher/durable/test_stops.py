@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from gangline.schemas.errors import ClosedError
-from gangline.testing.loop import VirtualLoop
 
 from ...scale import repetitions
+from ...stepped import NEVER, SteppedLoop
 from .site import DispatcherNode, Site
-
-ENOUGH = 100_000
-
-
-class SteppedLoop(VirtualLoop):
-    """Calls `action` when it has scheduled so many callbacks."""
-
-    def __init__(self) -> None:
-        super().__init__(limit_s=86_400.0)
-        self.scheduled = 0
-        self.at = ENOUGH
-        self.action: Callable[[], object] = lambda: None
-
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        self.scheduled += 1
-        if self.scheduled == self.at:
-            super().call_soon(self.action)
-        return super().call_soon(callback, *args, context=context)
 
 
 class Story:
@@ -48,10 +28,9 @@ class Story:
             await site.submit("square", {"x": 2})
             node = site.dispatcher()
             stopping: list[asyncio.Task[None]] = []
-            self.loop.action = lambda: stopping.append(self.loop.spawn(node.name, node.dispatcher.stop(), name="stop"))
-            self.loop.at = self.loop.scheduled + at
+            self.loop.arm(at, lambda: stopping.append(self.loop.spawn(node.name, node.dispatcher.stop(), name="stop")))
             self.begins = self.loop.scheduled
-            if at >= ENOUGH:
+            if at == NEVER:
                 await site.taken()
                 self.ends = self.loop.scheduled
                 return
@@ -78,7 +57,7 @@ class Story:
 def steps() -> int:
     """From the start of a dispatcher until it has the queue."""
     story = Story()
-    story.run(ENOUGH)
+    story.run(NEVER)
     return story.ends - story.begins
 
 

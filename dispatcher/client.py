@@ -239,7 +239,7 @@ class Client(DurableTasks, RouteOperations):
         If the worker went before the task can have started, it runs on another one, within the deadline.
 
         Raises:
-            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired: before anything is sent.
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: before anything is sent.
             GanglineError: as `call`.
         """
         if self._hooks is not None and self._hooks.calls:

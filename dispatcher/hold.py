@@ -125,6 +125,10 @@ class Hold:
         self.trusted_until = asked_at + terms.first_s
         pool.held.count += 1
 
+    def is_of(self, exchange: Exchange) -> bool:
+        """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
+        return self._exchange is exchange
+
     def charged(self, ticket: Ticket) -> Hold:
         """Slots are held, as many as the ticket costs, which counts for them on the worker."""
         self.charge = ticket

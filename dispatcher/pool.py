@@ -16,6 +16,7 @@ from .candidates import Draw
 from .core import Effect, PoolCore, Refused
 from .exchange import Exchange
 from .policy import Policy
+from .policy_guard import guarded
 from .retry import Fate
 from .settings import RouterSettings
 from .ticket import Ticket
@@ -61,7 +62,7 @@ class RoutedPool:
             strays: whether requests to an endpoint have no business in a pool (any more).
         """
         self.name = name
-        self.core = PoolCore(name, settings, policy, draw, numbers)
+        self.core = PoolCore(name, settings, guarded(policy, name), draw, numbers)
         self.discovery: Discovery | None = None
         self.used_at = self._opened_at = exchange.loop.time()
         self.taken = metrics.taken(name, name)

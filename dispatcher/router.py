@@ -11,7 +11,7 @@ from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
 from ..schemas.bounds import plain
 from ..schemas.deadline import current_deadline
-from ..schemas.errors import ClosedError, InvalidSettings, NoWorkers
+from ..schemas.errors import ClosedError, InvalidSettings, NoWorkers, WrongClient
 from ..schemas.frames import ReserveFlag
 from ..schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import Names, check_name, split_target
@@ -221,6 +221,10 @@ class Router:
     ) -> Any:
         """Run a task on the worker that was chosen; see Client.dispatch."""
         self.check_open()
+        if not selection.hold.is_of(self.exchange):
+            raise WrongClient(
+                f"this selection of {selection.worker} was made by another client: dispatch it with that one"
+            )
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
         if flight is None:
             return await self._dispatch(selection, method, args, kwargs or {}, options)

@@ -26,7 +26,8 @@
     │   ├── StaleEpoch                  the worker restarted (or was frozen) since
     │   ├── SelectionUsed               a selection dispatches once
     │   ├── SelectionClosed             dispatched after its `async with` block ended
-    │   └── WrongPool                   the selection belongs to another pool
+    │   ├── WrongPool                   the selection belongs to another pool
+    │   └── WrongClient                 the selection was made by another client
     ├── DeadlineExceeded                the caller's deadline passed
     ├── OutcomeUnknown                  the task may have run; it is not marked idempotent, so it was not retried
     │   ├── WorkerLost                  its worker vanished
@@ -193,6 +194,10 @@ class SelectionClosed(LeaseError):
 
 class WrongPool(LeaseError):
     code = "wrong_pool"
+
+
+class WrongClient(LeaseError):
+    code = "wrong_client"
 
 
 class DeadlineExceeded(GanglineError):

@@ -48,6 +48,7 @@ from .schemas.errors import (
     UnknownToken,
     WorkerIdTaken,
     WorkerLost,
+    WrongClient,
     WrongPool,
 )
 from .schemas.gang_errors import (
@@ -135,5 +136,6 @@ __all__ = [
     "UnknownToken",
     "WorkerIdTaken",
     "WorkerLost",
+    "WrongClient",
     "WrongPool",
 ]

@@ -20,7 +20,9 @@ STREAM_EXISTS: Final = 10058
 CONSUMER_NOT_FOUND: Final = 10014
 WRONG_LAST_SEQUENCE: Final = 10071
 TRANSIENT_CONFLICT: Final = 10164
+ID_IN_PROCESS: Final = 10158
 _NOT_ENABLED: Final = (10039, 10076)
+_BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
 
 class ApiError(StorageUnavailable):
@@ -39,6 +41,12 @@ class ApiError(StorageUnavailable):
     def temporary(self) -> bool:
         """Worth trying again soon: no leader yet, or not enough peers known yet."""
         return self.details.get("status") == 503 or self.number in (10005, 10008, 10074)
+
+    @property
+    def busy(self) -> bool:
+        """Another write of this id or key is on its way through the cluster, perhaps our own earlier try: ask again.
+        Until then it is open whether that one is stored."""
+        return self.number in _BUSY
 
 
 class JetStreamApi:

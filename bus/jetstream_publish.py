@@ -24,8 +24,6 @@ keeps the server from saying "no responders"."""
 _NO_LEADER_S: Final = 1.0
 """How long a stream without a leader is tried; stepping down takes half of it at most."""
 _RETRY_S: Final = 0.05
-_BUSY: Final = (10158, 10163, 10164)
-"""Another message of this id is on its way through the cluster: ask again."""
 
 
 class _StreamMade(Exception):
@@ -58,18 +56,23 @@ class Publisher:
             raise InvalidName(f"stream {self._name!r} does not take {subject!r}: see its subjects")
         start = self._loop.time()
         deadline = start + (self._bus.api.timeout_s if timeout_s is None else timeout_s)
+        earlier = False
+        """The server knows of an earlier try with this id, which may come to be stored."""
         while True:
             if not self._upkeep.exists:
                 await self._upkeep.ensure()
             try:
                 return self._published(await self._send(subject, data, headers, deadline))
             except NoResponders as error:
-                await self._without_leader(start, deadline, error)
+                await self._without_leader(start, deadline, error, earlier)
             except _StreamMade:
                 continue
             except ApiError as error:
-                if error.number not in _BUSY or self._loop.time() + _RETRY_S > deadline:
-                    raise self._judged(error) from error
+                earlier = earlier or error.busy
+                if not error.busy:
+                    raise self._judged(error, earlier) from error
+                if self._loop.time() + _RETRY_S > deadline:
+                    raise self._in_doubt(subject) from error
                 await asyncio.sleep(_RETRY_S)
 
     async def _send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, deadline: float) -> Message:
@@ -80,13 +83,16 @@ class Publisher:
         try:
             return await future
         except RequestTimeout as error:
-            raise StorageUnavailable(
-                f"stream {self._name!r} did not acknowledge a message to {subject!r} in time: it may have been stored; "
-                f"give it a Nats-Msg-Id and try again"
-            ) from error
+            raise self._in_doubt(subject) from error
         finally:
             del self._flights[future]
             self._bus.forget_request(reply)
+
+    def _in_doubt(self, subject: str) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"stream {self._name!r} did not acknowledge a message to {subject!r} in time: it may have been stored; "
+            f"give it a Nats-Msg-Id and try again"
+        )
 
     def _published(self, answer: Message) -> Published:
         body = _plain(answer.data) or parse_answer(answer, f"store a message in {self._name}")
@@ -97,18 +103,18 @@ class Publisher:
         return Published(sequence=int(body["seq"]), duplicate=bool(body.get("duplicate")))
 
     @staticmethod
-    def _judged(error: ApiError) -> Unavailable:
+    def _judged(error: ApiError, earlier: bool) -> Unavailable:
         """What the server says, as an error that tells whether to try again."""
         status = error.details.get("status")
         if error.temporary or not isinstance(status, int) or not 400 <= status < 500:
-            return error
+            return StorageUnavailable(error.message, details=error.details, may_have_started=earlier)
         return Refused(error.message, details=error.details)
 
-    async def _without_leader(self, start: float, deadline: float, error: NoResponders) -> None:
+    async def _without_leader(self, start: float, deadline: float, error: NoResponders, earlier: bool) -> None:
         now = self._loop.time()
         if now - start >= _NO_LEADER_S or now + _RETRY_S > deadline:
             raise StorageUnavailable(
-                f"stream {self._name!r} has no leader right now: try again", may_have_started=False
+                f"stream {self._name!r} has no leader right now: try again", may_have_started=earlier
             ) from error
         if not await self._upkeep.restore(min(_SILENCE_S, deadline - now)):
             await asyncio.sleep(_RETRY_S)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ..schemas.errors import Disconnected, Unavailable
-from .jetstream_api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError, parse_answer
+from .jetstream_api import ID_IN_PROCESS, WRONG_LAST_SEQUENCE, ApiError, parse_answer
 from .kv_wire import MESSAGE_ID, WRITE_ID, Stored, write_headers
 from .port import Conflict, KvWrite, Message, NoResponders, RequestTimeout, StorageUnavailable
 
@@ -31,9 +31,6 @@ the server from saying "no responders") and send again."""
 NO_LEADER_S: Final = 1.0
 """How long a bucket without a leader is tried before the caller hears of it; stepping down takes half of it at most."""
 _RETRY_S: Final = 0.05
-_ID_IN_PROCESS: Final = 10158
-_BUSY: Final = (_ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
-"""Another write of this key or id is on its way through the cluster: ask again."""
 _CONFLICT_TRIES: Final = 8
 _MAX_UNSURE_KEYS: Final = 1024
 _PIPELINE: Final = 256
@@ -190,7 +187,7 @@ class Writer:
         """Second try of one of many. An unconditional write that may be stored already is simply written again, unless
         a newer one of the same key went out with it."""
         refused = isinstance(error, ApiError) and error.number == WRONG_LAST_SEQUENCE
-        lasting = isinstance(error, ApiError) and not refused and not error.temporary and error.number not in _BUSY
+        lasting = isinstance(error, ApiError) and not refused and not error.temporary and not error.busy
         if refused and not newest:
             return Conflict(f"key {write.key!r} was not at revision {write.revision}: read it again")
         if lasting or not newest or (isinstance(error, Disconnected) and not self._bus.connected):
@@ -243,7 +240,7 @@ class Publication:
                     except NoResponders:
                         await self._without_leader()
                     except ApiError as error:
-                        if error.number not in _BUSY and not error.temporary:
+                        if not error.busy and not error.temporary:
                             raise
                         await self._while_busy(error)
                 if not done:
@@ -269,7 +266,7 @@ class Publication:
         if now >= self._deadline:
             raise error
         self._busy_since = self._busy_since or now
-        if error.number == _ID_IN_PROCESS and now - self._busy_since > SILENCE_S:
+        if error.number == ID_IN_PROCESS and now - self._busy_since > SILENCE_S:
             # A cluster may remember an id whose write failed, for minutes: go on under another.
             self._headers[MESSAGE_ID] += "+"
             self._busy_since = now

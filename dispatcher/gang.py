@@ -230,6 +230,10 @@ class Gang:
         ClosedError."""
         await asyncio.shield(self._owner.release())
 
+    def release_nowait(self) -> None:
+        """Give the gang back in the background; what is under way ends with ClosedError. Idempotent, never fails."""
+        self._owner.release()
+
     def __repr__(self) -> str:
         lost = self.lost
         state = f"lost: {lost.code}" if lost else "formed"
@@ -336,7 +340,10 @@ class Gang:
 
 
 class Ganging:
-    """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving."""
+    """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving.
+
+    Left normally, it returns when the members have stopped; left by an error, at once, and the release goes on.
+    """
 
     def __init__(self, make: Callable[[], Awaitable[Gang]]) -> None:
         self._make = make
@@ -351,9 +358,15 @@ class Ganging:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._gang is not None:
-            with contextlib.suppress(ClosedError):
-                await self._gang.release()
+        if self._gang is None:
+            return
+        if error is not None:
+            # Nothing is awaited, so nothing can hold the body's error back or take its place: neither a coordinator
+            # that does not answer, nor a cancellation meanwhile.
+            self._gang.release_nowait()
+            return
+        with contextlib.suppress(ClosedError):
+            await self._gang.release()
 
 
 async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:

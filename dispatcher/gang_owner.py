@@ -144,10 +144,13 @@ class GangOwner:
     async def abandon(self, error: GanglineError) -> None:
         """Give the gang back without waiting for its members (the router stops); what is under way ends with the error.
         Idempotent."""
-        if self._released is not None:
-            self._released.cancel()
-            await asyncio.wait([self._released])
-        elif self.core.over is None:
+        releasing = self._released
+        if releasing is not None and not releasing.done():
+            # It may not have been sent yet; the coordinator takes it twice.
+            releasing.cancel()
+            await asyncio.wait([releasing])
+            self._desk.release_unheard(self._owned)
+        elif releasing is None and self.core.over is None:
             self._desk.release_unheard(self._owned)
         await self.stop(error)
 

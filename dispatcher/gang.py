@@ -230,10 +230,6 @@ class Gang:
         ClosedError."""
         await asyncio.shield(self._owner.release())
 
-    def release_nowait(self) -> None:
-        """Give the gang back in the background; what is under way ends with ClosedError. Idempotent, never fails."""
-        self._owner.release()
-
     def __repr__(self) -> str:
         lost = self.lost
         state = f"lost: {lost.code}" if lost else "formed"
@@ -363,7 +359,7 @@ class Ganging:
         if error is not None:
             # Nothing is awaited, so nothing can hold the body's error back or take its place: neither a coordinator
             # that does not answer, nor a cancellation meanwhile.
-            self._gang.release_nowait()
+            self._gang._owner.release()
             return
         with contextlib.suppress(ClosedError):
             await self._gang.release()

@@ -42,7 +42,15 @@ RETRIED = {
 NOT_STARTED = {
     *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
     *("ServerUnsupported", "WorkerIdTaken", "LeaseError", "UnknownToken", "LeaseExpired", "LeaseBusy", "StaleEpoch"),
-    *("SelectionUsed", "SelectionClosed", "WrongPool", "ClosedError", "NoDispatcher", "DeadlineExceeded"),
+    *(
+        "SelectionUsed",
+        "SelectionClosed",
+        "WrongPool",
+        "WrongClient",
+        "ClosedError",
+        "NoDispatcher",
+        "DeadlineExceeded",
+    ),
 }
 CLASSES = {
     name: each

@@ -94,7 +94,8 @@ class Granting:
         books.seat(gang)
         if gang.gangset is not None:
             books.sets_to_look_at[gang.gangset] = None
-        elif ("owner", gang.id) not in books.agenda:
+        elif gang.waiters or ("owner", gang.id) not in books.agenda:
+            # Whoever waits for the answer has all of its time from now on.
             books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
         self.announce(gang)
         books.tell(GangEventKind.FORMED, gang)

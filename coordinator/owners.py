@@ -64,14 +64,15 @@ class Owners:
             gang.deadline_wall = books.wall + request.deadline_s
             books.agenda.set(("deadline", gang.id), gang.deadline_at)
         books.add(gang)
+        # Its owner must be heard of while it waits, too: slots are kept for the head of the queue.
+        books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
         if request.wait:
             gang.waiters.append(event.reply_to)
         else:
-            # Nobody asks again for this one, so the ledger remembers it; and its owner must be heard of.
+            # Nobody asks again for this one, so the ledger remembers it.
             gang.queue_waiters.append(event.reply_to)
             gang.persisted = True
             books.commit(CommitKind.QUEUE, gang)
-            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
         books.tell(GangEventKind.QUEUED, gang)
 
     def _again(self, gang: Gang, request: AcquireRequest, reply_to: int) -> None:
@@ -154,9 +155,20 @@ class Owners:
     # -- time --------------------------------------------------------------------------------------------------------
 
     def silent(self, gang: Gang) -> None:
-        """Not renewed for its time to live."""
-        if not (gang.closing is not None and gang.closing.failure.cause in FINAL):
-            self._teardown.end(gang, Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s"))
+        """Not renewed for its time to live, nor asked for again while it waits."""
+        if gang.closing is not None and gang.closing.failure.cause in FINAL:
+            return
+        failure = Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s")
+        error: GanglineError | None = None
+        if gang.step in (Step.QUEUED, Step.HOLDING) and gang.waiters:
+            lacking = [lack.text for lack in lacks(gang.spec, self._books.inventory.free)]
+            error = GangNotFormed(
+                f"gang {gang.id} waited and was not asked for again for its ttl_s of {gang.spec.ttl_s:g} s: "
+                f"send the same request again while you wait, renew it, or give a longer ttl_s; "
+                f"it lacks: {'; '.join(lacking) or 'nothing'}",
+                details={"lacks": lacking},
+            )
+        self._teardown.end(gang, failure, error)
 
     def too_late(self, gang: Gang) -> None:
         """The deadline passed before it was formed. A commit in flight decides by itself: then it is formed."""

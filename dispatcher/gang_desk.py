@@ -13,6 +13,7 @@ from ..schemas.gang_errors import GangEnded, GangNotFormed, NoCoordinator, Unkno
 from ..schemas.gang_messages import AcquireRequest, GangReply, OwnedRequest
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
+from .gang_core import RENEWALS_PER_TTL
 from .operators import raise_if_error
 
 _log = logger_for("dispatcher")
@@ -74,7 +75,9 @@ class GangDesk:
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         pause_s = _RETRY_FIRST_S
-        again_s = ASK_AGAIN_FIRST_S
+        # Asking again keeps the request in the queue, as a renewal does.
+        longest_s = min(ASK_AGAIN_S, request.ttl_s / RENEWALS_PER_TTL)
+        again_s = min(ASK_AGAIN_FIRST_S, longest_s)
         while True:
             asked_at = loop.time()
             left_s = None if deadline is None else deadline - asked_at
@@ -88,7 +91,7 @@ class GangDesk:
                 return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
             except RequestTimeout:
                 alone_since = None
-                again_s = min(ASK_AGAIN_S, 2 * again_s)
+                again_s = min(longest_s, 2 * again_s)
                 continue
             except (NoCoordinator, Disconnected) as error:
                 now = loop.time()

@@ -233,6 +233,48 @@ def test_priority_goes_before_age():
     assert world.states() == {"old": "queued", "high": "formed"}
 
 
+def test_a_gang_that_nobody_asks_for_any_more_leaves_the_queue_and_what_was_kept_for_it_is_free():
+    world = world_of(1, 1)
+    world.acquire("first", 1)
+    world.flush()
+    head = world.acquire("head", 2, ttl_s=3.0)
+    world.acquire("behind", 2, ttl_s=60.0)
+    world.advance(2.9)
+    assert world.states()["head"] == "queued"
+    world.advance(0.2)
+    assert "head" not in world.states()
+    error = world.answers[head].error
+    assert isinstance(error, GangNotFormed) and "was not asked for again for its ttl_s of 3 s" in error.message
+    world.release("first")
+    world.flush()
+    assert world.states()["behind"] == "formed"
+
+
+def test_a_gang_that_is_asked_for_again_or_renewed_keeps_its_place():
+    world = world_of(1, 1)
+    world.acquire("first", 1, ttl_s=600.0)
+    world.flush()
+    world.acquire("asks", 2, ttl_s=3.0)
+    world.acquire("renews", 2, ttl_s=3.0)
+    for _ in range(10):
+        world.advance(2.0)
+        world.acquire("asks", 2, ttl_s=3.0)
+        world.renew("renews")
+    assert world.states() == {"first": "formed", "asks": "queued", "renews": "queued"}
+
+
+def test_a_gang_is_renewed_from_its_grant_on_by_whoever_only_waited_for_the_answer():
+    world = world_of(1, 1)
+    world.acquire("first", 1)
+    world.flush()
+    world.acquire("patient", 2, ttl_s=10.0)
+    world.advance(9.0)
+    world.release("first")
+    world.flush()
+    world.advance(9.0)
+    assert world.states()["patient"] == "formed"
+
+
 def test_back_fill_never_takes_what_the_head_waits_for():
     world = world_of(1, 1, 1)
     world.acquire("a", 2)

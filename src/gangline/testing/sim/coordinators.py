@@ -14,10 +14,12 @@ from ...schemas.errors import GanglineError
 from ...schemas.names import Names
 from .gang_plan import SetStep
 from .processes import Process
+from .troubles import SERVER
 
 if TYPE_CHECKING:
     from .world import World
 
+LOOK_S = 0.5
 _RETRY_S = 0.2
 _LOOK_AGAIN_S = 1.0
 _LOOKS = 3
@@ -30,6 +32,7 @@ class CoordinatorProcess(Process):
         super().__init__(world, name)
         self.coordinator: Coordinator | None = None
         self._starve_after_s = starve_after_s
+        self._leads_since: float | None = None
 
     async def _main(self, bus: MemoryBus) -> None:
         world, node = self.world, self.node
@@ -55,8 +58,21 @@ class CoordinatorProcess(Process):
         """Gangs in its books."""
         return 0 if self.coordinator is None else int(self.coordinator.statistics().gangs.get("gangs", 0))
 
+    def look(self) -> None:
+        """Compare its queue with the time, as long as nothing befalls it."""
+        world, now = self.world, self.world.now()
+        if not self.leads or self.frozen or (self.bus is not None and not self.bus.connected):
+            self._leads_since = None
+            return
+        befell = any(world.troubles.befell(who, now - LOOK_S) for who in (self.name, SERVER))
+        if self._leads_since is None or befell:
+            self._leads_since = now
+        assert self.coordinator is not None and self.coordinator.term is not None
+        world.gangs.look_at_queue(self.coordinator.term.core.gangs(), since=self._leads_since)
+
     def kill(self) -> None:
         self.coordinator = None
+        self._leads_since = None
         super().kill()
 
 

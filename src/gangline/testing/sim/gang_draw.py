@@ -111,6 +111,8 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
     return tuple(sorted((each for each in found if each.at_s < plan.traffic_s), key=lambda each: each.at_s))
 
 
+PATIENT_S = 30.0
+"""The deadline of those who wait for as long as it takes."""
 _FLAVOURS = ((8, 4, 3, 3, 1), (4, 2, 1, 1, 0), (1, 1, 6, 3, 2))
 """How often each kind but SET_CALL: mixed, mostly work, mostly held."""
 
@@ -125,6 +127,9 @@ def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, .
         drawn += [GangKind.SET_CALL] * rng.choice((0, 5, 20))
     bursts = [rng.uniform(0, plan.traffic_s) for _ in range(max(1, busy // 4))]
     steps = [_step(rng, plan, number, kind, impatient, bursts, sets) for number, kind in enumerate(drawn)]
+    patience = random.Random(f"gangline patience {plan.seed}")
+    patient = patience.choice((0.0, 0.0, 0.3, 0.8))
+    steps = [replace(step, deadline_s=PATIENT_S) if patience.random() < patient else step for step in steps]
     return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
 
 

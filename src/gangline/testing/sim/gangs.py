@@ -7,12 +7,12 @@ hooks itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ...dispatcher.gang import Gang
-from ...schemas.gang_messages import TeardownRequest
-from ...schemas.gangs import GangRecord
+from ...schemas.gang_messages import GangReply, TeardownRequest
+from ...schemas.gangs import GangRecord, GangState
 from ...schemas.names import Names
 from ...worker.gang_context import GangContext
 from .checker import Checker
@@ -25,6 +25,9 @@ QUIET_SLACK_S = 1.0
 """... and from the ledger's word on, while nothing goes wrong."""
 QUIET_BEFORE_S = 5.0
 """... and nothing went wrong for so long before: there is a leader, and it has told of what it wrote."""
+WAITS_SLACK_S = 1.5
+"""What a gang that waits may stay beyond its time to live when nobody asks for it any more: a second, and what a look
+and a message take."""
 FOUND_OUT_S = 14.0
 """... and since the last accident, if there was one: members look into the ledger by themselves every ten seconds."""
 
@@ -98,6 +101,8 @@ class GangWatch:
         self.owned: dict[str, tuple[str, Gang]] = {}
         """By gang: its owner's process, and how that one sees it."""
         self.counts: Counter[str] = Counter()
+        self._died_at: dict[str, float] = {}
+        """By process."""
 
     # -- what workers are told, and say ---------------------------------------------------------------------------
 
@@ -132,6 +137,7 @@ class GangWatch:
         for number in [number for number, body in self._bodies.items() if body.node == node]:
             del self._bodies[number]
         self._told.pop(node, None)
+        self._died_at[node] = self._clock()
         for gang in [gang for gang, (owner, _) in self.owned.items() if owner == node]:
             del self.owned[gang]
 
@@ -222,6 +228,18 @@ class GangWatch:
         quiet = quiet_s > now - history.torn_at + QUIET_BEFORE_S
         if (quiet and since > QUIET_SLACK_S) or min(since, quiet_s) > FOUND_OUT_S:
             self._fail("L8", f"{body} still runs, {since:.1f} s after its grace time was over")
+
+    def look_at_queue(self, gangs: Iterable[GangReply], *, since: float) -> None:
+        """L4 for those who wait: what a leader keeps in its queue, undisturbed since then."""
+        now = self._clock()
+        for gang in gangs:
+            owner = gang.id.rpartition("-")[0].replace("_", ".")  # as the world makes tokens
+            died_at = self._died_at.get(owner)
+            if died_at is None or gang.gangset is not None or gang.state is not GangState.QUEUED or gang.restarts:
+                continue
+            waited_s = now - max(died_at, since)
+            if waited_s > gang.ttl_s + WAITS_SLACK_S:
+                self._fail("L4", f"gang {gang.id} still waits, {waited_s:.1f} s after {owner} died that asked for it")
 
     def check_rest(self, sets: list[str]) -> None:
         """Nothing is asked any more."""

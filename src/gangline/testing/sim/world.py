@@ -385,6 +385,8 @@ class World:
             self.jobs.look()
             for worker in self.workers.values():
                 worker.look()
+            for coordinator in self.coordinators.values():
+                coordinator.look()
 
     def _end(self) -> None:
         if not self._over.done():

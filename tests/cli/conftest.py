@@ -108,8 +108,12 @@ class Running:
         self.process.send_signal(number)
 
     def wait(self) -> int:
-        """Its exit code."""
-        return self.process.wait(PATIENCE_S)
+        """Its exit code, when all that it printed has been read too (and whatever it started has let go of its
+        output)."""
+        code = self.process.wait(PATIENCE_S)
+        with self._news:
+            self._news.wait_for(lambda: self._ended, PATIENCE_S)
+        return code
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):

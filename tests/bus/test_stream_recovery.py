@@ -155,7 +155,9 @@ async def test_acknowledgements_made_without_a_connection_are_confirmed_after_it
     await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
     await consumer.settled()
     await got.count(5)
-    assert [message.data for message in got.items] == [b"0", b"1", b"2", b"3", b"4"]
+    assert [message.data for message in got.items[:5]] == [b"0", b"1", b"2", b"3", b"4"]
+    # There is room for two more: the last one, which is not acknowledged, may have come again.
+    assert {message.data for message in got.items[5:]} <= {b"4"}
     assert (await stream.state()).messages == 1
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import gc
 import inspect
 import itertools
 import os
@@ -67,18 +66,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # the process that starts the others, or the only one
         load = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(config.getoption("--load"))]
         config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection(session: pytest.Session) -> Iterator[object]:
-    """Thousands of items and modules live to the end: collecting garbage must not look at them again and again."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.collect()
-        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.bus.port import ConsumerSettings, Published, Stream, StreamMessage
+from gangline.bus.port import ConsumerSettings, Published, StorageUnavailable, Stream, StreamMessage
 from gangline.schemas.errors import Unavailable
 
 from ..waiting import PATIENCE_S, until
@@ -68,7 +68,10 @@ class Load:
         assert self.lost.items == []
 
     async def _empty(self) -> bool:
-        return (await self._stream.state()).messages == 0
+        try:
+            return (await self._stream.state()).messages == 0
+        except StorageUnavailable:
+            return False  # it holds an election
 
     async def _publish(self, share: int) -> None:
         for index in range(share, self._number, 10):

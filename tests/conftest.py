@@ -31,7 +31,7 @@ from gangline.testing.loop import VirtualLoop
 from . import scale
 from .processes import ForkServer
 
-REAL = ("server", "processes", "realtime", "docker")
+REAL = ("docker", "processes", "server", "realtime")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
 # Bounded, and ends with the process that started it.
@@ -68,7 +68,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])
 
 
+def _rank(item: pytest.Item) -> int:
+    """Simulations and what waits for servers and processes take longest."""
+    if "/sim/" in item.nodeid:
+        return 0
+    return next((rank for rank, mark in enumerate(REAL, 1) if item.get_closest_marker(mark)), len(REAL) + 1)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # The longest first, so that the last to end are short ones.
+    items.sort(key=_rank)
     if config.getoption("--all"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

@@ -68,7 +68,7 @@ def test_the_demo_runs_in_new_interpreters_of_its_own(tmp_path):
 def test_an_interrupted_demo_leaves_no_process_behind(number, tmp_path):
     """In new interpreters: what ties a child to its parent is how the one starts the other."""
     demo = subprocess.Popen(
-        [sys.executable, "-m", "gangline.cli", "demo", "--files", "100"],
+        [sys.executable, "-m", "gangline.cli", "demo", "--files", "40"],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -19,7 +19,7 @@ from ..scale import repetitions
 from .fakes import Rig, turns
 
 MOST_TURNS = 200
-STRIDE = repetitions(3, whole=1)
+STRIDE = repetitions(6, whole=1)
 
 
 def make_pool() -> Pool:

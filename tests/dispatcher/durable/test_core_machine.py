@@ -149,7 +149,7 @@ class Queue(RuleBasedStateMachine):
 
 
 Queue.TestCase.settings = settings(
-    max_examples=repetitions(30, whole=100),
+    max_examples=repetitions(15, whole=100),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -157,7 +157,7 @@ Queue.TestCase.settings = settings(
 TestQueue = Queue.TestCase
 
 
-@pytest.mark.parametrize("block", range(repetitions(3, whole=8)))
+@pytest.mark.parametrize("block", range(repetitions(1, whole=8)))
 def test_the_laws_hold_in_random_histories(block):
     for seed in range(25 * block, 25 * (block + 1)):
         walk(seed)

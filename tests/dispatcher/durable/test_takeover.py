@@ -23,7 +23,7 @@ from gangline.testing.loop import current_node
 from ...scale import repetitions
 from .site import DispatcherNode, Site, simulate
 
-SEEDS = range(0, 10, repetitions(4, whole=1))
+SEEDS = range(0, 10, repetitions(5, whole=1))
 
 
 async def _two(site: Site) -> None:

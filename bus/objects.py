@@ -25,6 +25,7 @@ _HEADERS_BYTES: Final = 1024
 """Room for headers in a message of the largest size."""
 _MOST_NAME_CHARS: Final = 512
 _TRIES: Final = 3
+"""So often one version is read that cannot be read whole: its description may come from a server that is behind."""
 
 
 def object_stream(name: str, settings: BucketSettings) -> tuple[str, StreamSettings]:
@@ -115,17 +116,20 @@ class StreamObjects:
 
     async def get(self, name: str) -> bytes | None:
         subject = self._described_at(name)
-        error: StorageUnavailable | None = None
-        for _ in range(_TRIES):  # it may be replaced while we read
+        before: _Description | None = None
+        tries = 0
+        while True:
             description = _Description.from_message(await self.stream.last(subject))
             if description is None:
                 return None
+            # One that was replaced while we read it does not count, however often its writer is faster than we are.
+            tries = tries + 1 if description == before else 1
+            before = description
             try:
                 return await self._whole(name, description)
-            except StorageUnavailable as found:
-                error = found
-        assert error is not None
-        raise error
+            except StorageUnavailable:
+                if tries == _TRIES:
+                    raise
 
     async def delete(self, name: str) -> None:
         subject = self._described_at(name)

@@ -95,6 +95,23 @@ async def test_readers_see_one_version_or_the_other_while_it_is_replaced(open_st
     assert await reader.get("a") == versions[-1]
 
 
+async def test_a_value_that_is_replaced_in_the_middle_of_every_read_is_read_when_its_writer_rests(
+    open_store, monkeypatch
+):
+    writer, reader = await open_store(), await open_store()
+    versions = [bytes([number]) * 300_000 for number in range(8)]
+    await writer.put("a", versions[0])
+    read_piece, rest = reader.stream.next, iter(versions[1:])
+
+    async def replaced_meanwhile(subject, sequence=1):
+        if sequence > 1 and (version := next(rest, None)) is not None:
+            await writer.put("a", version)
+        return await read_piece(subject, sequence)
+
+    monkeypatch.setattr(reader.stream, "next", replaced_meanwhile)
+    assert await reader.get("a") == versions[-1]
+
+
 async def test_names_have_bounds(open_store, connect):
     store = await open_store()
     for name in ("", "x" * 513):

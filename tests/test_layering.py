@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+# Each file is parsed once in a process.
+pytestmark = pytest.mark.xdist_group("layering")
+
 ROOT = Path(__file__).resolve().parents[1]
 FACADE = ROOT / "src" / "gangline"
 

@@ -68,16 +68,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])
 
 
-def _rank(item: pytest.Item) -> int:
-    """Simulations and what waits for servers and processes take longest."""
-    if "/sim/" in item.nodeid:
-        return 0
-    return next((rank for rank, mark in enumerate(REAL, 1) if item.get_closest_marker(mark)), len(REAL) + 1)
+def _interleaved(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests that wait for servers and processes, spread evenly among those that compute, so that the cores are busy
+    all the time; the long ones of each kind first."""
+    waiting = [item for item in items if any(item.get_closest_marker(name) for name in REAL)]
+    waiting.sort(key=lambda item: item.get_closest_marker("processes") is None)
+    computing = [item for item in items if not any(item.get_closest_marker(name) for name in REAL)]
+    computing.sort(key=lambda item: "/sim/" not in item.nodeid)
+    placed = [(place / len(kind), item) for kind in (waiting, computing) for place, item in enumerate(kind)]
+    return [item for _, item in sorted(placed, key=lambda each: each[0])]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    # The longest first, so that the last to end are short ones.
-    items.sort(key=_rank)
+    items[:] = _interleaved(items)
     if config.getoption("--all"):
         return
     long = [item for item in items if item.get_closest_marker("long")]

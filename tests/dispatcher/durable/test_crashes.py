@@ -128,7 +128,7 @@ NEVER = 1_000_000
 KINDS = ["Pull", "Look", "Bury", "Schedule", "Ack", "Want", "Start", "Store", "Note", "Wake"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def effects() -> list[str]:
     """All of a dispatcher that is not killed, in order."""
     seen = killed_at_effect(pytest.MonkeyPatch(), NEVER, after=False)

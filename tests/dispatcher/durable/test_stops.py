@@ -53,7 +53,7 @@ class Story:
             self.loop.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def steps() -> int:
     """From the start of a dispatcher until it has the queue."""
     story = Story()

@@ -14,11 +14,13 @@ from ..schemas.errors import ClosedError, Disconnected, GanglineError
 from .kv_wire import Stored
 from .port import ConnectionEvent, KvEntry, Message, StorageUnavailable
 from .watch_feed import Feed, FeedEvent
+from .writes import NO_LEADER_S
 
 if TYPE_CHECKING:
     from .jetstream_kv import JetStreamKeyValue
 
 _MOST_DIRECT: Final = 1024
+_RETRY_S: Final = 0.05
 
 
 async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[KvEntry]:
@@ -43,7 +45,9 @@ async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list
 async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[Stored] | None:
     """None: too many keys for this way."""
     found: list[Stored] = []
-    query: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
+    whole: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
+    query = whole
+    give_up_at = asyncio.get_running_loop().time() + NO_LEADER_S
     while True:
         page, end = await _page(bucket, query)
         found += page
@@ -54,9 +58,14 @@ async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[
         if status == "503":
             if await bucket.vanished():
                 return []
-            raise StorageUnavailable(
-                f"nobody serves the bucket {bucket.name!r} right now: try again", may_have_started=False
-            )
+            # It has no leader, or vanished and somebody made it anew just now.
+            if asyncio.get_running_loop().time() > give_up_at:
+                raise StorageUnavailable(
+                    f"nobody serves the bucket {bucket.name!r} right now: try again", may_have_started=False
+                )
+            await asyncio.sleep(_RETRY_S)
+            found, query = [], whole
+            continue
         if status == "404" or (status == "204" and headers.get("Nats-Num-Pending", "0") == "0"):
             return found
         if status != "204" or not page:

@@ -6,9 +6,18 @@ import asyncio
 
 import pytest
 
+from gangline.bus import snapshot
 from gangline.bus.ambient import Ambient
 from gangline.bus.jetstream import connect as connect_jetstream
-from gangline.bus.port import BucketSettings, ConnectionEvent, KvOperation, KvWrite, Storage, StorageUnavailable
+from gangline.bus.port import (
+    BucketSettings,
+    ConnectionEvent,
+    KvOperation,
+    KvWrite,
+    Message,
+    Storage,
+    StorageUnavailable,
+)
 from gangline.schemas.errors import Disconnected, Unavailable
 
 from ..waiting import PATIENCE_S, until
@@ -90,6 +99,20 @@ async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_
     assert await bucket.put("a", b"last", revision=0) > highest
     await seen.until(lambda entries: entries[-1].value == b"last")
     await passing.until(lambda entries: entries[-1].value == b"last")
+
+
+async def test_a_bucket_that_is_made_anew_while_it_is_listed_is_listed_again(
+    connect_to, nats_url, namespace, monkeypatch
+):
+    bucket = await (await connect_to(nats_url)).bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    await bucket.put("a", b"1")
+    read, unserved = snapshot._page, [Message("", b"", None, {"Status": "503"})]
+
+    async def page(*args):
+        return ([], unserved.pop()) if unserved else await read(*args)
+
+    monkeypatch.setattr(snapshot, "_page", page)
+    assert [entry.value for entry in await bucket.entries(">")] == [b"1"]
 
 
 async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(

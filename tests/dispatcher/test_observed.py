@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gangline.schemas.errors import Saturated, UnknownMethod
+from gangline.schemas.errors import DeadlineExceeded, Saturated, UnknownMethod
 from gangline.schemas.frames import Load, Request
 from gangline.telemetry.tracing import tracer
 from gangline.worker.pool import Pool
@@ -126,7 +126,7 @@ async def test_waits_after_a_refusal_are_counted(read: Read) -> None:
     await rig.start()
     worker = await rig.worker(pool="backed", behave=lambda _, f: [(4, f[1], "full")])
     worker.load = Load(2, 0, 2)
-    with pytest.raises(Saturated):
+    with pytest.raises((Saturated, DeadlineExceeded)):  # the last pause may end in the last millisecond
         await rig.client.options(timeout_s=2).call("backed.echo")
     assert read("gangline.router.backoffs")["backed",] >= 5
     await rig.stop()

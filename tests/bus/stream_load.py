@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.bus.port import ConsumerSettings, Published, StorageUnavailable, Stream, StreamMessage
+from gangline.bus.port import ConsumerSettings, Published, Stream, StreamMessage
 from gangline.schemas.errors import Unavailable
 
 from ..waiting import PATIENCE_S, until
@@ -70,8 +70,8 @@ class Load:
     async def _empty(self) -> bool:
         try:
             return (await self._stream.state()).messages == 0
-        except StorageUnavailable:
-            return False  # it holds an election
+        except Unavailable:
+            return False  # it is not back yet, or holds an election
 
     async def _publish(self, share: int) -> None:
         for index in range(share, self._number, 10):

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, Subscription
@@ -24,8 +24,6 @@ from .place import Place
 from .pool import Pool
 from .registration import WorkerEvent
 from .settings import WorkerSettings
-
-T = TypeVar("T")
 
 LAST_WORDS_S = 2.0
 """How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""

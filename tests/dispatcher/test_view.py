@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import tracemalloc
 from typing import Any
 
@@ -15,6 +14,8 @@ from gangline.dispatcher.ticket import Ticket
 from gangline.dispatcher.view import ANYWHERE, SAME_NODE, SAME_ZONE, PoolView, Worker
 from gangline.schemas.frames import Load, LoadFlag
 from gangline.schemas.records import MethodInfo, Registration
+
+from ..work import lines_run
 
 METHODS = {"echo": MethodInfo(), "heavy": MethodInfo(slots=3)}
 
@@ -264,23 +265,15 @@ def test_choosing_looks_at_no_more_workers_when_there_are_more() -> None:
     def steps(size: int) -> int:
         view = view_of(*(record(f"w{n}") for n in range(size)))
         candidates, ticket, policy = Candidates(view, random.Random(1).random), Ticket(method="echo"), Sticky()
-        lines = 0
 
-        def count(*_: Any) -> Any:
-            nonlocal lines
-            lines += 1
-            return count
-
-        sys.settrace(count)
-        try:
+        def choose() -> None:
             for _ in range(50):
                 worker = policy.choose(candidates.of(ticket), ticket)
                 assert worker is not None
                 view.charge(worker, 1)
                 view.discharge(worker, 1)
-        finally:
-            sys.settrace(None)
-        return lines
+
+        return lines_run(choose)
 
     assert steps(2000) == pytest.approx(steps(10), rel=0.05)
 

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections import Counter
-from collections.abc import Iterator
-from types import FrameType
-from typing import Any
-
 import pytest
 
 from gangline.dispatcher.durable import effects as do
@@ -30,6 +23,7 @@ from gangline.schemas.submission import Submission
 from gangline.schemas.task_errors import InvalidSchedule
 
 from ...scale import repetitions
+from ...work import lines_run
 from .worlds import started, world_of
 
 # -- one end ----------------------------------------------------------------------------------------------------------
@@ -395,32 +389,18 @@ def work_of(count: int, rounds: int = 30) -> float:
         key = f"k{seq % 100}" if seq % 2 else None
         submission = Submission(endpoint="e", method="m", job=f"j{seq}", key=key, deadline_at=1e9, published_at=seq)
         core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=submission, size=100))
-    with lines_counted() as lines:
+
+    def start_and_end() -> None:
         for _ in range(rounds):
             for effect in core.handle(on.Credit(now=1.0, wall=1.0, pool="e", free=(1,))):
                 if isinstance(effect, do.Start):
                     core.handle(on.Ended(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
                     core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
                     core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
+
+    lines = lines_run(start_and_end)
     core.check()
-    return lines.total() / rounds
-
-
-@contextlib.contextmanager
-def lines_counted() -> Iterator[Counter[str]]:
-    """How often each function executes a line."""
-    counted: Counter[str] = Counter()
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        counted[frame.f_code.co_qualname] += event == "line"
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield counted
-    finally:
-        sys.settrace(before)
+    return lines / rounds
 
 
 def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundreds():

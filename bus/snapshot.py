@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _MOST_DIRECT: Final = 1024
 _RETRY_S: Final = 0.05
+_NO_RESULTS: Final = "No Results"
+"""A 404 with other words ends a list in the middle: the server could not load one of its messages."""
 
 
 async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[KvEntry]:
@@ -66,10 +68,15 @@ async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[
             await asyncio.sleep(_RETRY_S)
             found, query = [], whole
             continue
-        if status == "404" or (status == "204" and headers.get("Nats-Num-Pending", "0") == "0"):
+        if status == "404" and headers.get("Description") == _NO_RESULTS:
+            return found
+        if status == "204" and headers.get("Nats-Num-Pending", "0") == "0":
             return found
         if status != "204" or not page:
-            raise StorageUnavailable(f"JetStream ended a list with {status} {headers.get('Description', '')}")
+            why = f"{status} {headers.get('Description', '')}"
+            raise StorageUnavailable(
+                f"JetStream ended a list of {bucket.name!r} early ({why}): try again", may_have_started=False
+            )
         # The server cut the answer at a number of bytes: go on behind it.
         query = {**query, "seq": page[-1].revision + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import gc
 import inspect
 import itertools
 import os
@@ -54,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are collected: nothing of that is garbage
     config.addinivalue_line("markers", "realtime: runs on the real loop and clock, without a server")
     config.addinivalue_line("markers", "long: runs only with --all; a quicker test makes the same kind of check")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -87,6 +89,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

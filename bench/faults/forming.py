@@ -14,7 +14,7 @@ from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
-from gangline.bus.port import NoResponders
+from gangline.bus.port import NoResponders, StorageUnavailable
 from gangline.dispatcher.operators import raise_if_error
 from gangline.schemas import codec
 
@@ -43,9 +43,11 @@ async def time_to_form(
         async with crowd(site.ledger, site.names, SERVED, more):
 
             async def heard() -> bool:
-                return len(await site.client.workers(SERVED)) == more + 4
+                with contextlib.suppress(StorageUnavailable):
+                    return len(await site.client.workers(SERVED)) == more + 4
+                return False
 
-            await site.until(heard, "all are heard of")
+            await site.until(heard, "all are heard of", pause_s=0.2)
             await asyncio.sleep(settle_s)
             rows += await _measured(site, f"8 over 4 among {more} more", 8, 4, trial)
         rows[0].broken += await site.judged()

@@ -15,7 +15,7 @@ from gangline.bus.port import BucketSettings, ConnectionEvent, KvOperation, NotP
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.errors import Disconnected, InvalidName, ServerUnreachable
 
-from ..waiting import PATIENCE_S
+from ..waiting import PATIENCE_S, until
 from .conftest import collect, happens, impatient
 from .proxy import Proxy
 
@@ -359,7 +359,7 @@ async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop
         one.publish(namespace, data)
         if index % (number // 50) == 0:
             await one.writable()
-    await one.flush()
+    await until(lambda: count >= number)
     await two.flush()
     assert count == number
 

@@ -192,10 +192,14 @@ async def test_coordinators_of_shards_speak_to_each_other(site: Site):
     await site.worker()
     router, operator = await site.client("router"), await site.bus("operator")
     async with router.gang(pool="images", size=1):
-        answer = await operator.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
-        listed = json.loads(answer.data)
-        assert len(listed["gangs"]) == 1
-        assert listed["missing"] == []
+
+        async def all_listed() -> bool:
+            answer = await operator.request("gangline.gang.list", b"{}", timeout_s=PATIENCE_S)
+            listed = json.loads(answer.data)
+            assert len(listed["gangs"]) == 1
+            return not listed["missing"]  # a shard that does not answer within a second is
+
+        await until(all_listed)
     assert await site.refused() == []
 
 

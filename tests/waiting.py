@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from gangline.bus.port import NoResponders, RequestTimeout
+
 PATIENCE_S: Final = 60.0
 """How long tests wait before they call it a hang. Not a measure of speed: a busy machine may take most of it."""
 
@@ -36,3 +38,19 @@ async def until(
     except TimeoutError:
         said = what() if callable(what) else what
         raise TimeoutError(f"not within {within_s:g} s: {said or inspect.getsource(holds).strip()}") from None
+
+
+async def until_nobody_responds(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask, each time for a short while, until the server says that nobody listens: it learns that a process has ended,
+    or a subscription, only a moment after we do, and until then passes on what nobody will answer."""
+
+    async def refused() -> bool:
+        try:
+            await ask()
+        except NoResponders:
+            return True
+        except RequestTimeout:
+            pass
+        return False
+
+    await until(refused, "nobody listens any more")

@@ -177,7 +177,9 @@ class Subject:
             self.bus, self.names, self.id, f"router-{self._routers}-{self.names.namespace}", registration.epoch
         ).start()
 
-    async def request(self, operation: str, body: Any = None, *, fmt: Format = Format.JSON) -> Any:
+    async def request(
+        self, operation: str, body: Any = None, *, fmt: Format = Format.JSON, timeout_s: float = PATIENCE_S
+    ) -> Any:
         """One request; an error is raised as it travelled.
 
         Raises:
@@ -187,7 +189,7 @@ class Subject:
         answer = await self.bus.request(
             f"{self.names.namespace}.worker.{self.id}.{operation}",
             data,
-            timeout_s=PATIENCE_S,
+            timeout_s=timeout_s,
             headers={CONTENT_TYPE: fmt.value} if fmt is not Format.JSON else None,
         )
         value = codec.decode(answer.data, Format.of(answer.headers))

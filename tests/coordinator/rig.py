@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gangline.bus.port import BucketSettings, Bus, KeyValue, KvEntry, KvOperation, Message
+from gangline.coordinator.election import ElectionSettings
 from gangline.coordinator.service import Coordinator
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
@@ -328,6 +329,7 @@ class System:
         self.news = asyncio.Event()
         self.watcher = LedgerWatcher(names)
         self.bucket = BucketSettings()
+        self.election: ElectionSettings | None = None
 
     async def bus(self, name: str) -> Bus:
         made = self._connect(name)
@@ -384,6 +386,7 @@ class System:
             names=self.names,
             settings=settings,
             shell=ShellSettings(bucket=self.bucket, **shell),
+            election=self.election,
             shard=shard,
             pools=pools,
         )

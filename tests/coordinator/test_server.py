@@ -19,6 +19,7 @@ from gangline.bus.jetstream import connect as connect_bus
 from gangline.bus.port import BucketSettings, Conflict, KvEntry, KvWrite, NoResponders, Storage
 from gangline.bus.settings import ConnectionSettings
 from gangline.coordinator import events as on
+from gangline.coordinator.election import ElectionSettings
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.coordinator.shell_settings import ShellSettings
@@ -36,6 +37,10 @@ from ..waiting import PATIENCE_S, until, until_nobody_responds
 from .rig import System, check_atomic
 
 pytestmark = pytest.mark.server
+
+
+PATIENT = ElectionSettings(alive_ttl_s=30.0)
+"""Nobody is deposed because the machine, or a test that asks for much at once, kept a leader from its renewals."""
 
 
 class RealSystem(System):
@@ -73,9 +78,13 @@ class RealSystem(System):
         return sum(worker.core.load.ongoing for worker in self.served)
 
 
-async def opened(url: str, namespace: str, bucket: BucketSettings | None = None) -> RealSystem:
+async def opened(
+    url: str, namespace: str, bucket: BucketSettings | None = None, *, election: ElectionSettings | None = None
+) -> RealSystem:
+    """`election`: PATIENT where no leader is to be lost."""
     system = RealSystem(url, namespace)
     system.served = []
+    system.election = election
     system.bucket = bucket or system.bucket
     await system.open()
     return system
@@ -91,7 +100,7 @@ async def leading(system: RealSystem, name: str = "coordinator", **shard: Any) -
 
 
 async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namespace):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=PATIENT)
     try:
         for name in ("w1", "w2"):
             await system.serve(name, slots=2)
@@ -131,7 +140,7 @@ async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namesp
 
 
 async def test_a_coordinator_shows_as_a_service(nats_url, namespace):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=PATIENT)
     try:
         coordinator = await leading(system)
         message = await system.owner.bus.request(
@@ -151,7 +160,7 @@ async def test_a_coordinator_shows_as_a_service(nats_url, namespace):
 
 
 async def test_nobody_responds_when_nobody_leads(nats_url, namespace):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=PATIENT)
     try:
         with pytest.raises(NoResponders):
             await system.owner.ask("list", timeout_s=PATIENCE_S)

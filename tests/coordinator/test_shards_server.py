@@ -12,13 +12,13 @@ from gangline.schemas.errors import InvalidRequest
 from gangline.schemas.gang_errors import NoCoordinator, ShardConflict
 
 from ..waiting import PATIENCE_S
-from .test_server import leading, opened
+from .test_server import PATIENT, leading, opened
 
 pytestmark = pytest.mark.server
 
 
 async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_url, namespace):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=PATIENT)
     try:
         for pool in ("train", "gpu", "cpu"):
             await system.serve(f"w-{pool}", pool)
@@ -57,7 +57,7 @@ async def test_plain_requests_and_the_client_find_the_shard_of_their_pools(nats_
 
 
 async def test_many_gangs_of_two_shards_at_once_share_one_ledger(nats_url, namespace):
-    system = await opened(nats_url, namespace)
+    system = await opened(nats_url, namespace, election=PATIENT)
     try:
         for pool in ("a", "b"):
             for number in range(2):

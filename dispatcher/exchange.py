@@ -81,6 +81,8 @@ class Exchange:
         self._listener = listener
         self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
         self._flights: dict[int, Flight] = {}
+        self._unbelieved: dict[int, tuple[int, Frame]] = {}
+        """Refusals in epochs that their workers have not named so far, by flight."""
         self._channels: dict[int, Channel] = {}
         self.numbers = itertools.count(1)
         """Ids of frames, each greater than those before. Order of arrival is told by them too."""
@@ -319,10 +321,15 @@ class Exchange:
         flights, worker = self._flights, channel.worker
         self.measured = metrics_enabled()
         lone = len(envelope.frames) == 1 and len(flights) == 1
+        epoch = envelope.epoch
         for frame in envelope.frames:
             flight = flights.get(frame[1])
             # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
-            if flight is not None and flight.worker is worker and flight.deliver(frame):
+            if flight is None or flight.worker is not worker:
+                continue
+            if epoch != flight.epoch and self._of_another(flight, frame, epoch):
+                continue
+            if flight.deliver(frame):
                 flights.pop(frame[1], None)
         if lone and not flights:
             # Whoever waited for it is alone, and goes on in the next turn. If all that it does then is to ask again,
@@ -334,6 +341,29 @@ class Exchange:
             if not envelope.frames:
                 listener.invited(worker)
             listener.answered(worker, envelope.load, envelope.epoch)
+
+    def _of_another(self, flight: Flight, frame: Frame, epoch: int) -> bool:
+        """Whether an answer may be of another process than the one that was asked: two may have one id for a while.
+
+        An earlier epoch is of one that had it before. A later one may be of one that has it now, and cannot know what
+        the one that was asked has started: its refusal counts when a heartbeat has shown that it is the same one.
+        """
+        if epoch < flight.epoch:
+            return True
+        if frame[0] == Answer.REJECTED and epoch > flight.worker.confirmed:
+            self._unbelieved[flight.id] = epoch, frame
+            return True
+        return False
+
+    def confirmed(self, worker: Worker) -> None:
+        """The worker has named its epoch: refusals in it count now."""
+        for id, (epoch, frame) in list(self._unbelieved.items()):
+            flight = self._flights.get(id)
+            if flight is not None and (flight.worker is not worker or epoch > worker.confirmed):
+                continue
+            del self._unbelieved[id]
+            if flight is not None and flight.deliver(frame):
+                self._flights.pop(id, None)
 
     def _on_unheard(self, channel: Channel, check: str) -> None:
         worker = channel.worker

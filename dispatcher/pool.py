@@ -227,6 +227,7 @@ class RoutedPool:
         self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
         if known.max_models or beat.models:
             self.core.view.has_models(known, beat.models, now)
+        self._exchange.confirmed(known)
         self.pump(known)
         return True
 

@@ -248,8 +248,9 @@ class PoolView:
         self._place(worker)
 
     def confirm(self, worker: Worker, epoch: int) -> None:
-        """A heartbeat of this instance named an epoch."""
+        """A heartbeat of this instance named an epoch. A later one that none has named was another process's."""
         worker.confirmed = max(worker.confirmed, epoch)
+        worker.epoch = min(worker.epoch, worker.confirmed)
 
     def has_models(self, worker: Worker, models: tuple[str, ...], now: float) -> None:
         """The models that a worker says it has; those routed there a moment ago are believed to come."""

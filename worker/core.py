@@ -17,6 +17,8 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
   its time to live after the last one. (A gang's seats end with the gang; see worker.gang_core.)
 - **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even before the timer came to
   end it: each use looks at the time itself.
+- **L5 in doubt.** While it is not certain that the id is still ours, nothing is granted or started, and after `fence`
+  never again.
 - **L11 drain.** A draining core grants nothing and starts nothing without a lease; it honours what it granted, no
   longer than the drain's grace.
 - **L12 accounting.** The limiter's books are exactly the living leases' idle slots and the admitted tasks' slots.
@@ -81,6 +83,7 @@ class WorkerCore:
         "_limiter",
         "_memory",
         "changes",
+        "doubted",
         "draining",
         "epoch",
         "epochs",
@@ -103,6 +106,8 @@ class WorkerCore:
         """Grows with `new_epoch`; names this worker's present in every envelope."""
         self.epochs = {epoch}
         """Every epoch this process has had. Who names another one speaks to a process that is gone."""
+        self.doubted = False
+        """The id may be another process's: nothing is granted or started. Set by `doubt`, and by `fence` for good."""
         self.draining = False
         """Set by `drain`, never reset."""
         self._cut_at = NEVER
@@ -140,9 +145,15 @@ class WorkerCore:
         return _tuple(Load, slots)  # as Load(*slots), of which one is made for each message, in a third of the time
 
     @property
+    def told_load(self) -> Load:
+        """What others are told of the slots: in doubt, that none is free."""
+        load = self.load
+        return load._replace(reserved=load.reserved + load.free) if self.doubted else load
+
+    @property
     def has_room(self) -> bool:
         """A slot is free, and may be given away."""
-        return self._limiter.free > 0 and not self.draining
+        return self._limiter.free > 0 and not self.draining and not self.doubted
 
     @property
     def at_rest(self) -> bool:
@@ -210,7 +221,7 @@ class WorkerCore:
     def _grant(
         self, slots: int, ttl_s: float, claim_s: float, single_use: bool, owner: str, token: str, now: float
     ) -> Lease | Refusal:
-        refusal = self._no_room(slots)
+        refusal = Refusal.STALE if self.doubted else self._no_room(slots)
         if refusal is not None:
             return refusal
         lease = Lease(token, slots, ttl_s, claim_s, single_use, owner, self._fences.next(), now)
@@ -275,6 +286,9 @@ class WorkerCore:
         """
         if sender.doubtful:
             sender.saw_new(task_id)
+        if self.doubted:
+            self.refuse(token, now)
+            return Refusal.STALE
         if deadline_at <= now:
             if token is not None:
                 self._leases.spend(token, now)
@@ -404,13 +418,28 @@ class WorkerCore:
                 self._leases.cut(lease, self._cut_at)
         self.gangs.drain(self._cut_at, now)
 
+    def doubt(self) -> None:
+        """Another process may have taken our id: until `new_epoch`, grant and start nothing."""
+        self.doubted = True
+
     def new_epoch(self, epoch: int, now: float) -> None:
-        """End every lease. What runs goes on and stays counted; nothing else of the past is honoured."""
+        """End every lease. What runs goes on and stays counted; nothing else of the past is honoured. Ends a doubt: the
+        id is ours."""
         if epoch <= self.epoch:
             raise ValueError(f"epoch {epoch} is not after {self.epoch}")
         self.epoch = epoch
         self.epochs.add(epoch)
         self._fences.new_epoch(epoch)
+        self._void(now)
+        self.doubted = False
+
+    def fence(self, now: float) -> None:
+        """The id is another process's: as `new_epoch`, but for ever without one. A later epoch would be taken for that
+        process's."""
+        self.doubted = True
+        self._void(now)
+
+    def _void(self, now: float) -> None:
         for lease in list(self._leases.living.values()):
             self._leases.end(lease, Change.DROP, now)
         self.gangs.new_epoch(now)

@@ -63,7 +63,7 @@ class Description:
 
     def heartbeat(self) -> Heartbeat:
         core = self._core
-        load = core.load
+        load = core.told_load
         return Heartbeat(
             epoch=core.epoch,
             instance=self._place.instance,

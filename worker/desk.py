@@ -63,6 +63,8 @@ class Desk:
         self._ticks = 0
         self._connected_at = self._loop.time()
         self._at_rest = asyncio.Event()
+        self._held: list[Message] = []
+        """Operations that came while it was in doubt whether the id is ours: to be carried out by whoever has it."""
         self.drain_grace_s = 0.0
         """Of the drain, as it was first asked for."""
         self.core = core
@@ -75,7 +77,7 @@ class Desk:
         )
         self.books.ledger = self.ledger
         self.outbox = Outbox(
-            place.bus, lambda: (core.epoch, core.load), keep_bytes=settings.unsent_bytes, log=place.log
+            place.bus, lambda: (core.epoch, core.told_load), keep_bytes=settings.unsent_bytes, log=place.log
         )
         self.books.contenders, self.books.on_room = self.outbox.contenders, self.outbox.invite
         self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
@@ -171,15 +173,39 @@ class Desk:
         now = self._loop.time()
         stall_s = self.guard.stall_s(now)
         if stall_s > 0.0 and self.guard.frozen(now):
-            self.new_epoch("frozen")
+            self._doubt()
             stall_s = 0.0
         if message.subject != self._frames_subject:
-            self.operations.take(message.subject[self._prefix_chars :], message)
+            if self.core.doubted:
+                self._held.append(message)
+            else:
+                self.operations.take(message.subject[self._prefix_chars :], message)
             return
         try:
             self.intake.take(message, now, stall_s)
         except MalformedMessage as error:
             self.operations.refuse(message, error)
+
+    def _doubt(self) -> None:
+        """The process stood still: while it did, another may have taken our id. Until storage has confirmed that it is
+        ours, start nothing, and say nothing that could be taken for that process's word."""
+        if self.core.doubted:
+            return
+        self.core.doubt()
+        self.presence.confirm(self._undoubted)
+
+    def _undoubted(self) -> None:
+        self.new_epoch("frozen")
+        held, self._held = self._held, []
+        for message in held:
+            self.take(message)
+
+    def fence(self) -> None:
+        """The id is another process's: void all leases, and start nothing more. What runs goes on."""
+        self._held.clear()
+        self.core.fence(self._loop.time())
+        self.books.after()
+        self.books.record("fence")
 
     def new_epoch(self, why: str, after: int = 0) -> None:
         """Void all leases and refuse all that was sent before. What runs goes on.
@@ -220,7 +246,7 @@ class Desk:
         self._ticker = self._loop.call_later(TICK_S, self._tick)
         now = self._loop.time()
         if self.guard.tick(now):
-            self.new_epoch("frozen")
+            self._doubt()
         self._ticks += 1
         if self._ticks % SWEEP_TICKS == 0:
             self.core.sweep(now)

@@ -228,6 +228,8 @@ class GangDesk:
 
     def _form(self, request: FormRequest) -> str | None:
         worker, now = self._books.worker, self._books.now()
+        if self._core.doubted:
+            return f"worker {worker} stood still, and its id may be another process's"
         ours = [seat for seat in request.seats if (seat.pool, seat.worker) == (worker.pool, worker.worker)]
         formed = self._gangs.form(request, ours, epoch=self._core.epoch, now=now)
         if isinstance(formed, str):
@@ -354,7 +356,7 @@ class GangDesk:
         gangs, now = self._gangs, self._books.now()
         for member in gangs.take_voided():
             for rank in member.ranks:
-                detail = f"worker {self._books.worker} has a new epoch, {self._core.epoch}"
+                detail = f"worker {self._books.worker} stood still: what it held in earlier epochs is void"
                 self._fail(member.form, rank, MemberCause.FAILED, detail)
         for cut in gangs.take_cut(now):
             cause = MemberCause.DRAINED if self._drain_grace_s() > 0 else MemberCause.LEFT

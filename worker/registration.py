@@ -86,6 +86,8 @@ class Presence:
         self._recreated = 0
         self._compare = False
         """Call `on_confirmed` after the next heartbeat that storage takes."""
+        self._confirm: Callable[[], None] | None = None
+        """Told once by the next heartbeat that storage takes, if it was begun after this was set."""
         self._stopped = False
         self.lost = False
 
@@ -189,6 +191,11 @@ class Presence:
             self._fence_ourselves(lost)
             raise self._taken(lost.instance) from lost
 
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call `then` once storage has confirmed that the id is ours now; never, if it is not."""
+        self._confirm = then
+        self._spawn(self._write_heartbeat)
+
     def beat(self) -> None:
         """Write a heartbeat now."""
         if len(self._writes) < IN_FLIGHT:
@@ -248,7 +255,11 @@ class Presence:
             self._on_lost(lost.instance)
 
     async def _write_heartbeat(self) -> None:
+        confirm = self._confirm
         await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+        if confirm is not None and confirm is self._confirm:
+            self._confirm = None
+            confirm()
         if self._alive.recreated > self._recreated:
             self._recreated = self._alive.recreated
             if self._published:

@@ -410,7 +410,7 @@ class Worker:
             return
         unsubscribing = asyncio.ensure_future(self._subscription.unsubscribe())
         unsubscribing.add_done_callback(lambda done: done.cancelled() or done.exception())
-        desk.new_epoch("id taken")
+        desk.fence()
         self.begin_drain(None)
 
 

@@ -57,9 +57,10 @@ class WorkerSettings:
     max_claim_s: float = 300.0
     """Longest claim timeout that a reserve may ask for, in seconds. Routers ask for 2."""
     freeze_after_s: float = 1.0
-    """A process that did not run for longer takes a new epoch, in seconds; 0.5 to 3600. Shorter than the patience of
-    callers; longer than any task blocks the event loop. If the log shows epochs under load, move blocking code to
-    threads before raising this."""
+    """A process that did not run for longer asks storage whether its id is still its own, and takes a new epoch; in
+    seconds, 0.5 to 3600. Shorter than the patience of callers, and than `heartbeat_ttl_s` less `heartbeat_s`, after
+    which another process may take the id; longer than any task blocks the event loop. If the log shows epochs under
+    load, move blocking code to threads before raising this."""
     drain_grace_s: float = 30.0
     """What still runs after so long a drain is cancelled, in seconds; 0 cancels at once. Less than the time that your
     process manager leaves between SIGTERM and SIGKILL."""

@@ -7,9 +7,9 @@ import asyncio
 from gangline.dispatcher import exchange as exchange_module
 from gangline.dispatcher.order import CallOptions
 from gangline.schemas.errors import Disconnected
-from gangline.schemas.frames import Request
+from gangline.schemas.frames import Answer, Reason, Request, encode_answer
 
-from .fakes import Rig, on_rig, silent
+from .fakes import FakeWorker, Rig, obedient, on_rig, silent
 
 
 async def give_up(calls: list[asyncio.Future[object]]) -> None:
@@ -107,3 +107,43 @@ async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_r
     first, second, third = asked_at
     assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
     await give_up([call])
+
+
+def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
+    """As a process of its id that is in that epoch."""
+    frames = [(Answer.REJECTED, task, str(Reason.STALE))]
+    worker.bus.publish(worker.replies[-1], encode_answer(epoch, worker.current_load, frames))
+
+
+@on_rig()
+async def test_that_nothing_started_is_believed_only_of_the_process_that_was_asked(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent, epoch=5)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    [task] = await worker.hears(Request.TASK)
+    for epoch in (4, 9):  # the process before it, and one that nobody has heard of
+        rejects_as(worker, epoch, task[1])
+    await asyncio.sleep(0.1)
+    assert not call.done() and len(worker.heard_of(Request.TASK)) == 1
+    worker.answer((Answer.OK, task[1], "done"))
+    assert await call == "done"
+
+    await worker.beat()
+    worker.behave = obedient
+    assert await rig.client.call("images.echo") == ["w1", "echo"]
+    assert worker.epochs[-1] == 5, "its heartbeat says in which epoch it is"
+    rig.balanced()
+
+
+@on_rig()
+async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent, epoch=5)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    [task] = await worker.hears(Request.TASK)
+    worker.epoch = 9
+    await worker.beat()
+    await asyncio.sleep(0.1)
+    worker.behave = obedient
+    rejects_as(worker, 9, task[1])
+    assert await call == ["w1", "echo"]
+    assert worker.epochs[-1] == 9
+    rig.balanced()

@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher import hold as hold_module
+from gangline.dispatcher.exchange import Exchange
 from gangline.dispatcher.hold import Hold, Reserver
 from gangline.dispatcher.lease_slots import LeaseSlots
 from gangline.dispatcher.selection import Selection
+from gangline.dispatcher.view import PoolView, Worker
 from gangline.schemas.frames import Request
 from gangline.testing.sim.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
+from gangline.testing.sim.slots import WorkerModel
 from gangline.worker.core import WorkerCore
+from gangline.worker.desk import Desk
 from gangline.worker.epochs import FreezeGuard
 from gangline.worker.leases import Change, Lease, LeaseTable, Refusal
 from gangline.worker.ledger import LedgerWriter
@@ -128,6 +132,11 @@ def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> Non
         return admit(self, sender, task_id, 1, *rest, **named)
 
     patch.setattr(WorkerCore, "admit", cheap)
+
+
+@mutant("L1", needs=has(Accident.WORKER_TWIN))
+def a_woken_worker_serves_before_its_id_is_confirmed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Desk, "_doubt", lambda self: self.new_epoch("frozen"))
 
 
 # -- L2: balance --------------------------------------------------------------------------------------------------
@@ -386,3 +395,28 @@ def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) ->
         return await original(self, *args, deadline=None if deadline is None else deadline + 1.0, **rest)
 
     patch.setattr(Reserver, "reserve", reserve)
+
+
+# -- two processes of one id ------------------------------------------------------------------------------------------
+
+
+def _wakes_as_if_nothing_had_happened(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Desk, "_doubt", lambda self: self.new_epoch("frozen"))
+    patch.setattr(Desk, "fence", lambda self: self.new_epoch("id taken"))
+
+
+@mutant("outcome", needs=has(Accident.WORKER_TWIN), seeds=80)
+def any_process_of_an_id_is_believed_that_nothing_started(patch: pytest.MonkeyPatch) -> None:
+    _wakes_as_if_nothing_had_happened(patch)
+    patch.setattr(Exchange, "_of_another", lambda self, flight, frame, epoch: False)
+    patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)
+
+
+@mutant("hang", needs=has(Accident.WORKER_TWIN), seeds=80)
+def an_epoch_that_no_heartbeat_names_stands_for_ever(patch: pytest.MonkeyPatch) -> None:
+    def confirm(self: PoolView, worker: Worker, epoch: int) -> None:
+        worker.confirmed = max(worker.confirmed, epoch)
+
+    _wakes_as_if_nothing_had_happened(patch)
+    patch.setattr(PoolView, "confirm", confirm)
+    patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)

@@ -431,6 +431,35 @@ def test_an_epoch_never_goes_back():
     assert bench.core.epoch == 1000
 
 
+def test_in_doubt_nothing_is_granted_or_started_until_a_new_epoch():
+    bench = Bench(slots=3)
+    lease = bench.granted()
+    record = bench.started(2)
+    bench.core.doubt()
+    assert bench.reserve(3) is Refusal.STALE
+    assert bench.admit(4) is Refusal.STALE
+    assert bench.admit(5, token=lease.token) is Refusal.STALE
+    assert bench.core.told_load == Load(1, 2, 3) and not bench.core.has_room
+    bench.end(record)
+    bench.core.check()
+    bench.core.new_epoch(1001, bench.now)
+    assert bench.core.told_load == bench.core.load == Load(0, 0, 3)
+    bench.granted(6)
+
+
+def test_once_fenced_it_never_grants_or_starts_anything_again_and_keeps_its_epoch():
+    bench = Bench(slots=3)
+    lease = bench.granted()
+    record = bench.started(2)
+    bench.core.fence(bench.now)
+    bench.core.check()
+    assert bench.core.epoch == 1000 and bench.slots == (1, 0, 3)
+    assert bench.reserve(3) is Refusal.STALE
+    assert bench.admit(4, token=lease.token) is Refusal.STALE
+    bench.end(record)
+    assert bench.core.at_rest
+
+
 def test_fences_grow_over_epochs():
     bench = Bench()
     before = bench.granted(1).fence

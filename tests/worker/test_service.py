@@ -266,7 +266,7 @@ async def test_what_piled_up_during_a_freeze_is_refused(rig: Rig):
     assert [rig.hand.answers_to(number) for number in (3, 4, 5)] == [[[REJECTED, n, "stale"]] for n in (3, 4, 5)]
     assert rig.worker.core.epoch > epoch
     assert rig.worker.core.load == Load(1, 0, 2), "what ran goes on, leases are void"
-    assert rig.hand.envelopes[-1].epoch == rig.worker.core.epoch
+    assert rig.hand.envelopes[-1].epoch == epoch, "the later one is told when storage has confirmed that the id is ours"
     await rig.hand.quiet(0.1)
     assert rig.value("reg.images.w1")["epoch"] == rig.worker.core.epoch
     assert rig.keys("lease.") == []

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .processes import Process
     from .world import World
 
+TWIN_AFTER_S = 0.1
+"""The second process of an id starts so long after the first has begun to stand still."""
 NOTICED_S = 2.5
 """A partition that lasts longer is noticed by both ends, as a client's pings would."""
 
@@ -114,6 +116,16 @@ class Accidents:
             ):
                 process.freeze()
                 self._begin(f"freeze of {event.target}", event.for_s, process.thaw, process.name)
+            case Accident.WORKER_TWIN:
+                first = self._world.workers[process.name]
+                first.freeze()
+                second = asyncio.get_running_loop().call_later(TWIN_AFTER_S, self._world.start_twin, first)
+
+                def wake() -> None:
+                    second.cancel()
+                    first.thaw()
+
+                self._begin(f"standstill of {first.node}", event.for_s, wake, process.name)
             case Accident.DISCONNECT:
                 hub.disconnect(bus)
                 reconnect = functools.partial(hub.reconnect, bus)

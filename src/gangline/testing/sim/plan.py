@@ -64,6 +64,8 @@ class Accident(StrEnum):
     DISPATCHER_FREEZE = "dispatcher freeze"
     DISPATCHER_PARTITION = "dispatcher partition"
     DISPATCHER_STOP = "dispatcher stop"
+    WORKER_TWIN = "worker twin"
+    """A worker stands still until a second process of its id has taken its place, and wakes."""
 
 
 FAULTS = (
@@ -76,7 +78,7 @@ FAULTS = (
     Accident.SERVER_RESTART,
     Accident.STORAGE_OUTAGE,
 )
-"""Accidents that nobody asked for; DRAIN, RESIZE and DISPATCHER_STOP are an operator's own doing."""
+"""Accidents that nobody asked for; DRAIN, RESIZE and DISPATCHER_STOP are an operator's own doing. Besides: twins."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
 """Those of plans with gangs."""
@@ -95,6 +97,7 @@ class WorkerPlan:
     node: str = ""
     """Its machine; empty: one of its own."""
     zone: str = ""
+    heartbeat_ttl_s: float = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +168,8 @@ class Plan:
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
         accidents = {event.accident for event in self.events}
-        return not self.storms and not accidents & {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS}
+        faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, Accident.WORKER_TWIN}
+        return not self.storms and not accidents & faults
 
     def summary(self) -> str:
         kinds = sorted({event.accident.value for event in self.events})
@@ -194,12 +198,16 @@ def draw_plan(seed: int) -> Plan:
     traffic_s = rng.uniform(4, 9)
     steps = _draw_steps(rng, pools, clients, traffic_s)
     calm = rng.random() < 0.125
+    events = _draw_events(rng, workers, clients, steps, traffic_s, calm=calm)
+    twins = () if calm else _draw_twins(seed, workers, traffic_s)
+    if twins:
+        workers = tuple(replace(worker, heartbeat_ttl_s=TWIN_TTL_S) for worker in workers)
     return Plan(
         seed=seed,
         workers=workers,
         clients=clients,
         steps=steps,
-        events=_draw_events(rng, workers, clients, steps, traffic_s, calm=calm),
+        events=tuple(sorted((*events, *twins), key=lambda event: event.at_s)),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
     )
@@ -286,6 +294,26 @@ def _draw_event(
             return replace(event, amount=rng.randint(0, worker.slots + 2))
         case _:
             return event
+
+
+TWIN_TTL_S = 1.2
+"""Workers that get twins lose their ids so soon: most of the traffic is still to come when they wake."""
+
+
+def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of four, early enough that there is traffic when the first one wakes. From a source of its own."""
+    rng = random.Random(f"gangline twins {seed}")
+    if rng.random() > 0.25:
+        return ()
+    return tuple(
+        Event(
+            at_s=rng.uniform(0.0, 0.5) * traffic_s,
+            accident=Accident.WORKER_TWIN,
+            target=rng.choice(workers).name,
+            for_s=TWIN_TTL_S + rng.choice((0.1, 0.3, 0.6, 1.0, 1.5, 2.5)) * rng.uniform(0.9, 1.1),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    )
 
 
 def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:

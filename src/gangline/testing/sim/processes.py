@@ -74,6 +74,10 @@ class Process(ABC):
         if self.bus is not None:
             await self.bus.close()
             self.bus = None
+        self._ended()
+
+    def _ended(self) -> None:
+        """By itself: it is started again."""
         self._restart = self.world.loop.call_later(RESTART_S, self.start, context=self.world.context)
 
     @abstractmethod
@@ -113,6 +117,32 @@ class WorkerProcess(Process):
         self.plan = plan
         self.worker: Worker | None = None
         self.model: WorkerModel | None = None
+        self._first: WorkerProcess | None = None
+        """In whose place it was started."""
+        self._served = False
+        self._displaced = False
+        """Another is started in its place."""
+
+    def twin(self) -> WorkerProcess:
+        """A second process of its id; this one is not started again."""
+        second = WorkerProcess(self.world, self.plan)
+        second._starts = self._starts
+        second._first = self
+        self._displaced = True
+        return second
+
+    def _ended(self) -> None:
+        served, self._served = self._served, False
+        if self._displaced:
+            return
+        earlier = self._first
+        while earlier is not None and earlier.bus is None:
+            earlier = earlier._first
+        if earlier is None or served:
+            super()._ended()
+        else:  # it woke while nobody had its id, and has it again
+            earlier._displaced, earlier._starts = False, self._starts
+            self.world.workers[self.name] = earlier
 
     async def _main(self, bus: MemoryBus) -> None:
         world, plan, node = self.world, self.plan, self.node
@@ -131,6 +161,7 @@ class WorkerProcess(Process):
             return gangs.keeps.slots + sum(gangs.reserved_by(leaving) for leaving in gangs.leaving)
 
         model.aside = aside
+        model.has_id = lambda: world.has_id(worker)
 
         def journal(record: dict[str, Any]) -> None:
             self._journal(model, record)
@@ -144,6 +175,9 @@ class WorkerProcess(Process):
                 slots=plan.slots,
                 node=plan.node or f"host-{plan.name}",
                 zone=plan.zone,
+                freeze_after_s=min(1.0, plan.heartbeat_ttl_s / 2),
+                heartbeat_s=plan.heartbeat_ttl_s / 3,
+                heartbeat_ttl_s=plan.heartbeat_ttl_s,
                 drain_grace_s=DRAIN_GRACE_S,
                 send_tracebacks=False,
             ),
@@ -153,6 +187,9 @@ class WorkerProcess(Process):
         world.models[node] = self.model = model
         self.worker = worker
         await worker.start()
+        self._served = True
+        if self._first is not None and self._first.model is not None:
+            self._first.model.successor = model
         world.trace.note(node, f"serves {plan.pool} with {plan.slots} slots")
         await worker.wait_closed()
         model.check_turn()
@@ -302,6 +339,13 @@ class ClientProcess(Process):
     def holds(self, holder: Lease | Selection) -> None:
         """Note who holds a token, for the check that a holder stops trusting first."""
         self.world.holders[holder.token] = holder
+
+    def epochs(self) -> dict[str, int]:
+        """Of the workers that this client knows, by name."""
+        if self.client is None:
+            return {}
+        pools = self.client._router.pools.values()
+        return {known.id.worker: known.epoch for pool in pools for known in pool.core.view.workers.values()}
 
     def counts(self) -> dict[str, int]:
         """What this client believes to hold or to wait for; all zero at rest."""

@@ -35,6 +35,7 @@ async def check_rest(world: World) -> None:
         load = worker.worker.statistics().load
         if load.running or load.reserved:
             fail("L12", f"{worker.node}: at rest the limiter counts {load.running} running, {load.reserved} reserved")
+    _check_twins(world)
     _check_heartbeats(world)
     _check_coordinators(world)
     world.gangs.check_rest(world.operator.sets)
@@ -43,6 +44,17 @@ async def check_rest(world: World) -> None:
             fail("hang", f"{client.node} does not run, though everything is healed")
         if any(client.counts().values()):
             fail("L12", f"{client.node}: at rest it counts {client.counts()}")
+
+
+def _check_twins(world: World) -> None:
+    for worker in world.displaced:
+        if worker.bus is not None and worker not in world.workers.values():
+            other = world.workers[worker.name].node
+            world.checker.fail("hang", f"{worker.node} does not leave, though {other} has its id")
+    for client in world.clients.values():
+        if strangers := world.strangers(client):
+            unknown = ", ".join(strangers)
+            world.checker.fail("hang", f"{client.node} does not know the present epoch of {unknown}, and never will")
 
 
 def _check_heartbeats(world: World) -> None:

@@ -99,6 +99,10 @@ class WorkerModel:
     """Task code that runs right now: cost and request."""
     body_starts_by_token: dict[str, int] = field(default_factory=dict[str, int])
     draining_since: float | None = None
+    successor: WorkerModel | None = None
+    """The process that was given its id."""
+    has_id: Callable[[], bool] = lambda: True
+    """Whether the ledger says so."""
     left: bool = False
     dead: bool = False
     frozen_at: float | None = None
@@ -146,11 +150,12 @@ class WorkerModel:
                 self._end(record)
             case "use" | "release" | "expire" | "drop" as how:
                 self._ended(record["token"], how)
-            case "epoch":
-                self._new_epoch()
+            case "epoch" | "fence" as how:
+                self._void(how)
             case "hold":
                 if self.draining_since is not None:
                     self._fail("L11", f"holds slots for gang {record['gang']} while draining")
+                self._must_be_alone(f"holds slots for gang {record['gang']}")
                 self.holds[record["gang"], record["generation"]] = record["slots"]
             case "form" | "unhold":
                 self.holds.pop((record["gang"], record["generation"]), None)
@@ -179,6 +184,7 @@ class WorkerModel:
         token, now = record["token"], self.clock()
         if token in self.leases:
             self._fail("L3", f"token {token} was granted twice")
+        self._must_be_alone(f"granted {token}")
         gang = record.get("gang")
         if self.draining_since is not None and gang is None:
             self._fail("L11", f"granted {token} while draining")
@@ -207,6 +213,7 @@ class WorkerModel:
             self._fail("L5", f"task {task_id} was sent to epoch {asked.epoch} and started in epoch {record['epoch']}")
         if self.guard_due:
             self._fail("L5", f"task {task_id} started after a freeze without a new epoch")
+        self._must_be_alone(f"task {task_id} started")
         self.tasks[task_id] = (cost, token)
         if token is None:
             if self.draining_since is not None:
@@ -224,6 +231,10 @@ class WorkerModel:
         else:
             lease.due_at = max(lease.due_at, self.clock() + lease.ttl_s)
             lease.claimed = True
+
+    def _must_be_alone(self, what: str) -> None:
+        if self.successor is not None and self.successor.alive and self.successor.has_id():
+            self._fail("L1", f"{what} beside {self.successor.node}, which has its id")
 
     def _check_use(self, lease: LeaseModel, task_id: str, cost: int) -> None:
         now = self.clock()
@@ -254,8 +265,8 @@ class WorkerModel:
             return
         lease.ended, lease.ended_at = how, self.clock()
 
-    def _new_epoch(self) -> None:
-        self.guard_due = False
+    def _void(self, how: str) -> None:
+        self.guard_due &= how != "epoch"
         self.holds.clear()
 
     def _leave(self) -> None:

@@ -12,6 +12,9 @@ from .checker import Checker
 from .slots import Terms, WorkerModel
 from .trace import Trace
 
+Asked = tuple[str, str, int]
+"""Which process was asked, the reply subject, and the id: while two processes have one id, both are asked."""
+
 
 class WireWatch:
     """Taps the hub.
@@ -35,18 +38,20 @@ class WireWatch:
         self._models = models
         self._turn = turn
         self._durable = durable
-        self._tasks: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
-        """By reply subject and id: who was asked, and the task's name there."""
-        self._reserves: dict[tuple[str, int], tuple[WorkerModel, Terms]] = {}
-        self._timely_renewals: set[tuple[str, int]] = set()
-        self._late_renewals: dict[tuple[str, int], tuple[WorkerModel, str]] = {}
+        self._tasks: dict[Asked, str] = {}
+        """The task's name there."""
+        self._reserves: dict[Asked, Terms] = {}
+        self._timely_renewals: set[Asked] = set()
+        self._late_renewals: dict[Asked, str] = {}
+        """Their tokens."""
 
     def on_message(self, sender: str, message: Message) -> None:
         """Something has reached the server."""
         # A registration names the real process; all else is the run's own.
         self._trace.count(message.subject, b"" if ".reg." in message.subject else message.data)
-        if message.subject.startswith("_INBOX.") and self._models(sender) is not None:
-            self._answers(sender, message)
+        model = self._models(sender)
+        if model is not None and message.subject.startswith("_INBOX."):
+            self._answers(model, message)
 
     def on_delivery(self, receiver: str, message: Message) -> None:
         """Something is about to be handled."""
@@ -68,7 +73,7 @@ class WireWatch:
             case Request.TASK:
                 task_id = f"{envelope.sender}.{frame[1]}"
                 model.task_delivered(task_id, envelope.epoch, frame[6])
-                self._tasks[reply, frame[1]] = (model, task_id)
+                self._tasks[model.node, reply, frame[1]] = task_id
                 job = (frame[9] or {}).get("job") if len(frame) > 9 else None
                 if job is not None:
                     self._durable(envelope.sender, model.node, job)
@@ -76,36 +81,32 @@ class WireWatch:
                 single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
                 model.reserve_delivered(terms, self._turn())
-                self._reserves[reply, frame[1]] = (model, terms)
+                self._reserves[model.node, reply, frame[1]] = terms
             case Request.RENEW:
-                key = (reply, frame[1])
+                key = (model.node, reply, frame[1])
                 if model.renewal_delivered(frame[2], frame[3] / 1000):
                     self._timely_renewals.add(key)
                 elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
-                    self._late_renewals[key] = (model, frame[2])
+                    self._late_renewals[key] = frame[2]
             case _:
                 pass
 
-    def _answers(self, sender: str, message: Message) -> None:
+    def _answers(self, model: WorkerModel, message: Message) -> None:
         try:
             envelope = frames.decode_answer(message.data)
         except MalformedMessage:
             return  # an answer to a plain request, which has no frames
         for frame in envelope.frames:
             name = Answer(frame[0]).name.lower()
-            self._trace.note(sender, f"-> {name} {_brief(frame)} load {'/'.join(map(str, envelope.load[:3]))}")
-            if frame[0] == Answer.REJECTED:
-                known = self._tasks.get((message.subject, frame[1]))
-                if known is not None:
-                    known[0].refused(known[1], frame[2])
-            elif frame[0] == Answer.RENEWED:
-                late = self._late_renewals.get((message.subject, frame[1]))
-                if late is not None:
-                    late[0].renewed(late[1])
-            elif frame[0] == Answer.GRANTED:
-                asked = self._reserves.get((message.subject, frame[1]))
-                if asked is not None:
-                    asked[0].granted(frame[2], asked[1])
+            load = "/".join(map(str, envelope.load[:3]))
+            self._trace.note(model.node, f"-> {name} {_brief(frame)} load {load} epoch {envelope.epoch % 100000}")
+            asked = (model.node, message.subject, frame[1])
+            if frame[0] == Answer.REJECTED and asked in self._tasks:
+                model.refused(self._tasks[asked], frame[2])
+            elif frame[0] == Answer.RENEWED and asked in self._late_renewals:
+                model.renewed(self._late_renewals[asked])
+            elif frame[0] == Answer.GRANTED and asked in self._reserves:
+                model.granted(frame[2], self._reserves[asked])
 
 
 def _brief(frame: frames.Frame) -> str:

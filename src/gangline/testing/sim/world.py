@@ -19,6 +19,7 @@ from ...schemas.names import Names
 from ...schemas.records import Heartbeat
 from ...worker.context import TaskContext
 from ...worker.gang_context import GangContext
+from ...worker.service import Worker
 from ..loop import VirtualLoop, current_node
 from .accidents import Accidents
 from .checker import Checker
@@ -95,6 +96,8 @@ class World:
         self.troubles = Troubles(self.now)
         self.jobs = self._watch_jobs()
         self.workers = {each.name: WorkerProcess(self, each) for each in plan.workers}
+        self.displaced: list[WorkerProcess] = []
+        """In whose place others of their ids were started."""
         self.clients = {name: ClientProcess(self, name) for name in plan.clients}
         self.coordinators: dict[str, CoordinatorProcess] = {}
         if plan.gangs is not None:
@@ -172,9 +175,33 @@ class World:
         }
         return {name: found.get(f"alive.{each.plan.pool}.{name}") for name, each in self.workers.items()}
 
+    def has_id(self, worker: Worker) -> bool:
+        """Whether the ledger says that the worker's id is this process's."""
+        key = self.names.alive_key(worker.id)
+        beats = [entry.value for entry in self.hub.peek(self.names.ledger_bucket) if entry.key == key]
+        return any(Heartbeat.model_validate_json(beat).instance == worker.instance for beat in beats)
+
     def living_models(self, pool: str) -> list[WorkerModel]:
         """Of the workers of a pool that serve now."""
         return [each.model for each in self.workers.values() if each.plan.pool == pool and each.model is not None]
+
+    def start_twin(self, first: WorkerProcess) -> None:
+        """Start a second process of its id in its place. No-op if that has happened."""
+        if self.workers[first.name] is not first:
+            return
+        self.workers[first.name] = second = first.twin()
+        self.displaced.append(first)
+        second.start()
+
+    def views_agree(self) -> bool:
+        """Clients know the workers that serve, each in its present epoch."""
+        return not any(self.strangers(client) for client in self.clients.values())
+
+    def strangers(self, client: ClientProcess) -> list[str]:
+        """Workers that a client believes to be in another epoch than they are."""
+        serving = {name: each.worker.core.epoch for name, each in self.workers.items() if each.worker is not None}
+        known = client.epochs()
+        return [name for name, epoch in serving.items() if known.get(name, epoch) != epoch]
 
     def leading(self) -> CoordinatorProcess | None:
         """Who leads now, as far as it knows itself; else any that runs."""
@@ -369,6 +396,8 @@ class World:
             and all(client.running and not client.busy for client in self.clients.values())
             and not any(sum(client.counts().values()) for client in self.clients.values())
             and all(worker.settled for worker in self.workers.values())
+            and all(worker.bus is None or worker in self.workers.values() for worker in self.displaced)
+            and self.views_agree()
             and not any(model.busy for model in self.models.values() if model.alive)
             and gangs_at_rest(self)
             and durable_at_rest(self)
@@ -383,7 +412,7 @@ class World:
             self.gangs.look()
             self._hear()
             self.jobs.look()
-            for worker in self.workers.values():
+            for worker in (*self.workers.values(), *self.displaced):
                 worker.look()
             for coordinator in self.coordinators.values():
                 coordinator.look()
@@ -397,7 +426,7 @@ class World:
         gc.collect()  # an exception that nobody looked at is told of when its task goes
         self.checker.closed = True
         processes = (self.workers, self.clients, self.coordinators, self.dispatchers)
-        for process in (each for group in processes for each in group.values()):
+        for process in (*self.displaced, *(each for group in processes for each in group.values())):
             process.kill()
 
     def _on_fault(self, kind: str, subject: str) -> None:
@@ -423,6 +452,6 @@ class _LogWatch(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, TaskBroke | JobBroke):
+        if isinstance(error, TaskBroke | JobBroke) or getattr(record, "action", "") == "worker.id_taken":
             return  # by the plan
         self._checker.fail("error", f"logged: {record.getMessage()}{f': {error!r}' if error else ''}")

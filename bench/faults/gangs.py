@@ -1,4 +1,4 @@
-"""All scenarios of gangs under faults, as one table with median and worst.
+"""All scenarios of gangs and calls under faults, as one table with median and worst.
 
     python -m bench.faults.gangs --repetitions 20
     python -m bench.faults.gangs --only killed,failover --repetitions 3 --verbose
@@ -12,6 +12,7 @@ flood             a gang of 8 wants all slots of a pool that is kept full by cal
 standing          a member of a standing gang dies under load
 rolling           all standing gangs are replaced under load
 forming           time to form 8 over 4, the same among 1,000 more workers, and 64 over 16
+twins             a worker is frozen until a second process of its id serves, and then wakes, under calls (n / 4 times)
 
 Every scenario has its own embedded nats-server and real worker and coordinator processes. A reader of every revision
 of the ledger judges law L7 all the while (bench.faults.audit). The exit code is 1 when a law was broken or a target
@@ -31,6 +32,7 @@ from bench.faults.forming import time_to_form
 from bench.faults.members import member_lost
 from bench.faults.standing import all_replaced, member_killed
 from bench.faults.suite import Scenario, main
+from bench.faults.twins import woken_twin
 
 SCENARIOS: dict[str, Scenario] = {
     "killed": lambda trial: member_lost(trial, "killed"),
@@ -43,6 +45,7 @@ SCENARIOS: dict[str, Scenario] = {
     "standing": member_killed,
     "rolling": all_replaced,
     "forming": time_to_form,
+    "twins": lambda trial: woken_twin(trial.fewer(4)),
 }
 
 

@@ -54,6 +54,15 @@ async def pulse(until: str) -> list[float]:
     return [rounds, worst]
 
 
+@pool.task
+async def once(path: str, seconds: float) -> int:
+    """Adds a line to that file each time that it runs."""
+    with Path(path).open("a") as file:  # noqa: ASYNC230
+        file.write(f"{os.getpid()}\n")
+    await asyncio.sleep(seconds)
+    return os.getpid()
+
+
 @pool.task(idempotent=True)
 async def nap(seconds: float) -> int:
     """A single call that takes its time."""

@@ -18,6 +18,7 @@ from bench.faults.members import member_lost
 from bench.faults.seam import Moment
 from bench.faults.standing import all_replaced, member_killed
 from bench.faults.trial import Trial
+from bench.faults.twins import woken_twin
 
 from ..scale import repetitions
 from .judge import checked
@@ -73,6 +74,10 @@ async def test_callers_of_other_standing_gangs_see_nothing_of_a_dead_member(tria
 
 async def test_all_standing_gangs_are_replaced_without_a_failed_call(trial: Trial) -> None:
     checked(await all_replaced(trial))
+
+
+async def test_a_worker_that_wakes_beside_its_successor_is_in_nobodys_way(trial: Trial) -> None:
+    checked(await woken_twin(trial))
 
 
 async def test_gangs_form_on_many_workers_and_among_many_more(trial: Trial) -> None:

@@ -1,0 +1,90 @@
+"""A worker is frozen until a second process of its id serves, and then wakes: who is called, and what runs twice?"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from bench.faults.figures import Row
+from bench.faults.site import POOL, SERVED, Site, opened
+from bench.faults.trial import Trial
+from gangline.schemas.errors import GanglineError
+
+CALLERS: Final = 6
+"""More than the slots of one worker."""
+CALLS: Final = 20
+"""So many answers of the second process are waited for after the first has left."""
+
+
+async def woken_twin(trial: Trial) -> list[Row]:
+    """Calls that are not idempotent, at any time; each notes in a file where it ran."""
+    used = Row(name="twin: 20 calls of the second process, since the first woke", target=10.0)
+    async with opened(trial, workers=2, coordinators=0) as site:
+        async with _calling(site) as calls:
+            for number in range(trial.repetitions):
+                used.samples.append(await _once(site, calls, number))
+                trial.report(f"{used.name} {number + 1}: {used.samples[-1]:.3f} s")
+        ran = Counter(path.name for path in calls.folder.iterdir() for _ in path.read_text().splitlines())
+    used.broken += [f"call {name} ran {times} times" for name, times in ran.items() if times > 1]
+    used.broken += [f"call {name} ran, and its caller was told that nothing started" for name in calls.none & {*ran}]
+    used.note = f"{len(ran)} calls; errors: {dict(calls.errors)}"
+    return [used]
+
+
+class _Calls:
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.folder = site.folder / "calls"
+        self.folder.mkdir()
+        self.numbers = itertools.count(1)
+        self.answered: Counter[int] = Counter()
+        """By process."""
+        self.errors: Counter[str] = Counter()
+        self.none: set[str] = set()
+        """Calls of which nothing started, as their callers were told."""
+
+    async def go_on(self) -> None:
+        while True:
+            name = str(next(self.numbers))
+            try:
+                self.answered[await self.site.client.call(f"{SERVED}.once", str(self.folder / name), 0.1)] += 1
+            except GanglineError as error:
+                self.errors[error.code] += 1
+                if not error.may_have_started:
+                    self.none.add(name)
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def _calling(site: Site) -> AsyncIterator[_Calls]:
+    calls = _Calls(site)
+    callers = [asyncio.ensure_future(calls.go_on()) for _ in range(CALLERS)]
+    try:
+        yield calls
+    finally:
+        for caller in callers:
+            caller.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*callers)
+
+
+async def _once(site: Site, calls: _Calls, number: int) -> float:
+    name, first = next(iter(site.workers.items()))
+    await site.until(lambda: calls.answered[first.child.pid], "the first is called")
+    first.signal(signal.SIGSTOP)
+    second = site.start(f"{name}-{number}", "gangline.cli", "worker", POOL, "--id", name, "--node", name)
+    await site.until(lambda: calls.answered[second.child.pid], "the second is called")
+    first.signal(signal.SIGCONT)
+    woke = time.monotonic()
+    await asyncio.to_thread(first.child.wait)
+    before = calls.answered[second.child.pid]
+    await site.until(lambda: calls.answered[second.child.pid] >= before + CALLS, "the second is called as before")
+    site.workers[name] = second
+    return time.monotonic() - woke

@@ -10,6 +10,7 @@ from ..schemas.bounds import plain
 from ..schemas.errors import (
     DeadlineExceeded,
     GanglineError,
+    InvalidRequest,
     InvalidSettings,
     LeaseError,
     Unavailable,
@@ -55,7 +56,7 @@ class CallOptions:
     """Whether calls ask for nothing but, maybe, to be done in time. Found out once, and asked at every call."""
 
     def __post_init__(self) -> None:
-        asked = (self.key, self.model, self.labels, self.idempotent, self.max_attempts, self.pool)
+        asked = (self.key, self.model, self.labels, self.idempotent, self.max_attempts, self.pool, self.submit)
         object.__setattr__(self, "plain", all(value is None for value in asked))
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
@@ -64,6 +65,17 @@ class CallOptions:
             raise InvalidSettings(f"max_attempts is {self.max_attempts!r}, it must be at least 1")
         if self.pool is not None:
             check_name(self.pool, "pool")
+
+    def check_for_call(self) -> None:
+        """
+        Raises:
+            InvalidRequest: something is said that only `submit` heeds.
+        """
+        if self.submit is not None:
+            given = ", ".join(self.submit.given)
+            raise InvalidRequest(
+                f"{given}: these options are for submit alone, and a call does not heed them; nothing was sent"
+            )
 
 
 class Order:

@@ -196,7 +196,7 @@ class Router:
 
     def choose_worker(self, target: str, *, slots: int | None = None, options: CallOptions = _DEFAULTS) -> Choosing:
         """Choose a worker and hold a slot of it; see Client.choose_worker."""
-        if slots is None and target in self._traffic.plain:
+        if slots is None and options.submit is None and target in self._traffic.plain:
             return Choosing(self._reserving.choose, target, options)
         pool, method = self._split_pool(target, options)
         _check_slots(slots)
@@ -307,6 +307,7 @@ class Router:
         parent: str | None = None,
     ) -> Order:
         """What is to be done, with its deadline: the earlier of the caller's own and the surrounding task's."""
+        options.check_for_call()
         split = self._targets.get(target)
         if split is None:
             split = split_target(target)
@@ -478,6 +479,7 @@ class Router:
         return self.order(target, args, kwargs, options)
 
     def _split_pool(self, target: str, options: CallOptions) -> tuple[str, str | None]:
+        options.check_for_call()
         endpoint, dot, method = target.partition(".")
         if dot:
             endpoint, method = split_target(target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final
 
@@ -50,6 +50,11 @@ class SubmitOptions:
     """How long the result is kept; 0: not at all."""
     events: bool | None = None
     """Whether each change of the job's state is told, for `Job.events`."""
+
+    @property
+    def given(self) -> list[str]:
+        """Names of what is not None."""
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
     def __post_init__(self) -> None:
         for name, low, high in _BOUNDS:

@@ -82,6 +82,26 @@ async def test_bad_options_and_names_are_refused_at_once(rig: Rig) -> None:
 
 
 @on_rig()
+async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
+    worker = await rig.worker()
+    await rig.client.call("images.echo")
+    client = rig.client.options(priority=9, delay_s=1.0)
+    async with rig.client.choose_worker("images") as selection:
+        for send in (
+            lambda: client.call("images.echo"),
+            lambda: anext(client.stream("images.echo")),
+            lambda: client.dispatch(selection, "echo"),
+        ):
+            with pytest.raises(InvalidRequest, match="^priority, delay_s: these options are for submit alone"):
+                await send()
+        for hold in (client.choose_worker, client.lease):
+            with pytest.raises(InvalidRequest, match="^priority, delay_s: these options are for submit alone"):
+                hold("images")
+    assert len(worker.heard_of(Request.TASK)) == 1
+    rig.balanced()
+
+
+@on_rig()
 async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", self=1, target=2, method=3, options=4, timeout_s=5)

@@ -392,6 +392,8 @@ class PoolCore:
             return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
         if ticket.fate is Fate.UNHEARD and not any(worker.reachable for worker in workers.values()):
             return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
+        if (unlabelled := self._unlabelled(ticket)) is not None:
+            return unlabelled
         because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
         largest = max(worker.total for worker in workers.values())
         if (needed := cost(self.view, ticket)) > largest:
@@ -494,6 +496,17 @@ class PoolCore:
             details={"pool": self.pool, "slots": ticket.slots, "largest": largest},
         )
 
+    def _unlabelled(self, ticket: Ticket) -> NoWorkers | None:
+        """No worker has the labels that were asked for; to be asked while there are some."""
+        wanted = ticket.labels
+        if not wanted or any(wanted.items() <= worker.labels.items() for worker in self.view.workers.values()):
+            return None
+        return NoWorkers(
+            f"no worker of pool {self.pool!r} has the labels {', '.join(f'{name}={wanted[name]}' for name in wanted)}: "
+            "start one that has, or ask for others",
+            details={"pool": self.pool, "labels": dict(wanted)},
+        )
+
     def _hopeless_at(self, ticket: Ticket) -> float:
         return max(ticket.queued_at, self._empty_since) + self._settings.no_workers_wait_s
 
@@ -518,8 +531,10 @@ class PoolCore:
             return None
         # A large worker that restarts, or comes after smaller ones, is waited for like the only one.
         waited_s = now - max(ticket.queued_at, self._changed_at)
-        too_large = self._too_large(ticket) if waited_s >= self._settings.no_workers_wait_s else None
-        return self._impossible(ticket) or too_large
+        unfit: GanglineError | None = None
+        if waited_s >= self._settings.no_workers_wait_s:
+            unfit = self._too_large(ticket) or self._unlabelled(ticket)
+        return self._impossible(ticket) or unfit
 
 
 def outcome_unknown(fate: Fate, worker: str, attempts: int) -> GanglineError:

@@ -433,3 +433,20 @@ async def test_a_task_that_no_worker_is_large_enough_for_says_so(rig: Rig) -> No
     with pytest.raises(Saturated, match="takes 2 slots, and the largest worker has 1"):
         await rig.client.options(timeout_s=2).call("images.heavy")
     rig.balanced()
+
+
+@on_rig()
+async def test_labels_that_no_worker_has_any_more_are_named(rig: Rig) -> None:
+    await rig.worker("w1")
+    labelled = await rig.worker("w2", labels={"gpu": "yes", "size": "l"})
+    client = rig.client.options(labels={"gpu": "yes", "size": "l"})
+    assert await client.call("images.echo") == ["w2", "echo"]
+    await labelled.die()
+    with pytest.raises(NoWorkers, match="no worker of pool 'images' has the labels gpu=yes, size=l") as caught:
+        await client.call("images.echo")
+    assert not caught.value.may_have_started and caught.value.details["labels"] == {"gpu": "yes", "size": "l"}
+    waiting = asyncio.ensure_future(client.call("images.echo"))
+    await asyncio.sleep(0.5)
+    await rig.worker("w3", labels={"gpu": "yes", "size": "l"})
+    assert await waiting == ["w3", "echo"], "one that restarts is waited for"
+    rig.balanced()

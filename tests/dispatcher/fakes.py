@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import random
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from gangline.bus.ambient import Ambient
 from gangline.bus.memory import MemoryHub
 from gangline.bus.memory_bus import MemoryBus
 from gangline.bus.port import BucketSettings, KeyValue, Message
@@ -209,7 +211,9 @@ class Rig:
         self.settings = RouterSettings(**{"node": "", "zone": "", **settings})
         self.workers: list[FakeWorker] = []
         self.bus = self.hub.connect("client")
-        self.client = Client(self.bus, names=self.names, settings=self.settings)
+        # The same draws every time: tests that count shares would fail by chance now and then.
+        ambient = Ambient(random=random.Random(7))
+        self.client = Client(self.bus, names=self.names, settings=self.settings, ambient=ambient)
 
     async def start(self) -> None:
         self.kv = await self.hub.connect("operator").bucket(self.names.ledger_bucket, BucketSettings())

@@ -188,9 +188,8 @@ class Desk:
 
     def _doubt(self) -> None:
         """The process stood still: while it did, another may have taken our id. Until storage has confirmed that it is
-        ours, start nothing, and say nothing that could be taken for that process's word."""
-        if self.core.doubted:
-            return
+        ours, start nothing, and say nothing that could be taken for that process's word. In doubt already, a later
+        confirmation is waited for: what was asked before this standstill no longer counts."""
         self.core.doubt()
         self.presence.confirm(self._undoubted)
 

@@ -263,3 +263,14 @@ async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
 def test_unreadable_entries_name_neither_owner_nor_epoch(value):
     entry = KvEntry(key="k", value=value, revision=1)
     assert (owner_of(entry), epoch_of(entry)) == ("", 0)
+
+
+async def test_only_the_last_confirmation_that_was_asked_for_comes():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        told: list[str] = []
+        bench.presence.confirm(lambda: told.append("first"))
+        await asyncio.sleep(0)  # its heartbeat is on the way: begun before the second was asked for
+        bench.presence.confirm(lambda: told.append("second"))
+        await asyncio.sleep(1.5)
+        assert told == ["second"]

@@ -32,8 +32,6 @@ _NODE: contextvars.ContextVar[str | None] = contextvars.ContextVar("gangline_nod
 MAX_CALLBACKS_AT_ONCE = 5_000_000
 """Callbacks at one instant of virtual time after which the loop takes it for an endless circle."""
 
-_CLOSES = 10
-"""Most times that a coroutine is closed which goes on to await something."""
 START_S = 1000.0
 """Where virtual time begins. Not zero, so that code which takes 0 for "never" fails here and not at a user's."""
 
@@ -371,9 +369,8 @@ def _describe(task: _Task[Any]) -> str:
 def _close(task: asyncio.Task[Any]) -> None:
     task._log_destroy_pending = False  # type: ignore[attr-defined]
     coro: Any = task.get_coro()  # None for a task that ended eagerly
-    for _ in range(_CLOSES if coro is not None else 0):
-        try:
+    try:
+        if coro is not None:
             coro.close()
-            return
-        except BaseException:  # noqa: BLE001, S110 - whatever a dead process would have said
-            pass  # once more: it may await something while it is closed
+    except BaseException:  # noqa: BLE001, S110 - whatever a dead process would have said
+        pass

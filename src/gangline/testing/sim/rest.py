@@ -47,10 +47,9 @@ async def check_rest(world: World) -> None:
 
 
 def _check_twins(world: World) -> None:
-    for worker in world.displaced:
-        if worker.bus is not None and worker not in world.workers.values():
-            other = world.workers[worker.name].node
-            world.checker.fail("hang", f"{worker.node} does not leave, though {other} has its id")
+    for worker in world.lingering:
+        other = world.workers[worker.name].node
+        world.checker.fail("hang", f"{worker.node} does not leave, though {other} has its id")
     for client in world.clients.values():
         if strangers := world.strangers(client):
             unknown = ", ".join(strangers)

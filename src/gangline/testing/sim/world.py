@@ -177,9 +177,8 @@ class World:
 
     def has_id(self, worker: Worker) -> bool:
         """Whether the ledger says that the worker's id is this process's."""
-        key = self.names.alive_key(worker.id)
-        beats = [entry.value for entry in self.hub.peek(self.names.ledger_bucket) if entry.key == key]
-        return any(Heartbeat.model_validate_json(beat).instance == worker.instance for beat in beats)
+        beat = self.heartbeats()[worker.id.worker]
+        return beat is not None and beat.instance == worker.instance
 
     def living_models(self, pool: str) -> list[WorkerModel]:
         """Of the workers of a pool that serve now."""
@@ -192,6 +191,11 @@ class World:
         self.workers[first.name] = second = first.twin()
         self.displaced.append(first)
         second.start()
+
+    @property
+    def lingering(self) -> list[WorkerProcess]:
+        """Those in whose place others were started, and that have not left."""
+        return [each for each in self.displaced if each.bus is not None and each is not self.workers[each.name]]
 
     def views_agree(self) -> bool:
         """Clients know the workers that serve, each in its present epoch."""
@@ -396,7 +400,7 @@ class World:
             and all(client.running and not client.busy for client in self.clients.values())
             and not any(sum(client.counts().values()) for client in self.clients.values())
             and all(worker.settled for worker in self.workers.values())
-            and all(worker.bus is None or worker in self.workers.values() for worker in self.displaced)
+            and not self.lingering
             and self.views_agree()
             and not any(model.busy for model in self.models.values() if model.alive)
             and gangs_at_rest(self)

@@ -73,9 +73,8 @@ def test_the_protocol_names_every_stream_and_bucket(name: str) -> None:
     assert f"`{getattr(NAMES, name).replace('NS_', '<NS>_')}`" in PROTOCOL
 
 
-@pytest.mark.parametrize("word", [*jobs.JobState, *jobs.DeadReason])
-def test_the_protocol_names_every_state_and_every_reason(word: str) -> None:
-    assert f"`{word}`" in PROTOCOL
+def test_the_protocol_names_every_state_and_every_reason() -> None:
+    assert [word for word in (*jobs.JobState, *jobs.DeadReason) if f"`{word}`" not in PROTOCOL] == []
 
 
 def test_the_protocol_names_every_field_of_a_route() -> None:

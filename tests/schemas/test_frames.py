@@ -86,8 +86,7 @@ def _cases(good, wrong):
     for operation, frame in good.items():
         assert len(wrong[operation]) == len(frame) - 1
         for place, values in enumerate(wrong[operation], start=1):
-            for value in values:
-                yield pytest.param(frame, place, value, id=f"{operation.name}-{place}-{str(value)[:12]}")
+            yield pytest.param(frame, place, values, id=f"{operation.name}-{place}")
 
 
 def request_of(frame) -> bytes:
@@ -142,18 +141,20 @@ def test_a_load_tells_what_is_free_and_never_less_than_nothing():
 # -- each place wrong -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("frame", "place", "value"), list(_cases(GOOD_REQUESTS, WRONG_REQUESTS)))
-def test_a_wrong_place_of_a_request_is_refused(frame, place, value):
-    wrong = [*frame[:place], value, *frame[place + 1 :]]
-    with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-        frames.decode_request(request_of(wrong))
+@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_REQUESTS, WRONG_REQUESTS)))
+def test_a_wrong_place_of_a_request_is_refused(frame, place, values):
+    for value in values:
+        wrong = [*frame[:place], value, *frame[place + 1 :]]
+        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+            frames.decode_request(request_of(wrong))
 
 
-@pytest.mark.parametrize(("frame", "place", "value"), list(_cases(GOOD_ANSWERS, WRONG_ANSWERS)))
-def test_a_wrong_place_of_an_answer_is_refused(frame, place, value):
-    wrong = [*frame[:place], value, *frame[place + 1 :]]
-    with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
-        frames.decode_answer(answer_of(wrong))
+@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_ANSWERS, WRONG_ANSWERS)))
+def test_a_wrong_place_of_an_answer_is_refused(frame, place, values):
+    for value in values:
+        wrong = [*frame[:place], value, *frame[place + 1 :]]
+        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+            frames.decode_answer(answer_of(wrong))
 
 
 @pytest.mark.parametrize("frame", [*GOOD_REQUESTS.values()], ids=lambda frame: str(frame[0]))

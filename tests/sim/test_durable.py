@@ -18,9 +18,9 @@ from gangline.testing.sim.troubles import Troubles
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", repetitions(8, whole=24)))
+SEEDS = int(os.environ.get("SIM_DURABLE_SEEDS", repetitions(5, whole=24)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-BATCH = repetitions(8, whole=12)
+BATCH = repetitions(5, whole=12)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))

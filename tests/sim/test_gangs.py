@@ -16,9 +16,9 @@ from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(12, whole=100)))
+SEEDS = int(os.environ.get("SIM_GANG_SEEDS", repetitions(10, whole=100)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
-BATCH = repetitions(12, whole=25)
+BATCH = repetitions(10, whole=25)
 
 
 @pytest.mark.parametrize("first", range(FIRST, FIRST + SEEDS, BATCH))

@@ -13,7 +13,7 @@ from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
 
-SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(15, whole=150)))
+SEEDS = int(os.environ.get("SIM_SEEDS", repetitions(10, whole=150)))
 FIRST = int(os.environ.get("SIM_FROM", "0"))
 BATCH = 25
 

@@ -35,6 +35,10 @@ from .processes import ForkServer
 REAL = ("docker", "processes", "server", "realtime")
 VIRTUAL_LIMIT_S = 30 * 86_400.0
 
+# Each test process has servers of its own. They must not compete for the cores with threads that look for work, nor
+# collect garbage of a few megabytes again and again.
+FRUGAL = {"GOMAXPROCS": "1", "GOGC": "off", "GOMEMLIMIT": "256MiB"}
+
 # Bounded, and ends with the process that started it.
 BUSY = """
 import os, time
@@ -65,6 +69,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[scale.VARIABLE] = "1"
     else:
         os.environ.pop(scale.VARIABLE, None)
+    for name, value in FRUGAL.items():
+        os.environ.setdefault(name, value)
     if not hasattr(config, "workerinput"):  # the process that starts the others, or the only one
         load = [subprocess.Popen([sys.executable, "-S", "-c", BUSY]) for _ in range(config.getoption("--load"))]
         config.add_cleanup(lambda: [process.kill() or process.wait() for process in load])

@@ -15,6 +15,7 @@ from .restarts import FINAL
 from .shortage import lacks
 from .states import GRANTED, Step
 from .teardown import Teardown
+from .why import standing
 
 
 class Owners:
@@ -161,12 +162,12 @@ class Owners:
         failure = Failure(cause=Cause.OWNER_LOST, detail=f"not renewed for {gang.spec.ttl_s:g} s")
         error: GanglineError | None = None
         if gang.step in (Step.QUEUED, Step.HOLDING) and gang.waiters:
-            lacking = [lack.text for lack in lacks(gang.spec, self._books.inventory.free)]
+            texts = standing(self._books, gang)
             error = GangNotFormed(
                 f"gang {gang.id} waited and was not asked for again for its ttl_s of {gang.spec.ttl_s:g} s: "
                 f"send the same request again while you wait, renew it, or give a longer ttl_s; "
-                f"it lacks: {'; '.join(lacking) or 'nothing'}",
-                details={"lacks": lacking},
+                f"what it waited for: {'; '.join(texts)}",
+                details={"lacks": texts},
             )
         self._teardown.end(gang, failure, error)
 
@@ -174,7 +175,7 @@ class Owners:
         """The deadline passed before it was formed. A commit in flight decides by itself: then it is formed."""
         if gang.step not in (Step.QUEUED, Step.HOLDING):
             return
-        texts = [lack.text for lack in lacks(gang.spec, self._books.inventory.free)]
+        texts = standing(self._books, gang)
         text = f"gang {gang.id} was not formed by its deadline: {'; '.join(texts)}"
         error = GangNotFormed(text, details={"lacks": texts})
         self._teardown.drop(gang, Failure(cause=Cause.DEADLINE), error)

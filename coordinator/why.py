@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ..schemas.gang_messages import Obstacle, WhyReply
 from ..schemas.names import WorkerId
+from ..schemas.words import count_of
 from .books import Books
 from .gang import Gang
 from .placement import place
@@ -33,6 +34,15 @@ def why(books: Books, gang_id: str) -> WhyReply | None:
         kept={str(worker): slots for worker, slots in head.kept.items()} if head is not None else {},
         obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(books, worker)),
     )
+
+
+def standing(books: Books, gang: Gang) -> list[str]:
+    """What stands in the way of a gang that has no members yet, each a sentence; at least one."""
+    found = _lacks(books, gang) or ["its workers were just asked for their slots"]
+    ahead = books.queue.place_of(gang.id)
+    if ahead:
+        found.append(f"{count_of(ahead, 'gang')} ahead of it in the queue")
+    return found
 
 
 def _lacks(books: Books, gang: Gang) -> list[str]:

@@ -293,7 +293,7 @@ class Client(DurableTasks, RouteOperations):
                 labels.
             bundles: instead of these: members of several shapes, over several pools; see schemas.gangs.Bundle.
             strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
-            deadline_s: give up when not formed by then. None: never.
+            deadline_s: give up when not formed by then. None: wait for ever, if a coordinator leads.
             priority: higher goes first.
             preempt: gangs of lower priority may be torn down to make room.
             restart: `restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails.
@@ -304,7 +304,9 @@ class Client(DurableTasks, RouteOperations):
 
         Raises:
             InvalidRequest: at once; names what is wrong.
-            GangImpossible, GangNotFormed, NoCoordinator, QueueFull: on entering; nothing is held.
+            GangImpossible, QueueFull: on entering; nothing is held.
+            GangNotFormed: not by the deadline; says what stood in the way.
+            NoCoordinator: none leads: by the deadline, and without one at once.
         """
         self._check_open()
         fields = {

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from ..schemas.errors import (
     ClosedError,
+    Disconnected,
     GanglineError,
     InvalidRequest,
     InvalidSettings,
@@ -31,6 +32,7 @@ from .gang_owner import EventQueue, GangOwner
 from .gang_run import Arguments, by_rank, run_on_all, same_for_all
 from .leases import Observe
 from .order import CallOptions, Order
+from .retry import Backoff
 
 T = TypeVar("T")
 
@@ -41,6 +43,12 @@ out within 4 s."""
 _MEMBER_LOST: Final = (OutcomeUnknown, TaskCrashed, TaskCancelled, LeaseError, NoWorkers)
 """Errors of one rank behind which may be the end of the whole generation."""
 
+_UNREACHED: Final = (OutcomeUnknown, NoWorkers, Disconnected)
+"""Errors of a rank that say nothing against its task."""
+
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangCallOptions:
@@ -48,7 +56,8 @@ class GangCallOptions:
 
     call: CallOptions = CallOptions()
     retries: int = 0
-    """How often a run (or call) whose generation was torn down is made again on the next one. Tasks then run again from
+    """How often a run (or call) is made again: on the next generation when its own was torn down; on the same one when
+    a member could not be reached and nothing can have started or the task is idempotent. Tasks then run again from
     their beginning."""
     partial: bool = False
     """A run waits for all ranks, and gives errors among the results instead of raising the first."""
@@ -192,7 +201,7 @@ class Gang:
             with self._observe(order) as (_, span):
                 return await self._guarded(formation, formation.lines[rank].call(order, span), deadline)
 
-        return await self._retried(once)
+        return await self._retried(method, once)
 
     async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated.
@@ -267,35 +276,56 @@ class Gang:
             with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
                 return await run_on_all(formation, on_rank, given, partial=self._options.partial)
 
-        return await self._retried(once)
+        return await self._retried(method, once)
 
-    async def _retried(self, once: Callable[[Formation, float | None], Awaitable[T]]) -> T:
+    async def _retried(self, method: str, once: Callable[[Formation, float | None], Awaitable[T]]) -> T:
         deadline = self._deadline(self._options.call)
         left, started = self._options.retries, False
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             try:
                 formation = await self._living(deadline)
                 results = await once(formation, deadline)
             except GanglineError as error:
+                again = left > 0 and self._worth_another(error, method)
                 started = error.may_have_started = started or error.may_have_started
-                if left == 0 or not isinstance(error, GangRestarted):
+                if not again:
                     raise
+                restarted = isinstance(error, GangRestarted)
             else:
                 failed = [item for item in _items(results) if isinstance(item, GanglineError)]
-                if left == 0 or not any(isinstance(item, GangRestarted) for item in failed):
+                if left == 0 or not any(self._worth_another(item, method) for item in failed):
                     for item in failed:
                         item.may_have_started = started or item.may_have_started
                     return results
                 started = True
+                restarted = any(isinstance(item, GangRestarted) for item in failed)
             left -= 1
+            if not restarted:
+                await asyncio.sleep(backoff.next_s(0.0))
+
+    def _worth_another(self, error: GanglineError, method: str) -> bool:
+        """Whether a run that ended so may be made again."""
+        if isinstance(error, GangRestarted):
+            return True
+        cause = error.__cause__ if isinstance(error, GangFailed) else error
+        if not isinstance(cause, _UNREACHED):
+            return False
+        return error.may_have_started is False or self._idempotent(method)
+
+    def _idempotent(self, method: str) -> bool:
+        if self._options.call.idempotent is not None:
+            return self._options.call.idempotent
+        name = method.rpartition(".")[2]
+        return all(line.idempotent(name) for line in self._newest.lines)
 
     async def _guarded(self, formation: Formation, work: Awaitable[Any], deadline: float | None) -> Any:
         """Have an error that may come from the end of the whole generation tell so, if that is known by the
         deadline."""
         try:
             return await work
-        except _MEMBER_LOST as error:
-            if isinstance(error, GangFailed):
+        except (*_MEMBER_LOST, GangFailed) as error:
+            if isinstance(error, GangFailed) and not _did_not_start(error, formation):
                 raise
             if formation.down is None:
                 self._owner.suspect()
@@ -363,6 +393,11 @@ class Ganging:
             return
         with contextlib.suppress(ClosedError):
             await self._gang.release()
+
+
+def _did_not_start(error: GangFailed, formation: Formation) -> bool:
+    """Whether this is the word of a worker whose member did not start; the coordinator decides what comes of it."""
+    return error.may_have_started is False and error.generation == formation.generation
 
 
 async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:

@@ -24,6 +24,9 @@ ASK_AGAIN_S: Final = 5.0
 first time after a second, then after twice as long each time, up to this."""
 _LAST_WORD_S: Final = 1.0
 """How long after the deadline the coordinator may still say what stood in the way."""
+_LAST_ASK_S: Final = 0.25
+"""A request that would be sent again less than this before the deadline is not: the one before it waits for the last
+word."""
 _RETRY_FIRST_S: Final = 0.05
 _RETRY_MAX_S: Final = 1.0
 _RELEASE_S: Final = 10.0
@@ -63,7 +66,8 @@ class GangDesk:
         """Wait until the gang is formed; also over changes of the coordinator. The request names id and owner token.
 
         Args:
-            deadline: loop time; None: for ever, but without a coordinator no longer than `patience_s`.
+            deadline: loop time; None: for ever while a coordinator leads, no longer than `patience_s` once it has gone,
+                and not at all if none led from the first.
 
         Returns:
             The answer, and when it was asked for.
@@ -74,6 +78,7 @@ class GangDesk:
         """
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
+        heard = False
         pause_s = _RETRY_FIRST_S
         # Asking again keeps the request in the queue, as a renewal does.
         longest_s = min(ASK_AGAIN_S, request.ttl_s / RENEWALS_PER_TTL)
@@ -83,7 +88,8 @@ class GangDesk:
             left_s = None if deadline is None else deadline - asked_at
             if left_s is not None and left_s <= 0:
                 raise _not_formed(request)
-            timeout_s = again_s if left_s is None else min(again_s, left_s + _LAST_WORD_S)
+            last = left_s is not None and left_s < again_s + _LAST_ASK_S
+            timeout_s = left_s + _LAST_WORD_S if left_s is not None and last else again_s
             try:
                 asked = request
                 if left_s != request.deadline_s:
@@ -91,11 +97,15 @@ class GangDesk:
                 return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
             except RequestTimeout:
                 alone_since = None
+                heard = True
                 again_s = min(longest_s, 2 * again_s)
                 continue
             except (NoCoordinator, Disconnected) as error:
+                if isinstance(error.__cause__, NoResponders) and deadline is None and not heard:
+                    raise
+                heard = True
                 now = loop.time()
-                alone_since = asked_at if alone_since is None else alone_since
+                alone_since = now if alone_since is None else alone_since
                 give_up_at = alone_since + patience_s if deadline is None else deadline
                 if now >= give_up_at:
                     raise
@@ -150,4 +160,7 @@ class GangDesk:
 
 
 def _not_formed(request: AcquireRequest) -> GangNotFormed:
-    return GangNotFormed(f"gang {request.id} was not formed by its deadline, and no coordinator said why")
+    return GangNotFormed(
+        f"gang {request.id} was not formed by its deadline: the coordinator did not answer, or changed just then",
+        details={"lacks": []},
+    )

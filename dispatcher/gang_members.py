@@ -31,13 +31,18 @@ from .settings import LOST_AFTER_S
 from .stream import Streamer, StreamFlight, stream_fate
 from .ticket import Ticket
 from .together import Together
-from .view import Worker
+from .view import Method, Worker
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
 """Finds a pool of the router, by a deadline."""
 
 _SENT_AGAIN: Final = frozenset((Fate.UNSEEN, Fate.FULL, Fate.UNSENT))
 """Nothing started, and the same member may take it yet."""
+_ABSENT: Final = frozenset((Fate.UNHEARD, Fate.GONE))
+"""Nothing started. The member's process may have died, which the coordinator finds out, or may be on its way back to a
+server that was restarted."""
+_ABSENT_S: Final = 10.0
+"""How long a call without a deadline tries to reach a member that is not there while its generation stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +94,8 @@ class MemberLine:
         self._loop = caller.exchange.loop
         self._slots = LeaseSlots(seat.slots, self._loop)
         self._flights: dict[TaskFlight | StreamFlight, None] = {}
+        self._methods: Mapping[str, Method] = {}
+        """Of the worker that was asked last."""
         self._end: Callable[[], GanglineError] | None = None
         self._ended = asyncio.Event()
 
@@ -100,6 +107,10 @@ class MemberLine:
     @property
     def name(self) -> str:
         return f"rank {self.seat.rank} of gang {self._gang} ({self.seat.pool}.{self.seat.worker})"
+
+    def idempotent(self, method: str) -> bool:
+        """Whether its worker says so of the method."""
+        return method in self._methods and self._methods[method].idempotent
 
     def end(self, error: Callable[[], GanglineError]) -> None:
         """The member is no more: whatever is under way ends at once with the error (a fresh one for each), and the
@@ -122,7 +133,8 @@ class MemberLine:
         """Run a task on the member. Cancelling stops it.
 
         Args:
-            patient: wait while all slots of the member are in use; else LeaseBusy.
+            patient: wait while all slots of the member are in use, and try again while nobody listens there, until the
+                deadline or the end of the generation; else LeaseBusy or WorkerLost.
             together: with these others: it begins when all of them have their slots.
 
         Raises:
@@ -130,6 +142,7 @@ class MemberLine:
         """
         backoff = Backoff(0.025, 0.5)
         attempts = 0
+        give_up_at: float | None = None
         while True:
             attempts += 1
             worker = await self._worker(order)
@@ -155,9 +168,14 @@ class MemberLine:
                     if not patient or error.may_have_started is not False:
                         raise
                 fate = Fate.FULL
-            if not self._again(fate, worker) or (fate is Fate.FULL and not patient):
+            if patient and fate in _ABSENT:
+                now = self._loop.time()
+                give_up_at = now + _ABSENT_S if give_up_at is None else give_up_at
+                if order.deadline is None and now >= give_up_at:
+                    raise self._error(fate, worker)
+            elif not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
-            await self._pause(backoff.next_s(0.0), order)
+            await self._pause(backoff.next_s(0.0), order, self._error(fate, worker))
 
     async def stream(self, order: Order, span: Span = NO_SPAN, *, patient: bool = True) -> AsyncGenerator[Any, None]:
         """Run a task on the member and yield its items."""
@@ -217,6 +235,7 @@ class MemberLine:
     async def _enter(self, order: Order, worker: Worker, patient: bool) -> Ticket:
         """Take slots of the member for one task; they are given back when its flight has ended."""
         ticket = order.ticket(1)
+        self._methods = worker.methods
         method = worker.methods.get(order.method)
         ticket.cost = method.slots if method is not None else 1
         if ticket.cost > self.seat.slots:
@@ -235,9 +254,9 @@ class MemberLine:
         # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
         return fate in _SENT_AGAIN or (fate is Fate.STALE and worker.epoch == self.seat.epoch)
 
-    async def _pause(self, delay_s: float, order: Order) -> None:
+    async def _pause(self, delay_s: float, order: Order, why: GanglineError | None = None) -> None:
         if order.deadline is not None and self._loop.time() + delay_s >= order.deadline:
-            raise order.too_late(may_have_started=False)
+            raise order.too_late(may_have_started=False) from why
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._ended.wait()

@@ -26,6 +26,7 @@ from gangline.schemas.gang_errors import (
     NoCoordinator,
 )
 from gangline.schemas.gang_messages import GangEventKind
+from gangline.worker.gang_context import GangContext
 
 from .gang_rig import GangRig, on_gang_rig, pool_of, until
 
@@ -128,13 +129,13 @@ async def test_closing_the_client_gives_its_gangs_back(rig: GangRig) -> None:
     assert rig.free("w1") == 2
 
 
-@on_gang_rig(saturated_wait_s=3)
-async def test_without_a_coordinator_acquiring_waits_for_one_within_its_deadline(rig: GangRig) -> None:
+@on_gang_rig()
+async def test_without_a_coordinator_acquiring_waits_for_one_if_it_has_a_deadline(rig: GangRig) -> None:
     await rig.worker("w1")
     assert rig.coordinator is not None
     await rig.coordinator.stop()
     loop = asyncio.get_running_loop()
-    for deadline_s, patience_s in ((1.5, 1.5), (None, 3)):
+    for deadline_s, patience_s in ((1.5, 1.5), (None, 0)):
         began_at = loop.time()
         with pytest.raises(NoCoordinator, match="gangline coordinator"):
             async with rig.client.gang(pool="train", size=1, deadline_s=deadline_s):
@@ -146,6 +147,39 @@ async def test_without_a_coordinator_acquiring_waits_for_one_within_its_deadline
     gang = await entering
     assert await gang.run("who") == [[0, 1, 1, ""]]
     await gang.release()
+
+
+@on_gang_rig(saturated_wait_s=3)
+async def test_a_gang_that_waits_when_the_last_coordinator_goes_waits_for_another_a_while(rig: GangRig) -> None:
+    await rig.worker("w1")
+    assert rig.coordinator is not None
+    async with rig.client.gang(pool="train", size=2):
+        entering = asyncio.ensure_future(rig.client.gang(pool="train", size=1).__aenter__())
+        await asyncio.sleep(2)
+        await rig.coordinator.stop()
+        began_at = asyncio.get_running_loop().time()
+        with pytest.raises(NoCoordinator):
+            await entering
+        assert 3 <= asyncio.get_running_loop().time() - began_at < 10
+
+
+@on_gang_rig("w1")
+async def test_whoever_waits_in_vain_is_told_what_stood_in_the_way(rig: GangRig) -> None:
+    """Also when the request was to be sent again at the very moment of the deadline."""
+
+    async def in_vain(deadline_s: float, ttl_s: float) -> GangNotFormed:
+        with pytest.raises(GangNotFormed) as caught:
+            async with rig.client.gang(pool="train", size=1, deadline_s=deadline_s, ttl_s=ttl_s):
+                pass
+        return caught.value
+
+    async with rig.client.gang(pool="train", size=2):
+        deadlines = (12, 7.01, 7, 5, 4, 3.1, 3, 2, 1.5, 1.25, 1, 0.5, 1 / 3, 0.1)
+        for ttl_s in (1.0, 3.0, 15.0):
+            errors = await asyncio.gather(*(in_vain(deadline_s, ttl_s) for deadline_s in deadlines))
+            untold = [limit for limit, error in zip(deadlines, errors, strict=True) if not error.details["lacks"]]
+            assert untold == []
+            assert "13 gangs ahead of it in the queue" in str(errors[-1])
 
 
 # -- running ------------------------------------------------------------------------------------------------------
@@ -311,6 +345,62 @@ async def test_a_gang_that_may_not_restart_ends_with_the_rank_at_fault(rig: Gang
         with pytest.raises(GangFailed):
             await gang.wait_formed()
         assert gang.lost is not None
+
+
+async def _started_at_the_second_try(rig: GangRig, restart: str) -> None:
+    tried = []
+    pool = pool_of(rig.probe)
+
+    @pool.gang_start
+    async def load(context: GangContext) -> None:
+        tried.append(context.rank)
+        if len(tried) == 1:
+            raise OSError("the disk is not mounted yet")
+
+    for name in ("w1", "w2"):
+        await rig.worker(name, pool)
+    async with rig.client.gang(pool="train", size=2, strategy="spread", restart=restart) as gang:
+        results = await gang.options(retries=1).run("who")
+        assert [result[:2] for result in results] == [[0, 2], [1, 2]] and gang.generation == 2
+
+
+@on_gang_rig()
+async def test_a_member_that_did_not_start_this_time_is_no_failure_of_a_run_with_retries(rig: GangRig) -> None:
+    await _started_at_the_second_try(rig, "restart_gang")
+
+
+@on_gang_rig()
+async def test_nor_is_it_where_members_are_replaced_one_by_one(rig: GangRig) -> None:
+    await _started_at_the_second_try(rig, "restart_member")
+
+
+@on_gang_rig()
+async def test_a_member_that_never_starts_is_the_cause_that_the_run_tells(rig: GangRig) -> None:
+    pool = pool_of(rig.probe)
+
+    @pool.gang_start
+    async def load(context: GangContext) -> None:
+        raise OSError("no disk")
+
+    await rig.worker("w1", pool)
+    async with rig.client.gang(pool="train", size=1, max_restarts=1, backoff_s=0.1) as gang:
+        with pytest.raises(GangFailed, match="no disk") as caught:
+            await gang.options(retries=5).run("who")
+        assert not isinstance(caught.value, GangRestarted)
+
+
+@on_gang_rig("w1", "w2")
+async def test_members_that_a_restarted_server_has_not_back_yet_are_waited_for(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
+        assert len(await gang.run("who")) == 2
+        for name in ("coordinator", "w2"):
+            rig.hub.disconnect(rig.buses[name])
+        running = asyncio.ensure_future(gang.run("who"))
+        await asyncio.sleep(1)
+        assert not running.done()
+        for name in ("w2", "coordinator"):
+            rig.hub.reconnect(rig.buses[name])
+        assert len(await running) == 2 and gang.generation == 1
 
 
 @on_gang_rig("w1", "w2", "w3")

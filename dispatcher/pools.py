@@ -213,10 +213,14 @@ class Pools:
             for pool in self._pools.values():
                 pool.core.view.forgive(stalled_s + _TICK_S)
             return
+        left = set()
         for name, pool in list(self._pools.items()):
             pool.tick(now)
             if pool.idle(now):
                 await self._close(name, pool)
+                left.add(name)
+        if left:
+            self._metrics.forget(left)
         self._exchange.check_due(now)
         self._on_tick()
 

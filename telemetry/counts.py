@@ -10,9 +10,15 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
+from typing import Final
 
 Key = tuple[str, ...]
+
+OTHER: Final = "_other"
+"""Stands for names of which there were too many to tell them apart."""
+MOST_NAMES: Final = 1000
+"""So many are told apart at least."""
 
 
 class Tally:
@@ -27,6 +33,9 @@ class Tally:
         return f"Tally({self.count})"
 
 
+_NONE: Final = Tally()
+
+
 class Numbers(defaultdict[Key, int]):
     """The numbers of one owner. Read them by `now`, which knows of those that have a tally."""
 
@@ -37,6 +46,18 @@ class Numbers(defaultdict[Key, int]):
     def tally(self, key: Key) -> Tally:
         """What is counted there counts for the key as well."""
         return self._tallies.setdefault(key, Tally())
+
+    def forget(self, names: Set[str], *, keep: bool) -> None:
+        """These names are not in use any more. Callers invent names, so when there are many of them their numbers are
+        counted as those of OTHER (`keep`, of a counter), or dropped if they are 0 (of a gauge)."""
+        if len(self) + len(self._tallies) <= MOST_NAMES:
+            return
+        for key in [key for key in (*self, *self._tallies) if not names.isdisjoint(key)]:
+            if not keep and self.get(key, 0) + self._tallies.get(key, _NONE).count != 0:
+                continue
+            number = self.pop(key, 0) + self._tallies.pop(key, _NONE).count
+            if keep and number:
+                self[tuple(OTHER if label in names else label for label in key)] += number
 
     def now(self) -> list[tuple[Key, int]]:
         """Keys and numbers, some keys twice; add them up. May be called from any thread."""

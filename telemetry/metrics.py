@@ -24,17 +24,20 @@ gangline.worker.leases               pool, worker, event      granted, expired, 
 gangline.worker.rejections           pool, worker, reason     full, draining, stale, expired
 ===================================  =======================  =====================================================
 
+The names of endpoints and pools that nobody serves come from callers: when a router has seen more than a thousand
+names, those not in use any more are counted as `_other`, and so are the times of requests that were never tried.
+
 Prometheus shows them with underscores: `gangline_router_reserved_slots`.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Final
 
 from ..schemas.frames import Load
-from .counts import Tally
+from .counts import OTHER, Tally
 from .instruments import ATTEMPTS, SECONDS, counter, gauge, histogram, level, metrics_enabled
 from .logs import logger_for
 
@@ -68,6 +71,8 @@ class RouterMetrics:
         self._backoffs = _backoffs.of(self)
         self._held_back = _held_back.of(self)
         self._shadows = _shadows.of(self)
+        self._served: set[str] = set()
+        """Endpoints that were tried on a worker at least once: real ones, so they are few."""
 
     def request(self, endpoint: str, pool: str) -> None:
         """A request was taken."""
@@ -82,6 +87,10 @@ class RouterMetrics:
         if error_code is not None:
             self._errors[endpoint, pool, error_code] += 1
         if metrics_enabled():
+            if attempts and endpoint not in self._served:
+                self._served.add(endpoint)
+            elif not attempts and endpoint not in self._served:
+                endpoint = pool = OTHER
             attributes = {"endpoint": endpoint, "pool": pool}
             _fulfilment.record(seconds, attributes)
             _attempts.record(attempts, attributes)
@@ -109,6 +118,13 @@ class RouterMetrics:
     def shadow(self, endpoint: str, pool: str, outcome: str) -> None:
         """What became of a copy for a shadow pool."""
         self._shadows[endpoint, pool, outcome] += 1
+
+    def forget(self, pools: Set[str]) -> None:
+        """Nobody asks for these pools and nobody serves them: see Numbers.forget."""
+        for counted in (self._requests, self._errors, self._backoffs, self._shadows):
+            counted.forget(pools, keep=True)
+        for level_ in (self._queue_size, self._reserved, self._held_back):
+            level_.forget(pools, keep=False)
 
     def statistics(self) -> dict[str, int]:
         """Sums over endpoints and pools: requests, errors, queue_size, reserved_slots, backoffs."""

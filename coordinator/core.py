@@ -175,7 +175,7 @@ class GangCore:
                 self._recovery.sweep(event.members)
             case on.LedgerVanished():
                 self._recovery.vanished(event)
-            case on.AcquireAsked() | on.RenewAsked() | on.ReleaseAsked() | on.SetSeen():
+            case on.AcquireAsked() | on.RenewAsked() | on.ReleaseAsked() | on.EndAsked() | on.SetSeen():
                 self._of_people(event)
             case on.Tick():
                 self._tick()
@@ -193,7 +193,7 @@ class GangCore:
             case _:
                 assert_never(event)
 
-    def _of_people(self, event: on.AcquireAsked | on.RenewAsked | on.ReleaseAsked | on.SetSeen) -> None:
+    def _of_people(self, event: on.AcquireAsked | on.RenewAsked | on.ReleaseAsked | on.EndAsked | on.SetSeen) -> None:
         match event:
             case on.AcquireAsked():
                 self._owners.acquire(event)
@@ -201,6 +201,8 @@ class GangCore:
                 self._owners.renew(event)
             case on.ReleaseAsked():
                 self._owners.release(event)
+            case on.EndAsked():
+                self._owners.end(event)
             case on.SetSeen():
                 self._sets.declare(event.name, event.record)
             case _:

@@ -9,10 +9,11 @@ from typing import Any
 
 from ..bus.port import Bus, KeyValue, Message
 from ..schemas import headers
-from ..schemas.errors import GanglineError, InvalidRequest, UnknownMethod
+from ..schemas.errors import GanglineError, UnknownMethod
 from ..schemas.gang_errors import GangImpossible, NoCoordinator, UnknownGang
 from ..schemas.gang_messages import (
     AcquireRequest,
+    EndRequest,
     GangListReply,
     GangListRequest,
     GangQuery,
@@ -95,6 +96,7 @@ class Desk:
             GangOperation.ACQUIRE: self._acquire,
             GangOperation.RENEW: self._renew,
             GangOperation.RELEASE: self._release,
+            GangOperation.END: self._end,
             GangOperation.GET: self._get,
             GangOperation.LIST: self._list,
             GangOperation.WHY: self._why,
@@ -179,7 +181,7 @@ class Desk:
     # -- owners ------------------------------------------------------------------------------------------------------
 
     def _acquire(self, asker: Asker, body: Any) -> None:
-        request = _parse_acquire(body)
+        request = AcquireRequest.parse(body)
         new_id = f"g{self._clock.token()}"
         gang = request.id or new_id
         parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
@@ -205,6 +207,11 @@ class Desk:
         request = parse_request(OwnedRequest, body)
         number = self._number(asker, GangOperation.RELEASE)
         self._feed(on.ReleaseAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    def _end(self, asker: Asker, body: Any) -> None:
+        request = parse_request(EndRequest, body)
+        number = self._number(asker, GangOperation.END)
+        self._feed(on.EndAsked(**self._clock.moment(), request=request, reply_to=number))
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
@@ -263,17 +270,6 @@ class Desk:
             )
         )
         asker.reply(ReportReply(known=known))
-
-
-def _parse_acquire(body: Any) -> AcquireRequest:
-    try:
-        return parse_request(AcquireRequest, body)
-    except InvalidRequest as error:
-        if not isinstance(body, dict) or "bundles" in body:
-            raise
-        # The short form was used: name its fields, not those of the bundle that it stands for.
-        text = error.message.replace("bundles.0.count:", "size:").replace("bundles.0.", "")
-        raise InvalidRequest(text) from error
 
 
 def _unknown(gang: str) -> UnknownGang:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ..schemas.frames import Load
-from ..schemas.gang_messages import AcquireRequest, MemberCause, OwnedRequest
+from ..schemas.gang_messages import AcquireRequest, EndRequest, MemberCause, OwnedRequest
 from ..schemas.gangs import GangRecord, GangSetRecord, MemberRecord
 from ..schemas.names import WorkerId
 
@@ -246,6 +246,14 @@ class ReleaseAsked(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndAsked(Event):
+    """By an operator."""
+
+    request: EndRequest
+    reply_to: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetSeen(Event):
     """A `gangset.<name>` record was written, or (None) deleted."""
 
@@ -273,6 +281,7 @@ class Cause(StrEnum):
     NOT_REPAIRED = "not_repaired"
     PREEMPTED = "preempted"
     RELEASED = "released"
+    BY_OPERATOR = "ended_by_operator"
     OWNER_LOST = "owner_lost"
     DEADLINE = "deadline"
     """Not formed in time."""
@@ -303,6 +312,7 @@ Happening = (
     | AcquireAsked
     | RenewAsked
     | ReleaseAsked
+    | EndAsked
     | SetSeen
     | Tick
 )

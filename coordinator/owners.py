@@ -8,7 +8,7 @@ from ..schemas.gang_messages import AcquireRequest, GangEventKind, OwnedRequest
 from .books import Books
 from .commits import CommitKind
 from .effects import Answer
-from .events import AcquireAsked, Cause, ReleaseAsked, RenewAsked
+from .events import AcquireAsked, Cause, EndAsked, ReleaseAsked, RenewAsked
 from .gang import Failure, Gang
 from .placement import Fit, place
 from .restarts import FINAL
@@ -44,7 +44,7 @@ class Owners:
             self._refuse(event.reply_to, QueueFull(f"{len(books.queue)} gangs wait already: ask again later"))
             return
         fit = Fit.of(request, books.inventory.free)
-        error = self._impossible(request) if fit is None else None
+        error = self._impossible(request) if fit is None and not request.wait_for_workers else None
         if error is not None:
             self._refuse(event.reply_to, error)
             return
@@ -130,6 +130,19 @@ class Owners:
             gang.releasers.append(event.reply_to)
             self._teardown.end(gang, Failure(cause=Cause.RELEASED))
 
+    def end(self, event: EndAsked) -> None:
+        """As `release`, for an operator: no owner token is asked for."""
+        books, request = self._books, event.request
+        ended = books.ended.get(request.id)
+        gang = books.gangs.get(request.id)
+        if gang is not None:
+            gang.releasers.append(event.reply_to)
+            self._teardown.end(gang, Failure(cause=Cause.BY_OPERATOR, detail=request.reason))
+        elif ended is not None:
+            books.out.append(Answer(reply_to=event.reply_to, reply=ended.reply))
+        else:
+            self._refuse(event.reply_to, _unknown(request.id))
+
     def _owned(self, request: OwnedRequest, reply_to: int) -> Gang | None:
         books = self._books
         gang = books.gangs.get(request.id)
@@ -141,8 +154,7 @@ class Owners:
             elif ended is not None:
                 self._refuse(reply_to, _ended(request.id, ended.reply.reason))
             else:
-                text = f"gang {request.id} is not known: it was never acquired, or ended a while ago"
-                self._refuse(reply_to, UnknownGang(text))
+                self._refuse(reply_to, _unknown(request.id))
             return None
         if request.owner_token != gang.owner_token:
             self._refuse(reply_to, _not_owner(gang.id))
@@ -186,6 +198,10 @@ class Owners:
 
 def _not_owner(gang: str) -> NotOwner:
     return NotOwner(f"gang {gang} belongs to somebody else: show its owner_token")
+
+
+def _unknown(gang: str) -> UnknownGang:
+    return UnknownGang(f"gang {gang} is not known: it was never acquired, or ended a while ago")
 
 
 def _ended(gang: str, reason: str) -> GangEnded:

@@ -12,7 +12,9 @@ from .settings import CoordinatorSettings
 UNCOUNTED = frozenset({Cause.DRAINED, Cause.PREEMPTED})
 """Planned: no fault of the gang, so they use up no restart."""
 
-FINAL = frozenset({Cause.RELEASED, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE, Cause.RESHARDED})
+FINAL = frozenset(
+    {Cause.RELEASED, Cause.BY_OPERATOR, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE, Cause.RESHARDED}
+)
 """Nobody wants it any more."""
 
 

@@ -275,6 +275,7 @@ class Client(DurableTasks, RouteOperations):
         bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
         strategy: str = "pack",
         deadline_s: float | None = None,
+        wait_for_workers: bool = False,
         priority: int = 0,
         preempt: bool = False,
         restart: str = "restart_gang",
@@ -294,6 +295,8 @@ class Client(DurableTasks, RouteOperations):
             bundles: instead of these: members of several shapes, over several pools; see schemas.gangs.Bundle.
             strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
             deadline_s: give up when not formed by then. None: wait for ever, if a coordinator leads.
+            wait_for_workers: wait even if the workers that are registered now could never hold it (a rolling
+                deployment, an autoscaler); else that is GangImpossible at once.
             priority: higher goes first.
             preempt: gangs of lower priority may be torn down to make room.
             restart: `restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails.
@@ -317,6 +320,7 @@ class Client(DurableTasks, RouteOperations):
             "bundles": None if bundles is None else tuple(_plain(bundle) for bundle in bundles),
             "strategy": strategy,
             "deadline_s": deadline_s,
+            "wait_for_workers": wait_for_workers or None,
             "priority": priority,
             "preempt": preempt,
             "restart": restart,

@@ -49,7 +49,8 @@ class GangDesk:
             RequestTimeout, Disconnected: no answer.
             GanglineError: what the coordinator answered.
         """
-        body = request.model_dump_json().encode()
+        # What is as usual is left out: a coordinator of an earlier version may not know every field.
+        body = request.model_dump_json(exclude_defaults=True).encode()
         try:
             answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
         except NoResponders as error:

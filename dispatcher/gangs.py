@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from ..bus.ambient import Ambient
 from ..bus.port import Bus
-from ..schemas.errors import ClosedError, InvalidRequest
+from ..schemas.errors import ClosedError
 from ..schemas.gang_messages import AcquireRequest
 from ..schemas.names import Names
 from ..telemetry.tracing import tracer
@@ -58,11 +56,7 @@ class Gangs:
         """
         given = {name: value for name, value in fields.items() if value is not None}
         given.setdefault("owner", self._owner_name)
-        given["max_restarts"] = max_restarts
-        try:
-            wanted = AcquireRequest.model_validate(given)
-        except ValidationError as error:
-            raise InvalidRequest("; ".join(_complaint(item) for item in error.errors(include_url=False))) from error
+        wanted = AcquireRequest.parse({**given, "max_restarts": max_restarts})
 
         async def make() -> Gang:
             request = wanted.model_copy(
@@ -109,8 +103,3 @@ class Gangs:
 
     def __repr__(self) -> str:
         return f"Gangs({', '.join(owner.id for owner in self._owned) or 'none'})"
-
-
-def _complaint(item: Any) -> str:
-    where = ".".join(str(part) for part in item["loc"])
-    return f"{where}: {item['msg']}" if where else str(item["msg"])

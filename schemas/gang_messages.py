@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
+from .errors import InvalidRequest
 from .gangs import GangState, Rendezvous, Seat, StrictGangSpec
 from .limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS
-from .messages import LoadReply, Reply, Request
+from .messages import LoadReply, Reply, Request, parse_request
 from .records import Record
 
 _Id = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
@@ -28,6 +29,24 @@ class AcquireRequest(StrictGangSpec):
     """Give up when not formed for the first time after so long. None: never."""
     wait: bool = True
     """False: answer at once, even if the gang is only queued."""
+    wait_for_workers: bool = False
+    """Queue it even if the workers that are registered now could never hold it: more will come."""
+
+    @classmethod
+    def parse(cls, body: Any) -> Self:
+        """From a decoded body.
+
+        Raises:
+            InvalidRequest: names each field that is wrong and why, as the caller named it.
+        """
+        try:
+            return parse_request(cls, body)
+        except InvalidRequest as error:
+            if not isinstance(body, dict) or "bundles" in body:
+                raise
+            # The short form was used: name its fields, not those of the bundle that it stands for.
+            text = error.message.replace("bundles.0.count:", "size:").replace("bundles.0.", "")
+            raise InvalidRequest(text) from error
 
 
 class OwnedRequest(Request):
@@ -37,6 +56,14 @@ class OwnedRequest(Request):
     owner_token: str = _Id
     generation: int | None = Field(default=None, ge=1)
     """If given, must be the living one."""
+
+
+class EndRequest(Request):
+    """`end`"""
+
+    id: str = _Id
+    reason: str = Field(default="", max_length=256)
+    """Who ends it and why, for people."""
 
 
 class GangQuery(Request):

@@ -120,6 +120,8 @@ class GangOperation(StrEnum):
     ACQUIRE = "acquire"
     RENEW = "renew"
     RELEASE = "release"
+    END = "end"
+    """From operators: whoever owns it."""
     GET = "get"
     LIST = "list"
     WHY = "why"

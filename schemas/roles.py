@@ -163,7 +163,8 @@ def _producer(names: Names, endpoint: str) -> Permissions:
 
 
 def _router(names: Names, pool: str) -> Permissions:
-    asked = (operation for operation in GangOperation if operation is not GangOperation.REPORT)
+    others = (GangOperation.REPORT, GangOperation.END)
+    asked = (operation for operation in GangOperation if operation not in others)
     return _routing(names, pool) | Permissions(
         publish=(*_workers(names, _LEASING, pool), *(names.gang(operation) for operation in asked))
     )

@@ -81,6 +81,24 @@ async def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(comman
     assert commands.json("gang", "show", gang)["reason"] == "released"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_that_is_interrupted_while_it_waits_is_withdrawn(commands, running, number):
+    first = commands.json("gang", "acquire", "words", "8", "--ttl", "60")
+    waiting = commands.start("gang", "acquire", "words", "1", "--ttl", "600")
+    until(lambda: [row["state"] for row in commands.json("gang", "ls")] == ["formed", "queued"], "it never waits")
+    waiting.signal(number)
+    assert waiting.wait() == 130
+    until(lambda: [row["id"] for row in commands.json("gang", "ls")] == [first["id"]], "it still waits")
+
+
+def test_an_operator_ends_a_gang_without_its_token(commands, running):
+    gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
+    refused = commands.run("gang", "release", gang["id"])
+    assert (refused.returncode, "--force" in refused.stderr) == (2, True)
+    ended = commands.json("gang", "release", gang["id"], "--force", "--reason", "maintenance")
+    assert (ended["state"], ended["reason"]) == ("ended", "ended_by_operator: maintenance")
+
+
 def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
     first = commands.json("gang", "acquire", "words", "6", "--ttl", "60")
     waiting = commands.json("gang", "acquire", "words", "4", "--ttl", "60", "--no-wait")

@@ -30,7 +30,7 @@ def _event(event: Any) -> str:
             return f"member of {event.gang}.{event.generation} rank {event.rank}: {event.cause.value}"
         case on.AcquireAsked():
             return f"acquire {event.request.id}: size {event.request.size}, {event.request.strategy.value}"
-        case on.RenewAsked() | on.ReleaseAsked():
+        case on.RenewAsked() | on.ReleaseAsked() | on.EndAsked():
             return f"{type(event).__name__.removesuffix('Asked').lower()} {event.request.id}"
         case on.SetSeen():
             return f"set {event.name}: {event.record.gangs if event.record is not None else 'deleted'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from gangline.schemas.errors import (
     WrongPool,
 )
 from gangline.schemas.gang_errors import (
+    GangEnded,
     GangFailed,
     GangImpossible,
     GangNotFormed,
@@ -26,6 +28,7 @@ from gangline.schemas.gang_errors import (
     NoCoordinator,
 )
 from gangline.schemas.gang_messages import GangEventKind
+from gangline.schemas.names import GangOperation
 from gangline.worker.gang_context import GangContext
 
 from .gang_rig import GangRig, on_gang_rig, pool_of, until
@@ -180,6 +183,35 @@ async def test_whoever_waits_in_vain_is_told_what_stood_in_the_way(rig: GangRig)
             untold = [limit for limit, error in zip(deadlines, errors, strict=True) if not error.details["lacks"]]
             assert untold == []
             assert "13 gangs ahead of it in the queue" in str(errors[-1])
+
+
+@on_gang_rig("w1")
+async def test_who_waits_for_workers_gets_its_gang_when_they_come(rig: GangRig) -> None:
+    with pytest.raises(GangImpossible):
+        async with rig.client.gang(pool="train", size=4):
+            pass
+    entering = asyncio.ensure_future(rig.client.gang(pool="train", size=4, wait_for_workers=True).__aenter__())
+    await asyncio.sleep(60)
+    assert not entering.done()
+    async with rig.client.gang(pool="train", size=2, deadline_s=10):
+        pass  # it stands in nobody's way
+    await rig.worker("w2")
+    gang = await entering
+    assert len(await gang.run("who")) == 4
+    await gang.release()
+
+
+@on_gang_rig("w1")
+async def test_an_operator_ends_a_gang_and_its_owner_is_told_why(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2) as gang:
+        running = asyncio.ensure_future(gang.run("wait"))
+        await until(lambda: len(rig.probe.started) == 2)
+        body = json.dumps({"id": gang.id, "reason": "maintenance"}).encode()
+        answer = await rig.bus.request(rig.names.gang(GangOperation.END), body, timeout_s=10)
+        assert json.loads(answer.data)["state"] == "ended"
+        with pytest.raises(GangEnded, match="maintenance"):
+            await running
+    assert rig.free("w1") == 2
 
 
 # -- running ------------------------------------------------------------------------------------------------------

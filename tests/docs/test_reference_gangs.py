@@ -13,6 +13,7 @@ from gangline.schemas import gang_errors
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gang_messages import (
     AcquireRequest,
+    EndRequest,
     FormReply,
     FormRequest,
     GangEvent,
@@ -64,6 +65,7 @@ ASKED: dict[tuple[str, str], type[BaseModel]] = {
     (OWNERS, GangOperation.ACQUIRE): AcquireRequest,
     (OWNERS, GangOperation.RENEW): OwnedRequest,
     (OWNERS, GangOperation.RELEASE): OwnedRequest,
+    (OWNERS, GangOperation.END): EndRequest,
     (OWNERS, GangOperation.GET): GangQuery,
     (OWNERS, GangOperation.LIST): GangListRequest,
     (OWNERS, GangOperation.WHY): GangQuery,

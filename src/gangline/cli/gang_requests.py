@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
 
 from ..bus.port import Bus, NoResponders
 from ..schemas import codec, headers
 from ..schemas.codec import Format
-from ..schemas.errors import error_from_wire
+from ..schemas.errors import GanglineError, error_from_wire
 from ..schemas.gang_errors import NoCoordinator
 from ..schemas.names import GangOperation, Names
 from ..telemetry.tracing import tracer
+
+if TYPE_CHECKING:
+    from ..schemas.gang_messages import GangReply
 
 M = TypeVar("M", bound=BaseModel)
 ANSWER_S = 10.0
@@ -45,3 +50,40 @@ async def ask(
             bool(error.get("may_have_started", False)),
         )
     return answer.model_validate(value)
+
+
+async def acquire(bus: Bus, names: Names, body: dict[str, Any], stop: asyncio.Event) -> GangReply:
+    """Ask for a gang and wait for it, as the client does: what waits is asked for again, so that it keeps its place.
+
+    Raises:
+        KeyboardInterrupt: `stop` came first; the request was withdrawn.
+        GanglineError: see Client.gang.
+    """
+    from ..bus.ambient import Ambient
+    from ..dispatcher.gang_desk import GangDesk
+    from ..schemas.gang_messages import AcquireRequest, OwnedRequest
+
+    token = Ambient().token
+    own = {"id": f"g{token()}", "owner_token": token(), "traceparent": tracer.traceparent()}
+    request = AcquireRequest.parse({**own, **body})
+    assert request.id is not None and request.owner_token is not None
+    owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
+    desk = GangDesk(bus, names)
+    deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
+    asking = asyncio.ensure_future(desk.acquire(request, deadline, ANSWER_S))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            reply, _ = asking.result()
+            return reply.model_copy(update={"owner_token": request.owner_token})
+        raise KeyboardInterrupt
+    except BaseException:
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GanglineError):
+            await asking
+        desk.release_unheard(owned)
+        await bus.flush()
+        raise
+    finally:
+        stopping.cancel()

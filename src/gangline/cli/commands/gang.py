@@ -81,6 +81,7 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 @duration_option("--deadline", "deadline_s", text="Give up when not formed by then.")
 @duration_option("--ttl", "ttl_s", text="It ends when not renewed for so long. [15s]")
 @click.option("--owner", metavar="TEXT", help="Who asks and why, for people.")
+@click.option("--wait-for-workers", is_flag=True, help="Wait even if too few workers are registered to hold it.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is queued.")
 @click.option("--keep", is_flag=True, help="Stay, renew it, and release it at ctrl-c.")
 @json_option
@@ -91,6 +92,7 @@ def acquire(
     size: int,
     labels: dict[str, str],
     preempt: bool,
+    wait_for_workers: bool,
     no_wait: bool,
     keep: bool,
     as_json: bool,
@@ -112,6 +114,8 @@ def acquire(
         body["labels"] = labels
     if preempt:
         body["preempt"] = True
+    if wait_for_workers:
+        body["wait_for_workers"] = True
     if no_wait:
         body["wait"] = False
     run(_acquire(connection, body, keep=keep, as_json=as_json))
@@ -119,16 +123,23 @@ def acquire(
 
 @command.command(short_help="Give a gang back.")
 @click.argument("gang")
-@click.option("--owner-token", required=True, metavar="TOKEN", help="As `gang acquire` printed it.")
+@click.option("--owner-token", metavar="TOKEN", help="As `gang acquire` printed it.")
+@click.option("--force", is_flag=True, help="As an operator: without the owner's token.")
+@click.option("--reason", default="", metavar="TEXT", help="With --force: who ends it and why, told to its owner.")
 @json_option
 @connection_options
-def release(connection: Connection, gang: str, owner_token: str, as_json: bool) -> None:
+def release(
+    connection: Connection, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
+) -> None:
     """Give a gang back. Returns when its members have stopped and every slot is free again."""
     from ...schemas.names import GangOperation
     from ..session import run
 
-    body = {"id": gang, "owner_token": owner_token}
-    _print(run(_ask(connection, GangOperation.RELEASE, body, timeout_s=3600.0)), as_json)
+    if force == (owner_token is not None):
+        raise click.UsageError("give --owner-token, or --force to end the gang of another")
+    operation = GangOperation.END if force else GangOperation.RELEASE
+    body = {"id": gang, "reason": reason} if force else {"id": gang, "owner_token": owner_token}
+    _print(run(_ask(connection, operation, body, timeout_s=3600.0)), as_json)
 
 
 @command.command(short_help="What happens to gangs, as it happens.")
@@ -172,27 +183,23 @@ async def _ask(
 
 
 async def _acquire(connection: Connection, body: dict[str, Any], *, keep: bool, as_json: bool) -> None:
-    from ...schemas.gang_messages import GangReply
-    from ...schemas.limits import MAX_DEADLINE_S
-    from ...schemas.names import GangOperation
     from ...telemetry.tracing import tracer
     from ..gang_follow import keep as keep_gang
-    from ..gang_requests import ask
+    from ..gang_requests import acquire
     from ..session import open_bus, telemetry
     from ..signals import until_signal
 
-    patience_s = body.get("deadline_s", MAX_DEADLINE_S) + 10.0
-    async with telemetry("gangline-gang"), open_bus(connection, "gangline gang acquire") as bus:
-        with tracer.span("gangline gang acquire", kind="client"):
-            gang = await ask(bus, connection.names, GangOperation.ACQUIRE, body, GangReply, patience_s)
-        _print(gang, as_json)
-        if keep:
-            if not as_json:
-                click.echo("kept; ctrl-c releases it", err=True)
-            with until_signal() as stop:
+    with until_signal() as stop:
+        async with telemetry("gangline-gang"), open_bus(connection, "gangline gang acquire") as bus:
+            with tracer.span("gangline gang acquire", kind="client"):
+                gang = await acquire(bus, connection.names, body, stop)
+            _print(gang, as_json)
+            if keep:
+                if not as_json:
+                    click.echo("kept; ctrl-c releases it", err=True)
                 await keep_gang(bus, connection.names, gang, stop)
-        elif not as_json:
-            click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
+            elif not as_json:
+                click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
 
 
 def _print(gang: GangReply, as_json: bool) -> None:

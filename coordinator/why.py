@@ -32,7 +32,7 @@ def why(books: Books, gang_id: str) -> WhyReply | None:
         lacks=tuple(_lacks(books, gang)),
         target={str(worker): slots for worker, slots in target.items()},
         kept={str(worker): slots for worker, slots in head.kept.items()} if head is not None else {},
-        obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(books, worker)),
+        obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(books, gang_id, worker)),
     )
 
 
@@ -76,7 +76,7 @@ def _lacks(books: Books, gang: Gang) -> list[str]:
             return []
 
 
-def _obstacles(books: Books, worker: WorkerId) -> list[Obstacle]:
+def _obstacles(books: Books, gang_id: str, worker: WorkerId) -> list[Obstacle]:
     view = books.inventory.workers.get(worker)
     if view is None:
         return []
@@ -84,7 +84,12 @@ def _obstacles(books: Books, worker: WorkerId) -> list[Obstacle]:
     for gang_id in books.on.get(worker, {}):
         slots = sum(seat.slots for seat in books.gangs[gang_id].seats_by_worker[worker])
         found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
-    others = view.ongoing - view.granted
+    head = books.head
+    kept = head.kept.get(worker, 0) if head is not None else 0
+    if head is not None and kept and head.gang != gang_id:
+        holder = f"gang {head.gang} (kept for it at the head of the queue)"
+        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
+    others = view.ongoing - view.granted - kept
     if others > 0:
         # Which leases these are the ledger knows; the shell puts them in place of this line.
         found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))

@@ -89,13 +89,45 @@ def test_a_killed_dev_leaves_no_worker_behind(commands, dev):
 
 def test_dev_on_a_pool_that_does_not_load_waits_for_a_change(commands):
     del commands.environment["NATS_URL"]
-    (commands.folder / "words.py").rename(commands.folder / "later.txt")
+    source = commands.folder / "words.py"
+    good = source.read_text()
+    source.write_text(good + "\nimport not_installed\n")
     running = commands.start("dev", "words:pool", "--port", "0")
-    running.await_output(r"there is no module 'words'")
+    running.await_output(r"words imports 'not_installed', which is not installed here")
     running.await_output(r"the next change starts another")
     running.await_output(r"^watching")
-    (commands.folder / "later.txt").rename(commands.folder / "words.py")
+    source.write_text(good)
     running.await_output(r"worker\.started")
+
+
+def test_dev_on_a_module_that_is_not_there_says_so_and_ends(commands):
+    done = commands.run("dev", "nosuch:pool", "--port", "0")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "there is no module 'nosuch' in" in done.stderr
+
+
+def test_the_old_version_serves_until_the_lifespans_of_the_new_one_have_begun(commands, dev):
+    source = commands.folder / "words.py"
+    good = source.read_text()
+    lifespan = """
+import asyncio, contextlib, os
+
+@pool.lifespan
+@contextlib.asynccontextmanager
+async def loads():
+    print("loads", flush=True)
+    while not os.path.exists("go"):
+        await asyncio.sleep(0.01)
+    if open("go").read():
+        raise RuntimeError("weights missing")
+    yield
+"""
+    source.write_text(good.replace("text.upper()", "text.upper() + '!'") + lifespan)
+    dev.await_output(r"^loads")
+    assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
+    (commands.folder / "go").write_text("fail")
+    dev.await_output(r"the last good version goes on")
+    assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
 
 
 def test_dev_on_a_port_that_is_taken_says_so_in_one_line(commands, dev):

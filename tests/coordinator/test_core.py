@@ -337,6 +337,24 @@ def test_slots_kept_are_given_back_when_the_head_gives_up():
     assert not worker.kept
 
 
+def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
+    world = world_of(2)
+    worker = world.workers[WorkerId("p", "w0")]
+    worker.plain = 1
+    heartbeats(world)
+    world.acquire("head", 2)
+    world.advance(6.0)
+    world.heartbeat(worker)
+    world.flush()
+    world.acquire("next", 1)
+    world.flush()
+    head, after = world.core.why("head"), world.core.why("next")
+    assert (worker.kept, head.kept) == ({"head": 1}, {"p.w0": 1})
+    assert [(item.holder, item.slots) for item in head.obstacles] == [("tasks", 1)]
+    kept, tasks = after.obstacles
+    assert "gang head (kept for it" in kept.holder and kept.slots == tasks.slots == 1
+
+
 def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed():
     world = world_of(2)
     worker = world.workers[WorkerId("p", "w0")]

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_PORT: Final = 4222
-READY_S: Final = 15.0
+READY_S: Final = 600.0
+"""What a new worker gets to load what it needs."""
 ENDING_S: Final = 2.0
 """A server whose connections broke, and that still runs after so long, was not ended."""
 PATIENCE_S: Final = 10.0
@@ -187,14 +188,14 @@ class Seat:
         return self._taken_by is not None and self._taken_by.returncode is None
 
     async def _serves(self, name: str, process: asyncio.subprocess.Process) -> bool:
-        """Wait until its heartbeat shows, or it ends."""
+        """Wait until it is registered, which it is when its lifespans have begun, or it ends."""
         seen = asyncio.Event()
 
         def on_entry(entry: KvEntry) -> None:
             if entry.operation is KvOperation.PUT and self._names.parse_worker_key(entry.key).worker == name:
                 seen.set()
 
-        watch = await self._ledger.watch(self._names.alive_of(), on_entry)
+        watch = await self._ledger.watch(self._names.registrations_of(), on_entry)
         waits = {asyncio.create_task(seen.wait()), asyncio.create_task(ended(process, READY_S))}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -34,6 +35,27 @@ def split(target: str) -> tuple[str, str]:
     return module, attribute
 
 
+def check_module(target: str) -> None:
+    """Whether the module is there to be imported; its code is not run.
+
+    Raises:
+        PoolNotFound: there is none of that name.
+    """
+    module_name, _ = split(target)
+    here = _look_here()
+    first = module_name.partition(".")[0]
+    if first not in sys.modules and importlib.util.find_spec(first) is None:
+        raise PoolNotFound(_no_module(module_name, here))
+
+
+def _look_here() -> str:
+    """Have modules be looked for in the current folder first."""
+    here = str(Path.cwd())
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+    return here
+
+
 def load_pool(target: str) -> Pool:
     """Import the module, with the current folder first on the path, and return the pool.
 
@@ -43,9 +65,7 @@ def load_pool(target: str) -> Pool:
     from ..worker.pool import Pool
 
     module_name, attribute = split(target)
-    here = str(Path.cwd())
-    if sys.path[:1] != [here]:
-        sys.path.insert(0, here)
+    here = _look_here()
     try:
         found: object = importlib.import_module(module_name)
     except Exception as error:
@@ -63,9 +83,13 @@ def load_pool(target: str) -> Pool:
 def _import_complaint(module_name: str, here: str, error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name is not None:
         if module_name == error.name or module_name.startswith(f"{error.name}."):
-            return f"there is no module {module_name!r} in {here} or among the installed packages"
+            return _no_module(module_name, here)
         return f"{module_name} imports {error.name!r}, which is not installed here"
     return f"{module_name} cannot be imported: {type(error).__name__}: {error}{_place(error)}"
+
+
+def _no_module(module_name: str, here: str) -> str:
+    return f"there is no module {module_name!r} in {here} or among the installed packages"
 
 
 def _place(error: Exception) -> str:

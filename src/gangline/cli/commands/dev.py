@@ -30,14 +30,14 @@ def command(
 ) -> None:
     """A nats-server, a gateway, a coordinator, a dispatcher and your worker in one terminal, reloaded on change.
 
-    When a Python file in the current folder changes, a new worker process takes over and the old one finishes what it
-    runs; if the new code does not come up, the old goes on. All others stay. With --server or --context, that server is
-    used instead of an own one. Ctrl-C ends everything.
+    When a Python file in the current folder changes, a new worker process takes over as soon as its lifespans have
+    begun, and the old one finishes what it runs; if the new code does not come up, the old goes on. All others stay.
+    With --server or --context, that server is used instead of an own one. Ctrl-C ends everything.
     """
     from ...telemetry.logformat import configure_logging
-    from ..load import split
+    from ..load import check_module
 
-    split(target)
+    check_module(target)
     from ..develop import develop
     from ..session import run
 

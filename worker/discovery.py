@@ -55,6 +55,7 @@ class Discovery:
             version=registration.version or "0.0.0",
             description=f"tasks of pool {registration.pool}: {', '.join(registration.methods) or 'none'}",
             metadata={
+                "namespace": self._names.namespace,
                 "pool": registration.pool,
                 "worker": registration.worker,
                 "epoch": str(registration.epoch),

@@ -301,7 +301,9 @@ class RoutedPool:
         if ticket.waits:
             self.core.withdraw(ticket)
             waited_s = self._loop.time() - since
-            self._carry_out([Refused(ticket, self.core.give_up(ticket, f"within the {waited_s:.3g} s that were left"))])
+            self._carry_out(
+                [Refused(ticket, self.core.give_up(ticket, f"by its deadline, after {waited_s:.3g} s in the queue"))]
+            )
 
     def _arm(self, now: float) -> None:
         if self._timer is None:

@@ -18,7 +18,8 @@
     │   ├── Disconnected                no connection to a nats-server right now
     │   ├── ServerUnreachable           could not connect at all
     │   ├── ServerUnsupported           the server is too old or lacks JetStream
-    │   └── WorkerIdTaken               another live worker has that id
+    │   ├── WorkerIdTaken               another live worker has that id
+    │   └── WorkerUnhealthy             a health check of the worker failed, so it has left
     ├── LeaseError                      the right to the slot is not there; nothing started
     │   ├── UnknownToken                never granted, already released, or already used up
     │   ├── LeaseExpired                the lease's time ran out
@@ -158,6 +159,10 @@ class ServerUnsupported(Unavailable):
 class WorkerIdTaken(Unavailable):
     code = "worker_id_taken"
     status = 409
+
+
+class WorkerUnhealthy(Unavailable):
+    code = "worker_unhealthy"
 
 
 class LeaseError(GanglineError):

@@ -331,6 +331,12 @@ class GangDesk:
         for waiter in self._waiting.pop(leaving, []):
             waiter.done(load)
 
+    def fail_all(self, reason: str) -> None:
+        """The worker has failed, and with it each of its members."""
+        for member in self._gangs.members.values():
+            for rank in member.ranks:
+                self._fail(member.form, rank, MemberCause.FAILED, reason)
+
     def _fail(self, form: FormRequest, rank: int, cause: MemberCause, detail: str) -> None:
         if self.reports.send(form.gang, form.generation, rank, cause, detail):
             self.metrics.event("failed")

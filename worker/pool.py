@@ -12,6 +12,7 @@ from ..schemas.errors import InvalidSettings, UnknownMethod
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
 from ..schemas.names import check_name
 from .gang_context import GangContext
+from .health import HealthCheck
 from .middleware import Middleware, check_middleware
 from .multiplex import Loader, Unloader
 from .scope import Lifespan
@@ -70,6 +71,7 @@ class Pool:
         self.unloader: Unloader | None = None
         self.lifespans: list[Lifespan] = []
         self.middlewares: list[Middleware] = []
+        self.health_checks: list[HealthCheck] = []
         self.gang_starts: list[GangHook] = []
         self.gang_stops: list[GangHook] = []
         self._tasks: dict[str, DeclaredTask] = {}
@@ -234,6 +236,53 @@ class Pool:
         check_middleware(function, self.name)
         self.middlewares.append(function)
         return function
+
+    @overload
+    def health_check(self, function: F, /) -> F: ...
+
+    @overload
+    def health_check(
+        self, *, period_s: float = ..., timeout_s: float = ..., failures: int = ...
+    ) -> Callable[[F], F]: ...
+
+    def health_check(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        period_s: float = 10.0,
+        timeout_s: float = 5.0,
+        failures: int = 3,
+    ) -> Any:
+        """Declare how a worker finds out that it can serve no longer: a function without parameters, `async` or plain
+        (which runs in a thread), that raises, returns False or does not return in time.
+
+        ::
+
+            @pool.health_check(period_s=5, failures=2)
+            async def gpu_answers() -> None:
+                await ping_gpu()
+
+        It is called again and again while the worker serves, beside its tasks. A worker that has failed reports its
+        members of gangs as failed, so that those gangs restart elsewhere, drains, and ends with WorkerUnhealthy, which
+        says why (`gangline worker`: exit code 1), for whoever supervises it to start another.
+
+        Args:
+            period_s: between two checks, and before the first.
+            timeout_s: one that takes longer has failed. It is cancelled; a thread goes on, and no other is started
+                before it ends.
+            failures: so many in a row make the worker fail.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+
+        def declare(check: F) -> F:
+            declared = HealthCheck(function=check, period_s=period_s, timeout_s=timeout_s, failures=failures)
+            declared.validate(self.name)
+            self.health_checks.append(declared)
+            return check
+
+        return declare if function is None else declare(function)
 
     def gang_start(self, function: F) -> F:
         """Declare what each member of a gang does before its first task: a function of a GangContext, `async` or plain

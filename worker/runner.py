@@ -17,6 +17,7 @@ async def run_worker(worker: Worker) -> None:
 
     Raises:
         WorkerIdTaken: at the start, or later when another process took the id.
+        WorkerUnhealthy: a health check failed, and it has drained.
         Disconnected: the server closed the connection for good.
         Unavailable, InvalidSettings: as `Worker.start`.
     """

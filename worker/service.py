@@ -11,13 +11,14 @@ from typing import Self
 from ..bus.ambient import Ambient
 from ..bus.port import Bus, Subscription
 from ..bus.starting import StartPatience
-from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken
+from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.frames import Load
 from ..schemas.names import Names, WorkerId
 from ..schemas.words import count_of
 from ..telemetry.logs import logger_for
 from .desk import Desk
 from .epochs import next_epoch
+from .health import HealthWatch
 from .journal import JournalSink
 from .ledger import LedgerStatistics
 from .place import Place
@@ -117,6 +118,7 @@ class Worker:
         """A drain that was asked for while the start was under way; it begins when that is done."""
         self._closed = asyncio.Event()
         self._failure: GanglineError | None = None
+        self._health = HealthWatch(pool.health_checks, failed=self._on_unhealthy, log=self._log)
 
     # -- start ----------------------------------------------------------------------------------------------------
 
@@ -177,6 +179,7 @@ class Worker:
             self.core.epoch,
             extra={"action": "worker.started"},
         )
+        self._health.start()
         if self._early_grace_s is not None:
             self.begin_drain(self._early_grace_s)
 
@@ -229,6 +232,7 @@ class Worker:
 
         Raises:
             WorkerIdTaken: it left because another process took its id.
+            WorkerUnhealthy: it left because a health check failed.
         """
         await self._closed.wait()
         if self._failure is not None:
@@ -242,6 +246,7 @@ class Worker:
             return
         self.state = WorkerState.CLOSED
         self._forget_connection()
+        await self._health.stop()
         if self._leaving is not None:
             self._leaving.cancel()
         if self._desk is not None:
@@ -286,6 +291,7 @@ class Worker:
                 await self._subscription.unsubscribe()
             if desk is not None:
                 await desk.close()
+            await self._health.stop()
             await self._executors.stop()
         finally:
             self.state = WorkerState.CLOSED
@@ -396,6 +402,14 @@ class Worker:
     def _on_models(self, models: tuple[str, ...]) -> None:
         if self._desk is not None:
             self._desk.models_changed(models)
+
+    def _on_unhealthy(self, reason: str) -> None:
+        """Have our gangs restart elsewhere, finish what runs, leave."""
+        self._failure = WorkerUnhealthy(f"worker {self.id} leaves: {reason}", details={"worker": str(self.id)})
+        self._log.error("%s", self._failure, extra={"action": "worker.unhealthy"})
+        if self._desk is not None:
+            self._desk.gangs.fail_all(reason)
+        self.begin_drain(None)
 
     def _on_lost(self, instance: str) -> None:
         """Fence ourselves: hear nothing more under an id that is another's, void the leases, finish, leave."""

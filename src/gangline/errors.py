@@ -48,6 +48,7 @@ from .schemas.errors import (
     UnknownToken,
     WorkerIdTaken,
     WorkerLost,
+    WorkerUnhealthy,
     WrongClient,
     WrongPool,
 )
@@ -135,6 +136,7 @@ __all__ = [
     "UnknownMethod",
     "UnknownToken",
     "WorkerIdTaken",
+    "WorkerUnhealthy",
     "WorkerLost",
     "WrongClient",
     "WrongPool",

@@ -17,6 +17,7 @@ from ..schemas.errors import (
     TaskError,
     TaskFailed,
     Unavailable,
+    WorkerUnhealthy,
 )
 from ..schemas.task_errors import JobDead, JobError
 
@@ -42,7 +43,7 @@ def exit_code_of(error: BaseException) -> Exit:
             return Exit.INTERRUPTED
         case InvalidRequest() | click.ClickException():
             return Exit.USAGE
-        case TaskError() | LeaseError() | JobError():
+        case TaskError() | LeaseError() | JobError() | WorkerUnhealthy():
             return Exit.FAILED
         case GanglineError() if error.may_have_started:
             return Exit.UNKNOWN

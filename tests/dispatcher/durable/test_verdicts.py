@@ -41,7 +41,16 @@ RETRIED = {
 }
 NOT_STARTED = {
     *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
-    *("ServerUnsupported", "WorkerIdTaken", "LeaseError", "UnknownToken", "LeaseExpired", "LeaseBusy", "StaleEpoch"),
+    *(
+        "ServerUnsupported",
+        "WorkerIdTaken",
+        "WorkerUnhealthy",
+        "LeaseError",
+        "UnknownToken",
+        "LeaseExpired",
+        "LeaseBusy",
+        "StaleEpoch",
+    ),
     *(
         "SelectionUsed",
         "SelectionClosed",

@@ -1,0 +1,114 @@
+"""Health checks: what a worker asks of itself again and again, and how it learns that it has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ..schemas.errors import InvalidSettings
+from ..telemetry.logs import Log
+
+MAX_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """See Pool.health_check."""
+
+    function: Callable[[], Any]
+    period_s: float
+    timeout_s: float
+    failures: int
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def validate(self, pool: str) -> None:
+        """
+        Raises:
+            InvalidSettings: names what is out of its bounds.
+        """
+        if not callable(self.function):
+            raise InvalidSettings(f"pool {pool!r}: a health check is a function, not {self.function!r}")
+        where = f"pool {pool!r}: health check {self.name}"
+        for what, seconds in (("period_s", self.period_s), ("timeout_s", self.timeout_s)):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_S:
+                raise InvalidSettings(f"{where}: {what} must be above 0 and at most {MAX_S:.0f}, not {seconds!r}")
+        if type(self.failures) is not int or self.failures < 1:
+            raise InvalidSettings(f"{where}: failures must be a whole number, at least 1, not {self.failures!r}")
+
+
+class HealthWatch:
+    """Makes the checks of one worker while it serves, and tells of the first that has failed too often."""
+
+    def __init__(self, checks: Sequence[HealthCheck], *, failed: Callable[[str], None], log: Log) -> None:
+        """`failed` is called at most once, with the reason, when one has failed as often in a row as it may."""
+        self._checks = checks
+        self._failed = failed
+        self._log = log
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told = False
+
+    def start(self) -> None:
+        """Make the first check of each after its period."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch(check), name="gangline health") for check in self._checks]
+
+    async def stop(self) -> None:
+        """Check no more. Idempotent. A check in a thread cannot be stopped, and is left behind."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, check: HealthCheck) -> None:
+        in_a_row = 0
+        thread: asyncio.Future[Any] | None = None
+        while True:
+            await asyncio.sleep(check.period_s)
+            try:
+                if thread is not None and not thread.done():
+                    raise TimeoutError  # it still hangs: no second thread for the same
+                async with asyncio.timeout(check.timeout_s):
+                    if inspect.iscoroutinefunction(check.function):
+                        answer = await check.function()
+                    else:
+                        thread = asyncio.get_running_loop().run_in_executor(None, check.function)
+                        thread.add_done_callback(_look_at)
+                        answer = await asyncio.shield(thread)
+                if answer is False:
+                    raise RuntimeError("it returned False")
+            except Exception as error:
+                in_a_row += 1
+                why = self._why(check, error)
+                self._log.warning(
+                    "health check %s failed, %d of %d times: %s",
+                    check.name,
+                    in_a_row,
+                    check.failures,
+                    why,
+                    exc_info=not isinstance(error, TimeoutError),
+                    extra={"action": "health.failed"},
+                )
+                if in_a_row >= check.failures and not self._told:
+                    self._told = True
+                    self._failed(f"health check {check.name} failed {in_a_row} times in a row: {why}")
+                    return
+            else:
+                in_a_row = 0
+
+    @staticmethod
+    def _why(check: HealthCheck, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {check.timeout_s:g} s"
+        return f"{type(error).__name__}: {error}"
+
+
+def _look_at(thread: asyncio.Future[Any]) -> None:
+    """So that the failure of one that answers too late is not complained about."""
+    if not thread.cancelled():
+        thread.exception()

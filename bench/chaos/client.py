@@ -1,0 +1,226 @@
+"""One client of a run, `python -m bench.chaos.client NAME SEED`: asks for everything there is to ask for, all the time.
+
+Each request is noted before it is made, and again with what the caller was told. SIGTERM: no new requests; ends when
+those under way have been answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import gangline
+from bench.chaos.records import FOLDER, Notebook
+from gangline.cli.children import tied_to_parent
+from gangline.cli.session import run
+from gangline.dispatcher.jobs import Job
+from gangline.schemas.errors import GanglineError
+
+POOL: Final = "chaos"
+JOBS: Final = "jobs"
+"""An endpoint with a route of its own; see JOBS_ROUTE."""
+PER_KEY: Final = 2
+JOBS_ROUTE: Final[dict[str, Any]] = {
+    "to": {POOL: 1},
+    "queue": {"per_key": PER_KEY, "max_attempts": 1000, "backoff_s": 0.2, "backoff_max_s": 1},
+}  # fmt: skip
+SET: Final = "standing"
+"""A standing gang."""
+KINDS: Final = ("call", "once", "lease", "selection", "job", "gang", "standing")
+"""All of these must succeed again after a fault, at each client."""
+
+_TIMEOUT_S: Final = 8.0
+_FORM_S: Final = 12.0
+_LEAVE_S: Final = 40.0
+_SUBMIT_S: Final = 30.0
+"""Promised by Client.submit."""
+_JOB_S: Final = 120.0
+_HANG_S: Final = 15.0
+"""A request that is so late has no answer."""
+
+
+class Told:
+    """Where a request's answer is put."""
+
+    value: Any = None
+    job: str | None = None
+
+
+class _Client:
+    def __init__(self, client: gangline.Client, book: Notebook, name: str, seed: int) -> None:
+        self.client = client
+        self.book = book
+        self.name = f"{name}-{os.getpid()}"
+        self.draw = random.Random(f"{name} {seed}")
+        self.numbers = itertools.count(1)
+        self.stopping = asyncio.Event()
+        self.results: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def asking(self, kind: str, within_s: float, id: str = "", **facts: Any) -> AsyncIterator[Told]:
+        """Note a request and what becomes of it. Errors are noted and not passed on, save those that are no answer."""
+        id = id or self.new_id()
+        self.book.note("ask", id=id, kind=kind, due=time.monotonic() + within_s, **facts)
+        told = Told()
+        try:
+            async with asyncio.timeout(within_s + _HANG_S):
+                yield told
+        except GanglineError as error:
+            facts = {"ok": False, "code": error.code, "may_have_started": error.may_have_started}
+            self.book.note("told", id=id, text=f"{type(error).__name__}: {error}"[:300], **facts)
+        except TimeoutError:
+            self.book.note("hung", id=id)
+        except Exception as error:  # a bug, for the judge to see
+            text = f"{type(error).__name__}: {error}"[:300]
+            self.book.note("told", id=id, ok=False, code="not_ours", may_have_started=True, text=text)
+        else:
+            self.book.note("told", id=id, ok=True, value=told.value, **({"job": told.job} if told.job else {}))
+
+    def new_id(self) -> str:
+        return f"{self.name}-{next(self.numbers)}"
+
+    # -- one request of each kind ---------------------------------------------------------------------------------
+
+    async def call(self) -> None:
+        id = self.new_id()
+        async with self.asking("call", _TIMEOUT_S, id, expected=id) as told:
+            client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=True)
+            told.value = await client.call(f"{POOL}.{self._method()}", id, self._seconds())
+
+    async def once(self) -> None:
+        id = self.new_id()
+        async with self.asking("once", _TIMEOUT_S, id, expected=id, once=True) as told:
+            client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
+            told.value = await client.call(f"{POOL}.{self._method()}", id, self._seconds())
+
+    async def lease(self) -> None:
+        client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
+        ledger = "sync" if self.draw.random() < 0.2 else "behind"
+        leasing = client.lease(POOL, slots=2, ttl_s=5.0, ledger=ledger)
+        entered: list[gangline.Lease] = []
+        async with self.asking("enter lease", _TIMEOUT_S):
+            entered.append(await leasing.__aenter__())
+        for held in entered:
+            await asyncio.gather(*(self._on_lease(held) for _ in range(4)))
+            await leasing.__aexit__(None, None, None)
+
+    async def _on_lease(self, held: gangline.Lease) -> None:
+        id = self.new_id()
+        async with self.asking("lease", _TIMEOUT_S, id, expected=id, once=True) as told:
+            told.value = await held.call("work", id, self._seconds())
+
+    async def selection(self) -> None:
+        client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
+        id = self.new_id()
+        async with self.asking("selection", 3 * _TIMEOUT_S, id, expected=id, once=True) as told:
+            for unused in (True, False):
+                if unused and self.draw.random() < 0.8:
+                    continue
+                async with client.choose_worker(POOL) as selection:
+                    if not unused:
+                        told.value = await client.dispatch(selection, f"{POOL}.work", id, self._seconds())
+
+    async def job(self) -> None:
+        id = self.new_id()
+        options: dict[str, Any] = {}
+        if self.draw.random() < 0.5:
+            options["key"] = f"key{self.draw.randrange(3)}"
+        delay_s = self.draw.choice((0.0, 0.0, 0.0, 1.0))
+        if delay_s:
+            options["delay_s"] = delay_s
+        failures = 1 if self.draw.random() < 0.1 else 0
+        late = {"not_before": time.monotonic() + delay_s} if delay_s else {}
+        seconds = self._seconds() * self.draw.choice((1, 1, 1, 10))
+        jobs: list[Job] = []
+        async with self.asking("submit", _SUBMIT_S, id, expected=id, **late) as told:
+            job = await self.client.options(**options).submit(f"{JOBS}.job", id=id, seconds=seconds, failures=failures)
+            told.job = job.id
+            jobs.append(job)
+        for job in jobs:
+            waiting = asyncio.ensure_future(self._result(job, id))
+            self.results.add(waiting)
+            waiting.add_done_callback(self.results.discard)
+
+    async def _result(self, job: Job, id: str) -> None:
+        async with self.asking("job", _JOB_S, f"{id}/result", expected=id) as told:
+            told.value = await job.result(_JOB_S)
+
+    async def gang(self) -> None:
+        size = self.draw.choice((2, 3))
+        ganging = self.client.gang(
+            pool=POOL, size=size, strategy="spread", deadline_s=_FORM_S, ttl_s=5.0, grace_s=1.0, max_restarts=2
+        )
+        entered: list[gangline.Gang] = []
+        async with self.asking("enter gang", _FORM_S):
+            entered.append(await ganging.__aenter__())
+        for gang in entered:
+            for _ in range(2):
+                id = self.new_id()
+                async with self.asking("gang", _TIMEOUT_S, id, expected=size, once=True) as told:
+                    told.value = await gang.options(timeout_s=_TIMEOUT_S).run("member", id, self._seconds())
+            async with self.asking("leave gang", _LEAVE_S):
+                await ganging.__aexit__(None, None, None)
+
+    async def standing(self) -> None:
+        id = self.new_id()
+        async with self.asking("standing", _TIMEOUT_S, id, expected=id, once=True) as told:
+            client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
+            told.value = await client.call(f"{SET}.serve", id, self._seconds())
+
+    def _method(self) -> str:
+        return "wide" if self.draw.random() < 0.15 else "work"
+
+    def _seconds(self) -> float:
+        return self.draw.uniform(0.01, 0.06)
+
+    # -- all of them ----------------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        every: list[tuple[Callable[[], Awaitable[None]], int, float]] = [
+            (self.call, 2, 0.15), (self.once, 3, 0.1), (self.lease, 1, 0.3), (self.selection, 2, 0.2),
+            (self.job, 2, 0.4), (self.gang, 1, 0.4), (self.standing, 2, 0.2),
+        ]  # fmt: skip
+        async with asyncio.TaskGroup() as group:
+            for ask, times, pause_s in every:
+                for _ in range(times):
+                    group.create_task(self._again(ask, pause_s))
+        if self.results:
+            await asyncio.wait(self.results)
+
+    async def _again(self, ask: Callable[[], Awaitable[None]], pause_s: float) -> None:
+        while not self.stopping.is_set():
+            await ask()
+            try:
+                async with asyncio.timeout(self.draw.uniform(0.5, 1.5) * pause_s):
+                    await self.stopping.wait()
+            except TimeoutError:
+                continue
+
+
+async def main(name: str, seed: int) -> None:
+    book = Notebook(Path(os.environ[FOLDER]), "client")
+    bucket = gangline.BucketSettings.from_environment()
+    settings = gangline.RouterSettings(node="", zone="")
+    connecting = gangline.connect(
+        namespace=os.environ["GANGLINE_NAMESPACE"], name=name, bucket=bucket, settings=settings
+    )
+    async with connecting as client:
+        it = _Client(client, book, name, seed)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, it.stopping.set)
+        with tied_to_parent(it.stopping.set):
+            book.note("begun")
+            await it.serve()
+            book.note("over", statistics=client.statistics())
+
+
+if __name__ == "__main__":
+    run(main(sys.argv[1], int(sys.argv[2])))

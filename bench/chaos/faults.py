@@ -1,0 +1,253 @@
+"""The kinds of faults. Each is drawn from the seed, has an effect for some seconds, and is over when it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final
+
+from bench.chaos.system import NAMES, ROLES, SERVERS, WORKERS, System
+
+Act = Callable[[], Awaitable[None]]
+Fault = Callable[[System, Random], tuple[str, Act]]
+"""Draws what exactly is to be done; says it in a few words."""
+
+_SERVE_S: Final = 40.0
+_LEAVE_S: Final = 20.0
+
+
+def _nothing(system: System, draw: Random) -> tuple[str, Act]:
+    """What recovery is measured against: each kind of request takes its time when nothing is wrong, too."""
+
+    async def act() -> None:
+        return
+
+    return "nothing happens", act
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def _kill(role: str) -> Fault:
+    def drawn(system: System, draw: Random) -> tuple[str, Act]:
+        name = draw.choice(ROLES[role])
+
+        async def act() -> None:
+            child = system.children.get(name)
+            system.signal(name, signal.SIGKILL)
+            if child is not None:
+                await child.ended.wait()
+
+        return f"{name} is killed, and started again", act
+
+    return drawn
+
+
+def _freeze(role: str) -> Fault:
+    def drawn(system: System, draw: Random) -> tuple[str, Act]:
+        name, seconds = draw.choice(ROLES[role]), draw.uniform(1.5, 7.0)
+
+        async def act() -> None:
+            with system.troubled("frozen", [name]):
+                system.signal(name, signal.SIGSTOP)
+                await asyncio.sleep(seconds)
+                system.signal(name, signal.SIGCONT)
+
+        return f"{name} is frozen for {seconds:.1f} s", act
+
+    return drawn
+
+
+def _twins(system: System, draw: Random) -> tuple[str, Act]:
+    name, more_s, frozen = draw.choice(WORKERS), draw.uniform(0.0, 3.0), draw.random() < 0.7
+
+    async def act() -> None:
+        first = system.children.get(name)
+        if first is None:
+            return
+        system.unwanted(name)
+        links = system.links(name)
+        with system.troubled("frozen" if frozen else "cut off", [name]):
+            if frozen:
+                system.signal(name, signal.SIGSTOP)
+            else:
+                for link in links:
+                    link.silence()
+            await asyncio.sleep(3.5)
+            second = await system.start(f"{name}'", wanted=False)
+            await _serves(system, second.life.pid)
+            await asyncio.sleep(more_s)
+            system.signal(name, signal.SIGCONT)
+            system.proxy.heal(links)
+        ends = [asyncio.ensure_future(each.ended.wait()) for each in (first, second)]
+        await asyncio.wait(ends, timeout=_LEAVE_S, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            end.cancel()
+        if first.ended.is_set():
+            system.succeeds(name)
+        elif not second.ended.is_set():
+            system.exits.append(f"two processes of {name} both serve {_LEAVE_S:g} s after the first one woke")
+            system.signal(f"{name}'", signal.SIGKILL)
+            await second.ended.wait()
+        system.want(name)
+
+    how = "frozen" if frozen else "cut off"
+    return f"{name} is {how} until a second process of its id serves, and is back {more_s:.1f} s later", act
+
+
+async def _serves(system: System, pid: int) -> None:
+    """Until that process has run something."""
+    started = asyncio.get_running_loop().time()
+    while not (system.folder / f"task-{pid}.jsonl").exists():
+        if asyncio.get_running_loop().time() > started + _SERVE_S:
+            system.exits.append(f"the second process of a frozen worker's id ran nothing in {_SERVE_S:g} s")
+            return
+        await asyncio.sleep(0.1)
+
+
+def _rolling(system: System, draw: Random) -> tuple[str, Act]:
+    role = draw.choice(("worker", "dispatcher", "coordinator"))
+    names = list(ROLES[role])
+    draw.shuffle(names)
+
+    async def act() -> None:
+        for name in names[:3]:
+            system.signal(name, signal.SIGTERM)
+            await system.ended(name)
+            await asyncio.sleep(1.5)
+
+    return f"every {role} is restarted in turn: {', '.join(names[:3])}", act
+
+
+def _restart_leader(system: System, draw: Random) -> tuple[str, Act]:
+    async def act() -> None:
+        name = await system.leading_coordinator()
+        system.signal(name, signal.SIGTERM)
+        await system.ended(name)
+
+    return "the leading coordinator is restarted", act
+
+
+# -- links ----------------------------------------------------------------------------------------------------------
+
+
+def _partition(system: System, draw: Random) -> tuple[str, Act]:
+    name, seconds = draw.choice(NAMES), draw.uniform(1.0, 8.0)
+    way = draw.choice(("both ways", "out", "in"))
+
+    async def act() -> None:
+        with system.troubled("cut off", [name]):
+            for link in system.links(name):
+                server = link.b if link.b in SERVERS else link.a
+                party = link.a if server == link.b else link.b
+                link.silence(*{"both ways": (party, server), "out": (party,), "in": (server,)}[way])
+            await asyncio.sleep(seconds)
+            system.proxy.heal()
+
+    return f"{name} is cut off from all servers, {way}, for {seconds:.1f} s", act
+
+
+def _cut(system: System, draw: Random) -> tuple[str, Act]:
+    name, seconds = draw.choice(NAMES), draw.uniform(0.2, 4.0)
+
+    async def act() -> None:
+        with system.troubled("cut off", [name]):
+            for link in system.links(name):
+                link.sever()
+            await asyncio.sleep(seconds)
+            system.proxy.heal()
+
+    return f"the connection of {name} is reset, and refused for {seconds:.1f} s", act
+
+
+def _delay(system: System, draw: Random) -> tuple[str, Act]:
+    name, delay_s, seconds = draw.choice((*NAMES, *SERVERS)), draw.uniform(0.02, 0.3), draw.uniform(3.0, 6.0)
+
+    async def act() -> None:
+        for link in system.links(name):
+            link.slow(delay_s)
+        await asyncio.sleep(seconds)
+        system.proxy.heal()
+
+    return f"all that {name} sends and gets is {delay_s * 1000:.0f} ms late for {seconds:.1f} s", act
+
+
+def _server_partition(system: System, draw: Random) -> tuple[str, Act]:
+    name, seconds = draw.choice(SERVERS), draw.uniform(3.0, 12.0)
+    way = draw.choice(("both ways", "out", "in"))
+    whole = draw.random() < 0.4
+
+    async def act() -> None:
+        with system.troubled("cut off", system.connected(name)):
+            for link in system.links(name):
+                other = link.b if link.a == name else link.a
+                if whole or other in SERVERS:
+                    link.silence(*{"both ways": (name, other), "out": (name,), "in": (other,)}[way])
+            await asyncio.sleep(seconds)
+            system.proxy.heal()
+
+    whom = "all" if whole else "the other servers"
+    return f"{name} is cut off from {whom}, {way}, for {seconds:.1f} s", act
+
+
+# -- servers --------------------------------------------------------------------------------------------------------
+
+
+def _kill_server(system: System, draw: Random) -> tuple[str, Act]:
+    name, seconds = draw.choice(SERVERS), draw.uniform(0.2, 8.0)
+    wiped = draw.random() < 0.4
+
+    async def act() -> None:
+        await asyncio.to_thread(system.servers[name].kill)
+        await asyncio.sleep(seconds)
+        if wiped:
+            await system.wipe(name)
+        await system.servers[name].astart()
+
+    return f"{name} is killed, {'loses its disk, ' if wiped else ''}and is back after {seconds:.1f} s", act
+
+
+def _freeze_server(system: System, draw: Random) -> tuple[str, Act]:
+    name, seconds = draw.choice(SERVERS), draw.uniform(2.0, 8.0)
+
+    async def act() -> None:
+        with system.troubled("cut off", system.connected(name)):
+            system.servers[name].freeze()
+            await asyncio.sleep(seconds)
+            system.servers[name].thaw()
+
+    return f"{name} is frozen for {seconds:.1f} s", act
+
+
+FAULTS: Final[dict[str, Fault]] = {
+    "nothing": _nothing,
+    "kill worker": _kill("worker"),
+    "kill dispatcher": _kill("dispatcher"),
+    "kill coordinator": _kill("coordinator"),
+    "kill client": _kill("client"),
+    "freeze worker": _freeze("worker"),
+    "freeze dispatcher": _freeze("dispatcher"),
+    "freeze coordinator": _freeze("coordinator"),
+    "freeze client": _freeze("client"),
+    "twins": _twins,
+    "rolling restart": _rolling,
+    "restart leader": _restart_leader,
+    "partition process": _partition,
+    "cut process": _cut,
+    "delay": _delay,
+    "partition server": _server_partition,
+    "kill server": _kill_server,
+    "freeze server": _freeze_server,
+}
+SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server"})
+"""Before one of these, and before the next fault after it, all copies of all streams must be up to date: two servers
+that lack the newest entries are more than any replication bears."""
+
+
+def order(seed: int, only: tuple[str, ...] = ()) -> list[str]:
+    """Kinds in the order in which a seed plays them, again and again: all of them once before any comes twice."""
+    kinds = list(only or FAULTS)
+    Random(f"order {seed}").shuffle(kinds)
+    return kinds

@@ -1,0 +1,265 @@
+"""Holds what was written down to the laws. It knows nothing of servers or processes: a history in, verdicts out.
+
+What excuses a breach is what docs/explanation/what-is-not-promised.md says, and nothing else:
+
+- what already ran on a process when that was frozen or cut off may go on beside its successor, and a process that is
+  cut off from storage serves on;
+- a durable task may start elsewhere when the process that runs it is killed, frozen or cut off;
+- the members of a worker that is killed, frozen or cut off are not waited for;
+- the requests of a client that was killed have no answer, and a frozen one reads its clock when it wakes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, TypeVar
+
+from bench.chaos.records import NEVER, History, Life, Request, Run
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+SLACK_S: Final = 3.0
+"""How late an answer may be on a machine that is busy."""
+SLOTS: Final = 4
+PER_KEY: Final = 2
+_TAKES_OVER_S: Final = 10.0
+"""For so long after it was cut off a process may not have reached storage again: two pings, and a reconnection."""
+
+
+class Judge:
+    """One history, with what is looked up in it again and again."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.lives: dict[int, Life] = {life.pid: life for life in history.lives}
+        self.runs_of: dict[str, list[Run]] = defaultdict(list)
+        self.runs = sorted(history.runs, key=lambda run: run.began)
+        for run in self.runs:
+            self.runs_of[run.id].append(run)
+
+    def ended(self, run: Run) -> float:
+        """When it was over: by its own word, or because its process was."""
+        return min(run.ended, self._life_end(run.pid))
+
+    def _life_end(self, pid: int) -> float:
+        life = self.lives.get(pid)
+        return NEVER if life is None else life.ended
+
+    def lost(self, pid: int, since: float, until: float, how: Sequence[str] = ("frozen", "cut off")) -> bool:
+        """Whether that process was killed, frozen or cut off in that time."""
+        life = self.lives.get(pid)
+        if life is not None and life.killed and since <= life.ended <= until:
+            return True
+        return any(
+            trouble.pid == pid and trouble.how in how and trouble.since <= until
+            and since <= trouble.until + (_TAKES_OVER_S if trouble.how == "cut off" else 0.0)
+            for trouble in self.history.troubles
+        )  # fmt: skip
+
+    # -- L1, L3 ---------------------------------------------------------------------------------------------------
+
+    def capacity(self) -> Iterable[str]:
+        """L1: no more runs at once than there are slots, in a process and over all processes of a worker's id."""
+        for pid, runs in _by(self.runs, lambda run: run.pid).items():
+            for run, slots in self._at_each_start(runs, lambda _, __: True):
+                if slots > SLOTS:
+                    yield f"{slots} slots of {run.worker} (process {pid}) were in use when {run.id} began"
+                    break
+        for worker, runs in _by(self.runs, lambda run: run.worker).items():
+            if len({run.pid for run in runs}) < 2:
+                continue
+            for run, slots in self._at_each_start(runs, self._counts_beside):
+                if slots > SLOTS:
+                    yield f"{slots} slots of {worker} (all its processes) were in use when {run.id} began"
+
+    def _counts_beside(self, run: Run, began: Run) -> bool:
+        """Whether `run` counts when `began` begins: not if it has been running on since its process was lost."""
+        return run.pid == began.pid or not any(
+            trouble.pid == run.pid and trouble.since <= began.began and run.began <= trouble.until
+            for trouble in self.history.troubles
+        )
+
+    def _at_each_start(self, runs: Sequence[Run], counts: Callable[[Run, Run], bool]) -> Iterable[tuple[Run, int]]:
+        """Each run with the slots in use at its beginning, its own included."""
+        living: list[Run] = []
+        for run in runs:
+            living = [other for other in living if self.ended(other) > run.began]
+            living.append(run)
+            yield run, sum(other.slots for other in living if counts(other, run))
+
+    def single_use(self) -> Iterable[str]:
+        """L3 and "without `idempotent` a task starts at most once": no excuse."""
+        for request in self.history.requests:
+            if not request.once:
+                continue
+            for rank, times in Counter(run.rank for run in self.runs_of[request.id]).items():
+                if times > 1:
+                    where = ", ".join(_where(run) for run in self.runs_of[request.id] if run.rank == rank)
+                    yield f"{request.kind} {request.id} is not idempotent and started {times} times: {where}"
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def honest(self) -> Iterable[str]:
+        """Who was told that nothing started was told the truth."""
+        for request in self.history.requests:
+            runs = self.runs_of[request.id]
+            if request.answers and not request.ok and not request.may_have_started and runs:
+                yield f"{request.kind} {request.id} was told {request.code}, nothing started; it ran {_where(runs[0])}"
+
+    def right(self) -> Iterable[str]:
+        """An answer is that of the task that was asked for, and it ran to its end."""
+        for request in self.history.requests:
+            if request.code == "not_ours":
+                yield f"{request.kind} {request.id} raised an error that is none of ours: {request.text}"
+            if not request.ok or request.expected is None or request.kind == "submit":
+                continue
+            done = [run for run in self.runs_of[request.id.removesuffix("/result")] if run.done]
+            if request.kind == "gang":
+                yield from self._right_of_gang(request, done)
+            elif request.value != request.expected:
+                yield f"{request.kind} {request.id} was answered {request.value!r}"
+            elif not done:
+                yield f"{request.kind} {request.id} was answered, and never ran to its end"
+
+    def _right_of_gang(self, request: Request, done: Sequence[Run]) -> Iterable[str]:
+        generations = {run.generation for run in done}
+        wanted = [f"{request.id}/{rank}/{max(generations, default=0)}" for rank in range(request.expected)]
+        if request.value != wanted or len(generations) != 1 or len(done) != request.expected:
+            yield f"gang {request.id} of {request.expected} was answered {request.value!r}, {len(done)} ranks ended"
+
+    def answered(self) -> Iterable[str]:
+        """Every request got exactly one answer, by its deadline."""
+        for request in self.history.requests:
+            if request.answers > 1:
+                yield f"{request.kind} {request.id} got {request.answers} answers"
+            frozen_s = self._frozen_s(request.pid, request.asked, request.told)
+            late_s = request.told - request.due - frozen_s
+            if late_s <= SLACK_S or self._client_gone(request):
+                continue
+            if request.answers == 0:
+                yield f"{request.kind} {request.id} was never answered, {request.due - request.asked:.0f} s were given"
+            else:
+                yield f"{request.kind} {request.id} was answered {late_s:.1f} s too late: {request.code or 'ok'}"
+
+    def _client_gone(self, request: Request) -> bool:
+        life = self.lives.get(request.pid)
+        return life is not None and life.killed and life.ended < min(request.told, request.due + SLACK_S)
+
+    def _frozen_s(self, pid: int, since: float, until: float) -> float:
+        return sum(
+            max(0.0, min(until, trouble.until) - max(since, trouble.since))
+            for trouble in self.history.troubles
+            if trouble.pid == pid and trouble.how == "frozen"
+        )
+
+    # -- durable tasks ----------------------------------------------------------------------------------------------
+
+    def durable(self) -> Iterable[str]:
+        """L10: what was acknowledged ended once, and rightly; attempts' fences grow; what runs is not started again."""
+        told = {
+            request.id.removesuffix("/result"): request for request in self.history.requests if request.kind == "job"
+        }
+        for request in self.history.requests:
+            if request.kind != "submit":
+                continue
+            if request.ok and request.job is not None:
+                state, value = self.history.results.get(request.job, ("unknown", None))
+                if state != "done" or value != request.expected:
+                    yield f"job {request.job} ({request.id}) was acknowledged and ended {state}: {value!r}"
+            runs = self.runs_of[request.id]
+            if len({run.job for run in runs}) > 1:
+                yield f"{request.id} was submitted once and is the jobs {sorted({str(run.job) for run in runs})}"
+            if runs and runs[0].began < request.not_before:
+                yield f"job {runs[0].job} started {request.not_before - runs[0].began:.3f} s before its time"
+            yield from self._attempts(runs)
+            answer = told.get(request.id)
+            if answer is not None and answer.ok:
+                for run in runs:
+                    if run.began > answer.told:
+                        yield f"job {run.job} was done, and started again {run.began - answer.told:.3f} s later"
+
+    def _attempts(self, runs: Sequence[Run]) -> Iterable[str]:
+        for before, after in zip(runs, runs[1:], strict=False):
+            both = f"job {before.job} ({_where(before)}, then {_where(after)})"
+            if after.fence <= before.fence:
+                yield f"{both}: attempt {after.attempt} has fence {after.fence}, that before it {before.fence}"
+            if self.ended(before) > after.began and not self.lost(before.pid, before.began, after.began):
+                yield f"{both} started again while it ran"
+
+    def keys(self) -> Iterable[str]:
+        """No more of a key run at once than its limit says; what a lost process runs does not count."""
+        for key, runs in _by((run for run in self.runs if run.job and run.key), lambda run: run.key).items():
+
+            def counts(run: Run, began: Run) -> bool:
+                return not self.lost(run.pid, run.began, began.began)
+
+            for run, running in self._at_each_start(runs, counts):
+                if running > PER_KEY:
+                    yield f"{running} tasks of {key} ran at once when {run.id} began, its limit is {PER_KEY}"
+
+    # -- gangs ------------------------------------------------------------------------------------------------------
+
+    def gangs(self) -> Iterable[str]:
+        """L7 and L8: granted whole, and one generation after the other."""
+        yield from self.history.ledger
+        for id, runs in self.runs_of.items():
+            generations = {(run.gang, run.generation) for run in runs if run.gang is not None}
+            if len(generations) > 1 and len({run.rank for run in runs}) > 1:
+                yield f"{id} ran on ranks of {sorted(generations)}"
+        for gang, members in _by(self.history.members, lambda member: member.gang).items():
+            for before in members:
+                until = min(before.ended, self._life_end(before.pid))
+                for after in members:
+                    if after.generation <= before.generation or after.began >= until:
+                        continue
+                    if not self.lost(before.pid, before.began, after.began):
+                        yield (
+                            f"{gang}: rank {after.rank} of generation {after.generation} began while rank {before.rank}"
+                            f" of generation {before.generation} had not stopped"
+                        )
+
+    # -- at rest ------------------------------------------------------------------------------------------------------
+
+    def rest(self) -> Iterable[str]:
+        """L2, L4, L12: nothing is held when nobody wants anything."""
+        yield from self.history.leaks
+        for run in self.runs:
+            if self.ended(run) == NEVER:
+                yield f"{run.id} began {_where(run)} and never ended"
+
+    def recovery(self) -> Iterable[str]:
+        """After each fault everything succeeds again."""
+        yield from self.history.unrecovered
+
+
+LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
+    "L1 capacity": Judge.capacity,
+    "L3 at most once": Judge.single_use,
+    "may_have_started is honest": Judge.honest,
+    "answers are right": Judge.right,
+    "every request is answered in time": Judge.answered,
+    "L10 durable tasks": Judge.durable,
+    "limits of keys": Judge.keys,
+    "L7, L8 gangs": Judge.gangs,
+    "L2, L4, L12 nothing leaks": Judge.rest,
+    "everything recovers": Judge.recovery,
+}
+
+
+def judge(history: History) -> dict[str, list[str]]:
+    """Breaches by law; every law is there."""
+    it = Judge(history)
+    return {law: list(check(it)) for law, check in LAWS.items()}
+
+
+def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    found: dict[K, list[T]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
+
+
+def _where(run: Run) -> str:
+    return f"on {run.worker} process {run.pid} epoch {run.epoch} attempt {run.attempt} at {run.began:.3f}"

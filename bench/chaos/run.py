@@ -1,0 +1,241 @@
+"""One run: the load begins, fault follows fault, all comes to rest, and the judge reads what was written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from bench.chaos.client import JOBS, KINDS, POOL, SET
+from bench.chaos.faults import FAULTS, SERVER_FAULTS, order
+from bench.chaos.judge import judge
+from bench.chaos.records import Follower, History, read
+from bench.chaos.report import Played
+from bench.chaos.system import ROLES, WORKERS, System, running
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.gangs import GangRecord, GangState
+from gangline.schemas.task_errors import JobError
+
+_RECOVERS_S: Final = 60.0
+"""What does not succeed again within so long after a fault has not recovered."""
+_STEADY_S: Final = 1.0
+_WHOLE_S: Final = 60.0
+_RESTS_S: Final = 40.0
+_CLIENTS_END_S: Final = 150.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    played: list[Played]
+    history: History
+    verdicts: dict[str, list[str]]
+    notes: list[str]
+    """What is worth a look and breaks no law: processes that ended by themselves."""
+
+    @property
+    def broken(self) -> bool:
+        return any(self.verdicts.values())
+
+
+class _Play:
+    def __init__(self, system: System, seed: int, say: Callable[[str], None]) -> None:
+        self.system = system
+        self.draw = Random(f"faults {seed}")
+        self.say = say
+        self.follower = Follower(system.folder)
+        self.played: list[Played] = []
+        self.unrecovered: list[str] = []
+        self.began = time.monotonic()
+
+    async def recovered(self, since: float) -> tuple[float | None, str]:
+        """Wait until each kind of request that was made after `since` has succeeded at each client.
+
+        Returns:
+            How long after `since` the last of them did; None if some did not in time. And which that was.
+        """
+        missing = {(name, kind) for name in ROLES["client"] for kind in KINDS}
+        last, which = since, ""
+        while missing:
+            for request in self.follower.news():
+                place = (request.id.partition("-")[0], request.kind)
+                if request.ok and request.asked >= since and place in missing:
+                    missing.discard(place)
+                    if request.told > last:
+                        last, which = request.told, f"{place[1]} of {place[0]}"
+            if time.monotonic() > since + _RECOVERS_S:
+                return None, ", ".join(f"{kind} of {name}" for name, kind in sorted(missing))
+            await asyncio.sleep(0.05)
+        return last - since, which
+
+    async def fault(self, kind: str) -> None:
+        text, act = FAULTS[kind](self.system, self.draw)
+        if kind in SERVER_FAULTS:
+            await self._storage_whole(f"before: {text}")
+        began = time.monotonic()
+        await act()
+        ended = time.monotonic()
+        recovery_s, which = await self.recovered(ended)
+        played = Played(
+            kind=kind, text=text, at_s=began - self.began, took_s=ended - began, recovery_s=recovery_s, slowest=which
+        )
+        self.played.append(played)
+        self.say(played.line())
+        if recovery_s is None:
+            self.unrecovered.append(f"{which} did not succeed in {_RECOVERS_S:g} s after: {text}")
+        if kind in SERVER_FAULTS:
+            await self._storage_whole(f"after: {text}")
+        await asyncio.sleep(_STEADY_S)
+
+    async def _storage_whole(self, when: str) -> None:
+        missing = await self.system.storage_is_whole(_WHOLE_S)
+        if missing:
+            self.system.exits.append(f"storage is not whole after {_WHOLE_S:g} s, {when}: {'; '.join(missing)}")
+
+    async def faults(self, minutes: float, kinds: list[str]) -> None:
+        until = time.monotonic() + 60 * minutes
+        for kind in cycle(kinds):
+            if time.monotonic() >= until:
+                return
+            await self.fault(kind)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    async def end_clients(self) -> list[str]:
+        """Let every client come to its end; those that do not."""
+        hung = []
+        for name in ROLES["client"]:
+            self.system.unwanted(name)
+            self.system.signal(name, signal.SIGTERM)
+        until = time.monotonic() + _CLIENTS_END_S
+        for name in ROLES["client"]:
+            child = self.system.children.get(name)
+            if child is None:
+                continue
+            try:
+                async with asyncio.timeout_at(asyncio.get_running_loop().time() + until - time.monotonic()):
+                    await child.ended.wait()
+            except TimeoutError:
+                hung.append(f"{name} still waits for answers {_CLIENTS_END_S:g} s after the last fault")
+        return hung
+
+    async def results(self, history: History) -> None:
+        """How each acknowledged job ended."""
+        jobs = [request.job for request in history.requests if request.kind == "submit" and request.job]
+        limit = asyncio.Semaphore(16)
+
+        async def ask(job: str) -> None:
+            async with limit:
+                try:
+                    history.results[job] = ("done", await self.system.observer.job(job, JOBS).result(60.0))
+                except JobError as error:
+                    history.results[job] = (error.code, str(error))
+                except GanglineError as error:
+                    history.results[job] = (f"not ended ({error.code})", str(error))
+
+        await asyncio.gather(*map(ask, jobs))
+
+    async def leaks(self) -> list[str]:
+        """What is still held, when nobody has wanted anything for a while."""
+        until = time.monotonic() + _RESTS_S
+        while True:
+            try:
+                found = await self._held()
+            except GanglineError as error:
+                found = [f"cannot be asked: {error}"]
+            if not found or time.monotonic() > until:
+                return found
+            await asyncio.sleep(0.5)
+
+    async def _held(self) -> list[str]:
+        observer, names = self.system.observer, self.system.names
+        found: list[str] = []
+        for worker in WORKERS:
+            stats = await observer.stats(f"{POOL}.{worker}")
+            if stats.load.ongoing or stats.leases or stats.gangs:
+                found.append(f"{worker} holds {stats.load}, {stats.leases}, {stats.gangs}")
+            if stats.ledger.get("pending"):
+                found.append(f"{worker} has not written {stats.ledger}")
+        ledger = await observer.router.ledger()
+        for keys in (names.leases_of(), names.members_of()):
+            found += [f"the ledger still has {entry.key}" for entry in await ledger.entries(keys)]
+        for entry in await ledger.entries(names.gang_key()):
+            record = GangRecord.model_validate_json(entry.value)
+            if record.state is not GangState.ENDED:
+                found.append(f"gang {record.id} is {record.state}")
+        for queue in await observer.queues():
+            if queue.depth or queue.running or queue.waiting:
+                found.append(f"the queue has {queue}")
+        state = await self._state(names.tasks_stream)
+        if state["messages"]:
+            found.append(f"{state['messages']} messages in {names.tasks_stream}")
+        letters = await observer.dead_letters()
+        found += [f"dead letter {letter.job}: {letter.reason}" for letter in letters]
+        return found
+
+    async def _state(self, stream: str) -> dict[str, Any]:
+        answer = await self.system.bus.api.call(f"STREAM.INFO.{stream}", what="look at a stream")
+        state: dict[str, Any] = answer["state"]
+        return state
+
+    async def end(self) -> History:
+        hung = await self.end_clients()
+        with contextlib.suppress(GanglineError):
+            ledger = await self.system.observer.router.ledger()
+            await ledger.delete(self.system.names.gangset_key(SET))
+        history = read(self.system.folder)
+        await self.results(history)
+        leaks = await self.leaks()
+        history = _with(read(self.system.folder), history.results)
+        history.lives, history.troubles = self.system.lives, self.system.troubles
+        history.ledger = list(self.system.audit.broken)
+        history.leaks = [*hung, *leaks]
+        history.unrecovered = self.unrecovered
+        return history
+
+
+def _with(history: History, results: dict[str, tuple[str, Any]]) -> History:
+    history.results = results
+    return history
+
+
+async def chaos(
+    seed: int,
+    minutes: float,
+    *,
+    say: Callable[[str], None],
+    only: tuple[str, ...] = (),
+    keep: Path | None = None,
+) -> Outcome:
+    """Play one seed.
+
+    Args:
+        minutes: how long faults go on; the beginning and the end come on top, a minute or so.
+        say: takes each line of progress.
+        only: these kinds of faults; all of them if none are named.
+        keep: where all records and logs are left.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="gangline-chaos-"))
+    try:
+        async with running(folder, seed) as system:
+            play = _Play(system, seed, say)
+            started_s, which = await play.recovered(play.began)
+            if started_s is None:
+                play.unrecovered.append(f"{which} never succeeded, before any fault")
+            else:
+                say(f"{time.monotonic() - play.began:6.1f} s  all kinds of requests succeed")
+                await play.faults(minutes, order(seed, only))
+            history = await play.end()
+        return Outcome(played=play.played, history=history, verdicts=judge(history), notes=list(system.exits))
+    finally:
+        if keep is not None:
+            shutil.copytree(folder, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))
+        shutil.rmtree(folder, ignore_errors=True)

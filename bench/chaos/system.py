@@ -1,0 +1,402 @@
+"""The system of a run: three nats-servers with a proxy on every link, and all processes, which are started again when
+they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench.chaos.client import JOBS, JOBS_ROUTE, POOL, SET
+from bench.chaos.ledger import LossyAudit
+from bench.chaos.proxy import Link, Proxy
+from bench.chaos.records import FOLDER, Life, Trouble
+from bench.faults.crew import ROOT, new_interpreter
+from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded_cluster import _free_ports
+from gangline.bus.jetstream import JetStreamBus
+from gangline.bus.jetstream import connect as connect_bus
+from gangline.bus.port import BucketSettings, KeyValue, Storage
+from gangline.bus.settings import ConnectionSettings
+from gangline.cli.children import TIED
+from gangline.cli.options import plain_environment
+from gangline.dispatcher.client import Client
+from gangline.dispatcher.durable.task_streams import TaskStorage
+from gangline.dispatcher.settings import RouterSettings
+from gangline.schemas.errors import GanglineError
+from gangline.schemas.gangs import LeaderRecord
+from gangline.schemas.names import Names
+
+NAMESPACE: Final = "chaos"
+SERVERS: Final = ("n1", "n2", "n3")
+WORKERS: Final = ("w1", "w2", "w3", "w4")
+ROLES: Final = {
+    "coordinator": ("c1", "c2"), "dispatcher": ("d1", "d2"), "worker": WORKERS, "client": ("p1", "p2", "p3"),
+}  # fmt: skip
+NAMES: Final = tuple(name for names in ROLES.values() for name in names)
+_START_S: Final = 60.0
+_DRAIN_S: Final = 40.0
+"""A process that was told to end in order and has not within so long is killed, as a supervisor does."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One process."""
+
+    name: str
+    party: str
+    """Whose links it uses."""
+    process: subprocess.Popen[bytes]
+    life: Life
+    tie: int
+    log: Path
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class System:
+    """Made by `running`. All that it started is gone when that ends."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.folder = folder
+        self.seed = seed
+        self.proxy = Proxy()
+        self.names = Names(NAMESPACE)
+        self.servers: dict[str, EmbeddedServer] = {}
+        self.children: dict[str, Child] = {}
+        """The living ones. A second process of a worker's id is there as `w1'`, until it is the only one."""
+        self.lives: list[Life] = []
+        self.troubles: list[Trouble] = []
+        self.exits: list[str] = []
+        """Processes that ended by themselves."""
+        self.audit = LossyAudit()
+        self.bus: JetStreamBus
+        self.observer: Client
+        self._urls: dict[str, str] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+        self._wanted: set[str] = set()
+        """Processes that are started again when they end."""
+
+    # -- servers --------------------------------------------------------------------------------------------------
+
+    async def start_servers(self) -> None:
+        routes = dict(zip(SERVERS, _free_ports(len(SERVERS)), strict=True))
+        nowhere = await self.proxy.closed_port()
+        for name in SERVERS:
+            others = [other for other in SERVERS if other != name]
+            ports = [await self.proxy.listen(name, other, lambda other=other: routes[other]) for other in others]  # type: ignore[misc]
+            # What servers tell each other about themselves must not lead round the proxy.
+            config = (
+                f"cluster {{ name: chaos, listen: 127.0.0.1:{routes[name]}, advertise: 127.0.0.1:{nowhere},"
+                f" no_advertise: true, routes: [{', '.join(f'nats://127.0.0.1:{port}' for port in ports)}] }}"
+            )
+            self.servers[name] = EmbeddedServer(name=name, data=self.folder / "data" / name, config=config)
+        await asyncio.to_thread(self._launch_servers)
+
+    def _launch_servers(self) -> None:
+        for server in self.servers.values():
+            server.launch()
+        for server in self.servers.values():
+            server.await_ready()
+        for server in self.servers.values():
+            server.await_log("JetStream cluster (new )?metadata leader", _START_S)
+
+    async def stop_servers(self) -> None:
+        for server in self.servers.values():
+            server.thaw()
+        await asyncio.gather(*(asyncio.to_thread(server.stop) for server in self.servers.values()))
+
+    async def wipe(self, name: str) -> None:
+        """Throw away all that a killed server has stored."""
+        await asyncio.to_thread(shutil.rmtree, self.folder / "data" / name, ignore_errors=True)
+
+    async def lagging(self) -> list[str]:
+        """What of storage has no leader, or copies that are behind. Nothing to say means that any one server can go."""
+        found: list[str] = []
+        offset = 0
+        while True:
+            answer = await self.bus.api.call("STREAM.LIST", {"offset": offset}, what="list streams", timeout_s=3.0)
+            streams = answer.get("streams") or []
+            for stream in streams:
+                name, cluster = stream["config"]["name"], stream.get("cluster") or {}
+                replicas = cluster.get("replicas") or []
+                behind = [r["name"] for r in replicas if not r.get("current") or r.get("offline") or r.get("lag", 0)]
+                if not cluster.get("leader"):
+                    found.append(f"{name} has no leader")
+                elif behind or len(replicas) + 1 < stream["config"].get("num_replicas", 1):
+                    found.append(f"{name} is behind on {', '.join(behind)}")
+            found += [f"{name} does not answer" for name in (answer.get("missing") or [])]
+            offset += len(streams)
+            if not streams or offset >= answer["total"]:
+                break
+        meta = await self._behind_in_meta()
+        return [*found, *meta]
+
+    async def _behind_in_meta(self) -> list[str]:
+        states = await asyncio.gather(*(self._serves(name) for name in SERVERS))
+        return [f"{name} is not there" for name, serves in zip(SERVERS, states, strict=True) if not serves]
+
+    async def _serves(self, name: str) -> bool:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.servers[name].port)
+                line = await reader.readline()
+                writer.close()
+                return line.startswith(b"INFO")
+        return False
+
+    async def storage_is_whole(self, within_s: float) -> list[str]:
+        """Wait until every copy of every stream is up to date; what still is not."""
+        until = time.monotonic() + within_s
+        twice = 0
+        while True:
+            try:
+                found = await self.lagging()
+            except GanglineError as error:
+                found = [str(error)]
+            twice = 0 if found else twice + 1
+            if twice == 2 or time.monotonic() > until:
+                return found
+            await asyncio.sleep(0.3)
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def role(self, name: str) -> str:
+        return next(role for role, names in ROLES.items() if name.rstrip("'") in names)
+
+    def command(self, name: str) -> list[str]:
+        role = self.role(name)
+        plain = name.rstrip("'")
+        match role:
+            case "worker":
+                pool = "bench.chaos.tasks:pool"
+                return ["-m", "gangline.cli", "worker", pool, "--id", plain, "--node", plain, "--drain-grace", "10s"]
+            case "client":
+                return ["-m", "bench.chaos.client", plain, str(self.seed)]
+            case _:
+                return ["-m", "gangline.cli", role, "--node", plain, "--log-format", "json"]
+
+    async def _wire(self, party: str) -> str:
+        """Links of its own to all servers."""
+        if party not in self._urls:
+            ports = [
+                await self.proxy.listen(party, server, lambda server=server: self.servers[server].port)  # type: ignore[misc]
+                for server in SERVERS
+            ]
+            self._urls[party] = ",".join(f"nats://127.0.0.1:{port}" for port in ports)
+        return self._urls[party]
+
+    async def start(self, name: str, *, wanted: bool = True) -> Child:
+        """Start a process. `wanted`: and again whenever it ends, until `unwanted`."""
+        plain = name.rstrip("'")
+        used = {child.party for child in self.children.values()}
+        party = next(each for each in (name, plain, f"{plain}'") if each not in used)
+        environment = {
+            **plain_environment(), TIED: "1", FOLDER: str(self.folder), "NATS_URL": await self._wire(party),
+            "GANGLINE_NAMESPACE": NAMESPACE, "GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3",
+        }  # fmt: skip
+        theirs, tie = os.pipe()
+        log = self.folder / f"{name}.log"
+        try:
+            with log.open("ab") as err:
+                made = new_interpreter(
+                    self.command(name), environment=environment, cwd=ROOT, stdin=theirs, stdout=err, stderr=err
+                )
+        finally:
+            os.close(theirs)
+        assert isinstance(made, subprocess.Popen)
+        role = self.role(name)
+        worker = plain if role == "worker" else ""
+        life = Life(name=name, role=role, pid=made.pid, began=time.monotonic(), worker=worker)
+        self.lives.append(life)
+        self.children[name] = child = Child(name, party, made, life, tie, log)
+        if wanted:
+            self._wanted.add(name)
+        watch = asyncio.ensure_future(self._watch(child))
+        self._watching.add(watch)
+        watch.add_done_callback(self._watching.discard)
+        return child
+
+    async def _watch(self, child: Child) -> None:
+        """Note its end; start it again."""
+        while (code := child.process.poll()) is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)  # other processes wake nobody
+        child.life.ended = min(child.life.ended, time.monotonic())
+        os.close(child.tie)
+        child.ended.set()
+        name = child.name
+        if self.children.get(name) is child:
+            del self.children[name]
+        if not child.life.killed and code != 0:
+            self.exits.append(f"{name} ended by itself with code {code}: {_last_line(child.log)}")
+        if name in self._wanted and name not in self.children:
+            await asyncio.sleep(0.5)
+            if name in self._wanted and name not in self.children:
+                await self.start(name)
+
+    def succeeds(self, name: str) -> None:
+        """The second process of a worker's id is the only one now."""
+        child = self.children.pop(f"{name}'", None)
+        if child is not None:
+            child.name = name
+            self.children[name] = child
+
+    def want(self, name: str) -> None:
+        """Start it again whenever it ends."""
+        self._wanted.add(name)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        child = self.children.get(name)
+        if child is not None:
+            if number == signal.SIGKILL:
+                child.life.killed, child.life.ended = True, time.monotonic()
+            with contextlib.suppress(ProcessLookupError):
+                child.process.send_signal(number)
+
+    def unwanted(self, name: str) -> None:
+        self._wanted.discard(name)
+
+    async def ended(self, name: str) -> None:
+        """Until a process that was told to end has; it is killed when that takes too long."""
+        child = self.children.get(name)
+        if child is None:
+            return
+        try:
+            async with asyncio.timeout(_DRAIN_S):
+                await child.ended.wait()
+        except TimeoutError:
+            self.exits.append(f"{name} did not end within {_DRAIN_S:g} s of being told to, and was killed")
+            self.signal(name, signal.SIGKILL)
+            await child.ended.wait()
+
+    # -- what is done to it -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def troubled(self, how: str, names: Iterable[str]) -> Iterator[None]:
+        """Note that these are frozen or cut off meanwhile."""
+        made = []
+        for name in names:
+            child = self.children.get(name)
+            if child is not None:
+                made.append(Trouble(pid=child.life.pid, how=how, since=time.monotonic()))
+        self.troubles += made
+        try:
+            yield
+        finally:
+            for trouble in made:
+                trouble.until = time.monotonic()
+
+    def links(self, name: str) -> list[Link]:
+        child = self.children.get(name)
+        return self.proxy.of(child.party if child is not None else name)
+
+    def connected(self, server: str) -> list[str]:
+        """Processes whose connection leads to that server."""
+        return [name for name, child in self.children.items() if self.proxy.between(child.party, server).connections]
+
+    async def leading_coordinator(self) -> str:
+        """The one that leads, as the ledger says; the first one if that cannot be read."""
+        with contextlib.suppress(GanglineError):
+            entry = await (await self.observer.router.ledger()).get(self.names.leader_key)
+            if entry is not None:
+                instance = LeaderRecord.model_validate_json(entry.value).instance
+                for name in ROLES["coordinator"]:
+                    child = self.children.get(name)
+                    if child is not None and instance in child.log.read_text(errors="replace"):
+                        return name
+        return ROLES["coordinator"][0]
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    async def start_all(self) -> None:
+        await self.start_servers()
+        settings = ConnectionSettings(
+            urls=tuple(server.url for server in self.servers.values()), reconnect_wait_s=0.1, ping_interval_s=1.0
+        )
+        bucket = BucketSettings(storage=Storage.FILE, replicas=3)
+        self.bus = await connect_bus(settings, name="observer")
+        await self.audit.start(await self._open_ledger(bucket))
+        bus = await connect_bus(settings, name="observer")
+        tasks = TaskStorage.from_environment({"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"})
+        router = RouterSettings(node="", zone="")
+        self.observer = Client(
+            bus, names=self.names, settings=router, bucket=bucket, tasks=tasks, owns_bus=True, name="observer"
+        )
+        await self.observer.start()
+        for name in (*ROLES["coordinator"], *ROLES["worker"], *ROLES["dispatcher"]):
+            await self.start(name)
+        ledger = await self.observer.router.ledger()
+        await ledger.put(
+            self.names.gangset_key(SET),
+            f'{{"gangs": 1, "retire_s": 0.5, "gang": {{"pool": "{POOL}", "size": 2, "strategy": "spread",'
+            f' "grace_s": 1.0, "backoff_s": 0.2}}}}'.encode(),
+        )
+        await self.observer.set_route(JOBS, JOBS_ROUTE)
+        await self._served()
+        for name in ROLES["client"]:
+            await self.start(name)
+
+    async def _open_ledger(self, bucket: BucketSettings) -> KeyValue:
+        """Servers that have just started may not know each other yet."""
+        async with asyncio.timeout(_START_S):
+            while True:
+                try:
+                    return await self.bus.bucket(self.names.ledger_bucket, bucket)
+                except GanglineError:
+                    await asyncio.sleep(0.2)
+
+    async def _served(self) -> None:
+        """Until all workers live."""
+        async with asyncio.timeout(_START_S):
+            while True:
+                with contextlib.suppress(GanglineError):
+                    if len(await self.observer.workers(POOL)) == len(WORKERS):
+                        return
+                await asyncio.sleep(0.2)
+
+    async def close(self) -> None:
+        """Nothing of it is left."""
+        self._wanted.clear()
+        for name in list(self.children):
+            self.signal(name, signal.SIGCONT)
+            self.signal(name, signal.SIGKILL)
+        for child in list(self.children.values()):
+            await child.ended.wait()
+        if self._watching:
+            await asyncio.wait(self._watching)
+        await self.audit.stop()
+        self.proxy.heal()
+        with contextlib.suppress(AttributeError, GanglineError, TimeoutError):
+            async with asyncio.timeout(10):
+                await self.observer.close()
+                await self.bus.close()
+        await self.proxy.close()
+        await self.stop_servers()
+
+
+@asynccontextmanager
+async def running(folder: Path, seed: int) -> AsyncIterator[System]:
+    """A system that has been started, and is ended whatever happens."""
+    system = System(folder, seed)
+    try:
+        await system.start_all()
+        yield system
+    finally:
+        closing = asyncio.ensure_future(system.close())
+        while not closing.done():  # Ctrl-C once more must not leave anything behind
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(closing)
+        closing.result()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][:200] if lines else "nothing in its log"

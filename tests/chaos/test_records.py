@@ -1,0 +1,46 @@
+"""What processes write down, and how it is read back."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bench.chaos.records import NEVER, Follower, Notebook, read
+
+
+def test_what_was_noted_is_read_back(tmp_path: Path) -> None:
+    task = Notebook(tmp_path, "task")
+    began = task.note("start", n=1, id="c1", worker="w1", slots=2, epoch=5, job=None)
+    ended = task.note("end", n=1, done=True)
+    task.note("start", n=2, id="c2", worker="w1", slots=1, epoch=5, job="j", attempt=3, fence=9)
+    task.note("member-start", gang="G", generation=2, rank=1)
+    client = Notebook(tmp_path, "client")
+    client.note("ask", id="c1", kind="once", due=7.0, once=True, expected="c1")
+    client.note("told", id="c1", ok=False, code="saturated", may_have_started=False, text="full")
+    client.note("ask", id="c2", kind="call", due=7.0)
+    history = read(tmp_path)
+    first, second = history.runs
+    assert (first.began, first.ended, first.done, first.slots, first.pid) == (began, ended, True, 2, os.getpid())
+    assert (second.ended, second.done, second.job, second.attempt, second.fence) == (NEVER, False, "j", 3, 9)
+    assert [(member.gang, member.generation, member.ended) for member in history.members] == [("G", 2, NEVER)]
+    told, waiting = history.requests
+    assert (told.answers, told.code, told.may_have_started, told.once) == (1, "saturated", False, True)
+    assert (waiting.answers, waiting.told) == (0, NEVER)
+
+
+def test_a_line_that_was_not_finished_is_no_line(tmp_path: Path) -> None:
+    book = Notebook(tmp_path, "client")
+    book.note("ask", id="c1", kind="call", due=7.0)
+    (path,) = tmp_path.iterdir()
+    with path.open("a") as file:
+        file.write('{"e": "told", "id": "c1", "at')
+    assert [request.answers for request in read(tmp_path).requests] == [0]
+
+
+def test_answers_are_followed_while_they_are_written(tmp_path: Path) -> None:
+    book, follower = Notebook(tmp_path, "client"), Follower(tmp_path)
+    book.note("ask", id="c1", kind="call", due=7.0)
+    assert follower.news() == []
+    book.note("told", id="c1", ok=True, value="c1")
+    assert [(request.id, request.ok) for request in follower.news()] == [("c1", True)]
+    assert follower.news() == []

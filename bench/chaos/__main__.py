@@ -29,10 +29,9 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-async def _play(given: argparse.Namespace, seed: int, only: tuple[str, ...]) -> int:
-    me = asyncio.current_task()
-    assert me is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+async def _play(given: argparse.Namespace, seed: int, only: tuple[str, ...]) -> bool:
+    """Whether all laws held."""
+    _say(f"seed {seed}, {given.minutes:g} minutes of faults")
     outcome = await chaos(seed, given.minutes, say=_say, only=only, keep=given.keep)
     _say("")
     _say(tables(outcome.played, outcome.history, outcome.verdicts))
@@ -40,25 +39,34 @@ async def _play(given: argparse.Namespace, seed: int, only: tuple[str, ...]) -> 
         _say(f"note: {note}")
     again = f"python -m bench.chaos --seed {seed} --minutes {given.minutes:g}"
     _say(f"\n{'BROKEN' if outcome.broken else 'all laws held'}; again: {again}")
-    return 1 if outcome.broken else 0
+    return not outcome.broken
+
+
+async def _play_all(given: argparse.Namespace, first: int, only: tuple[str, ...]) -> int:
+    me = asyncio.current_task()
+    assert me is not None
+    for number in (signal.SIGINT, signal.SIGTERM):  # however often: the end is not to be cut short
+        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+    held = [await _play(given, seed, only) for seed in range(first, first + given.seeds)]
+    return 0 if all(held) else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="what faults, on whom, in which order; drawn if not given")
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults go on (10)")
+    parser.add_argument("--seeds", type=int, default=1, help="play so many, one after the other (1)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults go on, for each seed (10)")
     parser.add_argument("--only", default="", help=f"kinds of faults: {', '.join(FAULTS)}")
     parser.add_argument("--keep", type=Path, help="leave all records and logs in this folder")
     given = parser.parse_args()
     only = tuple(kind.strip() for kind in given.only.split(",") if kind.strip())
     unknown = [kind for kind in only if kind not in FAULTS]
-    if unknown or given.minutes < 0:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes must not be negative")
+    if unknown or given.minutes < 0 or given.seeds < 1:
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes and --seeds must not be negative")
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
-    _say(f"seed {seed}, {given.minutes:g} minutes of faults")
     try:
-        return run(_play(given, seed, only))
-    except KeyboardInterrupt:
+        return run(_play_all(given, seed, only))
+    except asyncio.CancelledError:
         return 130
 
 

@@ -186,7 +186,7 @@ class _Client:
 
     async def serve(self) -> None:
         every: list[tuple[Callable[[], Awaitable[None]], int, float]] = [
-            (self.call, 2, 0.15), (self.once, 3, 0.1), (self.lease, 1, 0.3), (self.selection, 2, 0.2),
+            (self.call, 1, 0.15), (self.once, 3, 0.1), (self.lease, 1, 0.3), (self.selection, 1, 0.2),
             (self.job, 2, 0.4), (self.gang, 1, 0.4), (self.standing, 2, 0.2),
         ]  # fmt: skip
         async with asyncio.TaskGroup() as group:

@@ -138,13 +138,14 @@ def _partition(system: System, draw: Random) -> tuple[str, Act]:
     way = draw.choice(("both ways", "out", "in"))
 
     async def act() -> None:
+        links = system.links(name)
         with system.troubled("cut off", [name]):
-            for link in system.links(name):
+            for link in links:
                 server = link.b if link.b in SERVERS else link.a
                 party = link.a if server == link.b else link.b
                 link.silence(*{"both ways": (party, server), "out": (party,), "in": (server,)}[way])
             await asyncio.sleep(seconds)
-            system.proxy.heal()
+            system.proxy.heal(links)
 
     return f"{name} is cut off from all servers, {way}, for {seconds:.1f} s", act
 
@@ -153,11 +154,12 @@ def _cut(system: System, draw: Random) -> tuple[str, Act]:
     name, seconds = draw.choice(NAMES), draw.uniform(0.2, 4.0)
 
     async def act() -> None:
+        links = system.links(name)
         with system.troubled("cut off", [name]):
-            for link in system.links(name):
+            for link in links:
                 link.sever()
             await asyncio.sleep(seconds)
-            system.proxy.heal()
+            system.proxy.heal(links)
 
     return f"the connection of {name} is reset, and refused for {seconds:.1f} s", act
 
@@ -166,10 +168,11 @@ def _delay(system: System, draw: Random) -> tuple[str, Act]:
     name, delay_s, seconds = draw.choice((*NAMES, *SERVERS)), draw.uniform(0.02, 0.3), draw.uniform(3.0, 6.0)
 
     async def act() -> None:
-        for link in system.links(name):
+        links = system.links(name)
+        for link in links:
             link.slow(delay_s)
         await asyncio.sleep(seconds)
-        system.proxy.heal()
+        system.proxy.heal(links)
 
     return f"all that {name} sends and gets is {delay_s * 1000:.0f} ms late for {seconds:.1f} s", act
 
@@ -180,13 +183,14 @@ def _server_partition(system: System, draw: Random) -> tuple[str, Act]:
     whole = draw.random() < 0.4
 
     async def act() -> None:
+        links = system.links(name)
         with system.troubled("cut off", system.connected(name)):
-            for link in system.links(name):
+            for link in links:
                 other = link.b if link.a == name else link.a
                 if whole or other in SERVERS:
                     link.silence(*{"both ways": (name, other), "out": (name,), "in": (other,)}[way])
             await asyncio.sleep(seconds)
-            system.proxy.heal()
+            system.proxy.heal(links)
 
     whom = "all" if whole else "the other servers"
     return f"{name} is cut off from {whom}, {way}, for {seconds:.1f} s", act
@@ -221,6 +225,17 @@ def _freeze_server(system: System, draw: Random) -> tuple[str, Act]:
     return f"{name} is frozen for {seconds:.1f} s", act
 
 
+def _two(system: System, draw: Random) -> tuple[str, Act]:
+    """At most one of them is a server's."""
+    kinds = draw.sample(_TOGETHER, 2)
+    (one, act_one), (other, act_other) = (FAULTS[kind](system, draw) for kind in kinds)
+
+    async def act() -> None:
+        await asyncio.gather(act_one(), act_other())
+
+    return f"{one}; and {other}", act
+
+
 FAULTS: Final[dict[str, Fault]] = {
     "nothing": _nothing,
     "kill worker": _kill("worker"),
@@ -240,8 +255,12 @@ FAULTS: Final[dict[str, Fault]] = {
     "partition server": _server_partition,
     "kill server": _kill_server,
     "freeze server": _freeze_server,
+    "two at once": _two,
 }
-SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server"})
+_TOGETHER: Final = tuple(
+    f"{what} {role}" for what in ("kill", "freeze") for role in ("worker", "dispatcher", "coordinator", "client")
+) + ("twins", "restart leader", "partition process", "cut process", "delay", "freeze server")
+SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "two at once"})
 """Before one of these, and before the next fault after it, all copies of all streams must be up to date: two servers
 that lack the newest entries are more than any replication bears."""
 

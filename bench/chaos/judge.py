@@ -176,8 +176,8 @@ class Judge:
             yield from self._attempts(runs)
             answer = told.get(request.id)
             if answer is not None and answer.ok:
-                for run in runs:
-                    if run.began > answer.told:
+                for before, run in zip(runs, runs[1:], strict=False):
+                    if run.began > answer.told and not self.lost(before.pid, before.began, run.began):
                         yield f"job {run.job} was done, and started again {run.began - answer.told:.3f} s later"
 
     def _attempts(self, runs: Sequence[Run]) -> Iterable[str]:

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -139,6 +139,16 @@ class History:
     """What was still held when all had had time to come to rest."""
     unrecovered: list[str] = field(default_factory=list)
     """Kinds of requests that did not succeed again after a fault."""
+
+
+def save(history: History, path: Path) -> None:
+    """What the harness knows, for people who look into a verdict: one line for each process, trouble and result."""
+    with path.open("w") as file:
+        for what, items in (("life", history.lives), ("trouble", history.troubles)):
+            for item in items:
+                file.write(json.dumps({"e": what, **asdict(item)}) + "\n")
+        for job, (state, value) in history.results.items():
+            file.write(json.dumps({"e": "result", "job": job, "state": state, "value": value}) + "\n")
 
 
 def lines_of(path: Path) -> Iterator[dict[str, Any]]:

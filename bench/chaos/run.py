@@ -18,7 +18,7 @@ from typing import Any, Final
 from bench.chaos.client import JOBS, KINDS, POOL, SET
 from bench.chaos.faults import FAULTS, SERVER_FAULTS, order
 from bench.chaos.judge import judge
-from bench.chaos.records import Follower, History, read
+from bench.chaos.records import Follower, History, read, save
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
 from gangline.schemas.errors import GanglineError
@@ -234,6 +234,7 @@ async def chaos(
                 say(f"{time.monotonic() - play.began:6.1f} s  all kinds of requests succeed")
                 await play.faults(minutes, order(seed, only))
             history = await play.end()
+        save(history, folder / "harness.jsonl")
         return Outcome(played=play.played, history=history, verdicts=judge(history), notes=list(system.exits))
     finally:
         if keep is not None:

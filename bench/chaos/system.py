@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.embedded_cluster import _free_ports
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, KeyValue, Storage
+from gangline.bus.port import BucketSettings, Storage
 from gangline.bus.settings import ConnectionSettings
 from gangline.cli.children import TIED
 from gangline.cli.options import plain_environment
@@ -43,6 +44,10 @@ ROLES: Final = {
     "coordinator": ("c1", "c2"), "dispatcher": ("d1", "d2"), "worker": WORKERS, "client": ("p1", "p2", "p3"),
 }  # fmt: skip
 NAMES: Final = tuple(name for names in ROLES.values() for name in names)
+_STANDING: Final = {
+    "gangs": 1, "retire_s": 0.5,
+    "gang": {"pool": POOL, "size": 2, "strategy": "spread", "grace_s": 1.0, "backoff_s": 0.2},
+}  # fmt: skip
 _START_S: Final = 60.0
 _DRAIN_S: Final = 40.0
 """A process that was told to end in order and has not within so long is killed, as a supervisor does."""
@@ -323,7 +328,11 @@ class System:
         )
         bucket = BucketSettings(storage=Storage.FILE, replicas=3)
         self.bus = await connect_bus(settings, name="observer")
-        await self.audit.start(await self._open_ledger(bucket))
+
+        async def follow_ledger() -> None:
+            await self.audit.start(await self.bus.bucket(self.names.ledger_bucket, bucket))
+
+        await _patiently(follow_ledger)
         bus = await connect_bus(settings, name="observer")
         tasks = TaskStorage.from_environment({"GANGLINE_STORAGE": "file", "GANGLINE_REPLICAS": "3"})
         router = RouterSettings(node="", zone="")
@@ -333,25 +342,16 @@ class System:
         await self.observer.start()
         for name in (*ROLES["coordinator"], *ROLES["worker"], *ROLES["dispatcher"]):
             await self.start(name)
-        ledger = await self.observer.router.ledger()
-        await ledger.put(
-            self.names.gangset_key(SET),
-            f'{{"gangs": 1, "retire_s": 0.5, "gang": {{"pool": "{POOL}", "size": 2, "strategy": "spread",'
-            f' "grace_s": 1.0, "backoff_s": 0.2}}}}'.encode(),
-        )
-        await self.observer.set_route(JOBS, JOBS_ROUTE)
+
+        async def declare() -> None:
+            ledger = await self.observer.router.ledger()
+            await ledger.put(self.names.gangset_key(SET), json.dumps(_STANDING).encode())
+            await self.observer.set_route(JOBS, JOBS_ROUTE)
+
+        await _patiently(declare)
         await self._served()
         for name in ROLES["client"]:
             await self.start(name)
-
-    async def _open_ledger(self, bucket: BucketSettings) -> KeyValue:
-        """Servers that have just started may not know each other yet."""
-        async with asyncio.timeout(_START_S):
-            while True:
-                try:
-                    return await self.bus.bucket(self.names.ledger_bucket, bucket)
-                except GanglineError:
-                    await asyncio.sleep(0.2)
 
     async def _served(self) -> None:
         """Until all workers live."""
@@ -395,6 +395,16 @@ async def running(folder: Path, seed: int) -> AsyncIterator[System]:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.shield(closing)
         closing.result()
+
+
+async def _patiently(what: Callable[[], Awaitable[None]]) -> None:
+    """Servers that have just started may not have elected their leaders yet."""
+    async with asyncio.timeout(_START_S):
+        while True:
+            try:
+                return await what()
+            except GanglineError:
+                await asyncio.sleep(0.3)
 
 
 def _last_line(log: Path) -> str:

@@ -82,7 +82,8 @@ class _End(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         link, out = self.connection.link, self.other.transport
         if not self.kept and out is not None and not link.delay_s and not link.silent[self.speaker]:
-            out.write(data)
+            if not self.other.ended:
+                out.write(data)
             return
         self.kept.append((asyncio.get_running_loop().time() + link.delay_s, data))
         self.kept_bytes += len(data)
@@ -101,7 +102,8 @@ class _End(asyncio.Protocol):
         while self.kept and (self.kept[0][0] <= now or not link.delay_s):
             _, data = self.kept.popleft()
             self.kept_bytes -= len(data)
-            out.write(data)
+            if not self.other.ended:
+                out.write(data)
         if self.paused and self.kept_bytes < _MOST_KEPT_BYTES and self.transport is not None and not self.ended:
             self.paused = False
             self.transport.resume_reading()

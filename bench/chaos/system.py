@@ -363,7 +363,14 @@ class System:
                 await asyncio.sleep(0.2)
 
     async def close(self) -> None:
-        """Nothing of it is left."""
+        """Nothing of it is left, whatever goes wrong at the end."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.stop_servers)
+            stack.push_async_callback(self.proxy.close)
+            stack.push_async_callback(self._close_observer)
+            stack.push_async_callback(self._kill_all)
+
+    async def _kill_all(self) -> None:
         self._wanted.clear()
         for name in list(self.children):
             self.signal(name, signal.SIGCONT)
@@ -372,14 +379,13 @@ class System:
             await child.ended.wait()
         if self._watching:
             await asyncio.wait(self._watching)
-        await self.audit.stop()
-        self.proxy.heal()
-        with contextlib.suppress(AttributeError, GanglineError, TimeoutError):
+
+    async def _close_observer(self) -> None:
+        with contextlib.suppress(AttributeError, GanglineError, TimeoutError):  # AttributeError: it was not opened yet
             async with asyncio.timeout(10):
+                await self.audit.stop()
                 await self.observer.close()
                 await self.bus.close()
-        await self.proxy.close()
-        await self.stop_servers()
 
 
 @asynccontextmanager

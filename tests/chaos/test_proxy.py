@@ -126,6 +126,21 @@ async def test_a_cut_link_ends_its_connections_and_refuses_new_ones_until_it_is_
         writer.close()
 
 
+async def test_what_was_kept_for_somebody_who_has_gone_is_dropped() -> None:
+    async with wired() as it:
+        reader, writer = await dial(it.port)
+        writer.write(b"a")
+        assert await reader.readexactly(1) == b"A"
+        it.link.silence()
+        writer.write(b"b")
+        writer.close()
+        await turns()
+        it.link.heal()
+        assert [await it.heard.get() for _ in range(3)] == [b"a", b"b", b""]
+        await turns()
+        assert not it.link.connections
+
+
 async def test_a_slow_link_keeps_the_order() -> None:
     async with wired() as it:
         reader, writer = await dial(it.port)

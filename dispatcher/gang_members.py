@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..schemas.errors import (
     DeadlineExceeded,
@@ -22,9 +22,9 @@ from ..schemas.gangs import Rendezvous, Seat
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown, stale
-from .inflight import TaskFlight
+from .inflight import Books, TaskFlight
 from .lease_slots import LeaseSlots
-from .order import Order, result_of
+from .order import Order, result_of, too_late
 from .pool import RoutedPool
 from .retry import Backoff, Fate
 from .settings import LOST_AFTER_S
@@ -32,6 +32,9 @@ from .stream import Streamer, StreamFlight, stream_fate
 from .ticket import Ticket
 from .together import Together
 from .view import Method, Worker
+
+if TYPE_CHECKING:
+    from .gang_hold import GangHold
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
 """Finds a pool of the router, by a deadline."""
@@ -82,6 +85,16 @@ class GangMember:
         )
 
 
+class HeldSlots(NamedTuple):
+    """Slots of a member that are held for a task."""
+
+    worker: Worker
+    token: str
+    books: Books
+    """Where the ticket counts until the task has ended."""
+    ticket: Ticket
+
+
 class MemberLine:
     """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
 
@@ -96,6 +109,8 @@ class MemberLine:
         self._flights: dict[TaskFlight | StreamFlight, None] = {}
         self._methods: Mapping[str, Method] = {}
         """Of the worker that was asked last."""
+        self.holds: dict[GangHold, None] = {}
+        """Slots of it that are held by tokens of their own: lost when it is no more."""
         self._end: Callable[[], GanglineError] | None = None
         self._ended = asyncio.Event()
 
@@ -125,10 +140,18 @@ class MemberLine:
             elif not flight.future.done():
                 self._caller.abandon(flight)
                 flight.future.set_exception(_uncertain(error()))
+        for hold in list(self.holds):
+            hold.lose(error())
         self._slots.close()
 
     async def call(
-        self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, together: Together | None = None
+        self,
+        order: Order,
+        span: Span = NO_SPAN,
+        *,
+        patient: bool = True,
+        together: Together | None = None,
+        held: HeldSlots | None = None,
     ) -> Any:
         """Run a task on the member. Cancelling stops it.
 
@@ -136,6 +159,7 @@ class MemberLine:
             patient: wait while all slots of the member are in use, and try again while nobody listens there, until the
                 deadline or the end of the generation; else LeaseBusy or WorkerLost.
             together: with these others: it begins when all of them have their slots.
+            held: on these slots, and sent once at most.
 
         Raises:
             GanglineError: see Gang.call.
@@ -145,12 +169,9 @@ class MemberLine:
         give_up_at: float | None = None
         while True:
             attempts += 1
-            worker = await self._worker(order)
-            ticket = await self._enter(order, worker, patient)
-            ticket.attempts = attempts
-            flight = self._caller.launch(
-                self._slots, order, worker, ticket, token=self.seat.token, trace=span.traceparent()
-            )
+            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
+            ticket.attempts = max(ticket.attempts, attempts)
+            flight = self._caller.launch(books, order, worker, ticket, token=token, trace=span.traceparent())
             self._flights[flight] = None
             if together is not None:
                 together.sent(flight)
@@ -168,25 +189,26 @@ class MemberLine:
                     if not patient or error.may_have_started is not False:
                         raise
                 fate = Fate.FULL
-            if patient and fate in _ABSENT:
+            if held is None and patient and fate in _ABSENT:
                 now = self._loop.time()
                 give_up_at = now + _ABSENT_S if give_up_at is None else give_up_at
                 if order.deadline is None and now >= give_up_at:
                     raise self._error(fate, worker)
-            elif not self._again(fate, worker) or (fate is Fate.FULL and not patient):
+            elif held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
-            await self._pause(backoff.next_s(0.0), order, self._error(fate, worker))
+            await self._pause(backoff.next_s(0.0), order.deadline, order.target, self._error(fate, worker))
 
-    async def stream(self, order: Order, span: Span = NO_SPAN, *, patient: bool = True) -> AsyncGenerator[Any, None]:
+    async def stream(
+        self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, held: HeldSlots | None = None
+    ) -> AsyncGenerator[Any, None]:
         """Run a task on the member and yield its items."""
         backoff = Backoff(0.025, 0.5)
         while True:
-            worker = await self._worker(order)
-            ticket = await self._enter(order, worker, patient)
-            flight = StreamFlight(self._caller.exchange.new_id(), worker, self._slots, ticket)
+            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
+            flight = StreamFlight(self._caller.exchange.new_id(), worker, books, ticket)
             self._flights[flight] = None
             try:
-                items = self._streamer.read(order, flight, token=self.seat.token, trace=span.traceparent())
+                items = self._streamer.read(order, flight, token=token, trace=span.traceparent())
                 async with contextlib.aclosing(items):
                     async for item in items:
                         yield item
@@ -195,9 +217,37 @@ class MemberLine:
             fate = stream_fate(flight)
             if fate is None:
                 return
-            if not self._again(fate, worker) or (fate is Fate.FULL and not patient):
+            if held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
-            await self._pause(backoff.next_s(0.0), order)
+            await self._pause(backoff.next_s(0.0), order.deadline, order.target)
+
+    async def reach(self, deadline: float | None, target: str) -> Worker:
+        """The member's worker; `target`: what it is wanted for, for people.
+
+        Raises:
+            WorkerLost: it is gone; nothing was sent.
+            GanglineError: the member is no more, or the deadline passed; nothing was sent.
+        """
+        self._check()
+        seat = self.seat
+        pool = await self._pool(seat.pool, deadline)
+        worker = pool.core.view.workers.get(seat.worker)
+        backoff = Backoff(0.025, 0.5)
+        give_up_at = self._loop.time() + LOST_AFTER_S
+        while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
+            # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
+            # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
+            limit = give_up_at if deadline is None else min(give_up_at, deadline)
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    await pool.discovery.pull()
+            worker = pool.core.view.workers.get(seat.worker)
+            if worker is None:
+                await self._pause(backoff.next_s(0.0), deadline, target)
+        self._check()
+        if worker is None:
+            raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
+        return worker
 
     def __repr__(self) -> str:
         return f"MemberLine({self.name}, {self.used}/{self.seat.slots} slots used)"
@@ -210,27 +260,19 @@ class MemberLine:
             error.may_have_started = False
             raise error
 
-    async def _worker(self, order: Order) -> Worker:
-        self._check()
-        seat = self.seat
-        pool = await self._pool(seat.pool, order.deadline)
-        worker = pool.core.view.workers.get(seat.worker)
-        backoff = Backoff(0.025, 0.5)
-        give_up_at = self._loop.time() + LOST_AFTER_S
-        while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
-            # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
-            # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
-            limit = give_up_at if order.deadline is None else min(give_up_at, order.deadline)
-            with contextlib.suppress(Unavailable, TimeoutError):
-                async with asyncio.timeout_at(limit):
-                    await pool.discovery.pull()
-            worker = pool.core.view.workers.get(seat.worker)
-            if worker is None:
-                await self._pause(backoff.next_s(0.0), order)
-        self._check()
-        if worker is None:
-            raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
-        return worker
+    async def _slots_for(self, order: Order, patient: bool) -> HeldSlots:
+        """Slots of the member, which are taken on its own token."""
+        worker = await self.reach(order.deadline, order.target)
+        return HeldSlots(worker, self.seat.token, self._slots, await self._enter(order, worker, patient))
+
+    def _own(self, held: HeldSlots) -> HeldSlots:
+        try:
+            self._check()
+        except GanglineError:
+            held.books.settle(held.ticket)
+            held.books.pump()
+            raise
+        return held
 
     async def _enter(self, order: Order, worker: Worker, patient: bool) -> Ticket:
         """Take slots of the member for one task; they are given back when its flight has ended."""
@@ -254,9 +296,11 @@ class MemberLine:
         # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
         return fate in _SENT_AGAIN or (fate is Fate.STALE and worker.epoch == self.seat.epoch)
 
-    async def _pause(self, delay_s: float, order: Order, why: GanglineError | None = None) -> None:
-        if order.deadline is not None and self._loop.time() + delay_s >= order.deadline:
-            raise order.too_late(may_have_started=False) from why
+    async def _pause(
+        self, delay_s: float, deadline: float | None, target: str, why: GanglineError | None = None
+    ) -> None:
+        if deadline is not None and self._loop.time() + delay_s >= deadline:
+            raise too_late(target, may_have_started=False) from why
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._ended.wait()

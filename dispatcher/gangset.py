@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
 from ..schemas.errors import (
@@ -21,13 +21,17 @@ from ..schemas.errors import (
     TaskCancelled,
     WorkerLost,
 )
-from ..schemas.frames import Load
+from ..schemas.frames import Load, ReserveFlag
 from ..schemas.gang_errors import GangFailed
 from ..schemas.gangs import GangRecord, GangSetRecord, GangState, Route
 from ..schemas.records import MethodInfo, Registration
 from ..telemetry.tracing import Span
-from .gang_members import Formation, LineMaker
+from .core import outcome_unknown
+from .gang_hold import GangHold, hold_members
+from .gang_members import Formation, HeldSlots, LineMaker
 from .gang_run import Arguments, run_on_all, same_for_all
+from .hold import Reserver
+from .inflight import Books
 from .order import Order
 from .pool import RoutedPool
 from .retry import Fate
@@ -150,6 +154,9 @@ class RoutedSet:
                 stay = {seat.token for seat in record.seats}
                 known.end(_torn_down(self.name, known, "a newer generation was formed"), stay)
             self._formations[record.id] = formation
+            for line in formation.lines:
+                for hold in line.holds:
+                    hold.formation = formation
         worker = self.pool.formed(record, revision, dict(first.methods), self._slots(record))
         if record.generation <= self._leaving.get(record.id, 0):
             self.pool.core.view.retire(worker)
@@ -199,7 +206,7 @@ class RoutedSet:
         fate: Fate | None = None
         try:
             while True:
-                worker = await self._place(order, ticket, fate)
+                worker = await self._place(order.deadline, ticket, fate)
                 formation = self._formations.get(worker.id.worker)
                 try:
                     if formation is None:
@@ -234,7 +241,7 @@ class RoutedSet:
             raise InvalidRequest(f"calls to standing set {self.name!r} run on all ranks: none of them can be streamed")
         fate: Fate | None = None
         while True:
-            worker = await self._place(order, ticket, fate)
+            worker = await self._place(order.deadline, ticket, fate)
             formation = self._formations.get(worker.id.worker)
             read = 0
             try:
@@ -258,11 +265,130 @@ class RoutedSet:
                 self.pool.pump()
             self.pool.refused(ticket, worker, fate)
 
+    # -- slots that are held --------------------------------------------------------------------------------------
+
+    def stands(self, formation: Formation) -> bool:
+        """Whether that is what its gang is made of now."""
+        return self._formations.get(formation.gang) is formation
+
+    async def hold(
+        self, reserver: Reserver, ticket: Ticket, *, ttl_s: float, flags: ReserveFlag, deadline: float | None
+    ) -> GangHold:
+        """Hold slots of one gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back
+        whatever may have been granted.
+
+        Raises:
+            InvalidRequest: a record in the ledger was asked for.
+            Unavailable: see RoutedPool.place.
+            GanglineError: what a member answered.
+        """
+        if flags & ReserveFlag.SYNC:
+            raise InvalidRequest(
+                f"{self.name!r} is a standing set: the slots of its gangs stand in the ledger with the gang, and a "
+                "lease of them does not: ask with ledger='behind'"
+            )
+        fate: Fate | None = None
+        while True:
+            worker = await self._place(deadline, ticket, fate)
+            formation = self._formations.get(worker.id.worker)
+            result: GangHold | Fate = Fate.GONE
+            try:
+                if formation is not None:
+                    result = await hold_members(
+                        self,
+                        formation,
+                        reserver,
+                        ticket,
+                        on_all=self.record.route is Route.ALL,
+                        ttl_s=ttl_s,
+                        flags=flags,
+                        deadline=deadline,
+                    )
+            finally:
+                if not isinstance(result, GangHold):
+                    self.pool.settle(ticket)
+                    self.pool.pump()
+            if isinstance(result, GangHold):
+                self.pool.accepted(ticket)
+                self.pool.took(worker)
+                return result
+            if result is Fate.FULL:
+                self.pool.full(worker)
+            fate = result
+            self.pool.refused(ticket, worker, fate)
+
+    async def dispatch(self, hold: GangHold, order: Order, ticket: Ticket, span: Span) -> Any:
+        """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
+        task has not started or may be repeated. Cancelling stops it.
+
+        Args:
+            ticket: of the task, not placed.
+        """
+        fate = Fate.GONE
+        ticket.attempts, ticket.last = 1, hold.stands_for.id
+        if hold.trouble() is None:
+            charge = hold.ticket
+            charge.attempts = 1
+            hold.consume()
+            try:
+                return await self._on(hold.formation, order, ticket, span, hold.slots_for(self.pool, charge), hold)
+            except BaseException as error:
+                # A task that did not arrive has not used its token up.
+                hold.give_back()
+                if not isinstance(error, GanglineError):
+                    raise
+                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
+                if found is None:
+                    raise
+                fate = found
+        else:
+            hold.release()
+        if fate.may_have_started:
+            if not self._repeatable(hold, order):
+                raise outcome_unknown(fate, str(hold.worker.id), 1)
+            ticket.uncertain = fate
+        return await self.run(order, ticket, span)
+
+    async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:
+        """Run a task on slots that stay held; the ticket, which counts in the books, is settled when it has ended.
+
+        Raises:
+            LeaseError, WorkerLost: the gang was torn down, or what is held was lost.
+            GanglineError: see Client.call; GangFailed when a rank of several failed.
+        """
+        try:
+            sent_at = asyncio.get_running_loop().time()
+            result = await self._on(hold.formation, order, ticket, span, hold.slots_for(books, ticket), hold)
+            hold.used(sent_at)
+            return result
+        except GanglineError as error:
+            lost = await self.lost_on(hold, error, order.deadline)
+            if lost is error:
+                raise
+            raise lost from error
+
+    async def lost_on(self, hold: GangHold, error: GanglineError, deadline: float | None) -> GanglineError:
+        """What a failed task says to who holds slots: that they are lost, if they are."""
+        if isinstance(error, LeaseBusy):
+            return error
+        fate = await self._fate(error, hold.formation, hold.stands_for, deadline)
+        if fate is None or isinstance(error, (LeaseError, WorkerLost)):
+            return error
+        if fate.may_have_started:
+            return WorkerLost(f"{error.message}, and the lease on it: the task may have started", details=error.details)
+        return hold.trouble() or error
+
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _place(self, order: Order, ticket: Ticket, fate: Fate | None) -> Worker:
+    def _repeatable(self, hold: GangHold, order: Order) -> bool:
+        if order.options.idempotent is not None:
+            return order.options.idempotent
+        method = hold.worker.methods.get(order.method)
+        return method is not None and method.idempotent
+
+    async def _place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
         try:
-            return await self.pool.place(ticket, order.deadline, fate)
+            return await self.pool.place(ticket, deadline, fate)
         except NoWorkers as error:
             if self._formations:
                 raise
@@ -271,21 +397,33 @@ class RoutedSet:
                 details=error.details,
             ) from error
 
-    async def _on(self, formation: Formation, order: Order, ticket: Ticket, span: Span) -> Any:
-        if self.record.route is Route.RANK0:
-            return await formation.lines[0].call(_for_pool(order, formation, 0), span, patient=False)
+    async def _on(
+        self,
+        formation: Formation,
+        order: Order,
+        ticket: Ticket,
+        span: Span,
+        held: Sequence[HeldSlots] = (),
+        hold: GangHold | None = None,
+    ) -> Any:
+        """`held`: slots by rank that are held for it, on `hold`."""
+        on_all = self.record.route is Route.ALL if hold is None else hold.on_all
+        if not on_all:
+            slots = held[0] if held else None
+            return await formation.lines[0].call(for_rank(order, formation, 0), span, patient=False, held=slots)
         run = 1 + self._draw.getrandbits(48)  # unlike those of other routers, which may use the same gang
 
         together = self._lines.together(formation.size)
         # After a refusal rank 0 goes first, so that of several routers that want one gang, one gets all of it.
-        in_order = ticket.attempts > 1
+        in_order = ticket.attempts > 1 and not held
 
         async def on_rank(rank: int, _: Arguments) -> Any:
             if in_order and rank:
                 await together.first_held()
-            each = _for_pool(order, formation, rank)
+            each = for_rank(order, formation, rank)
             each.run, each.hold = run, True
-            return await formation.lines[rank].call(each, span, patient=False, together=together)
+            slots = held[rank] if held else None
+            return await formation.lines[rank].call(each, span, patient=False, together=together, held=slots)
 
         try:
             return await run_on_all(formation, on_rank, same_for_all(formation.size, (), {}), partial=False)
@@ -348,7 +486,7 @@ def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
     )
 
 
-def _for_pool(order: Order, formation: Formation, rank: int) -> Order:
+def for_rank(order: Order, formation: Formation, rank: int) -> Order:
     """The order as it goes to one rank."""
     each = Order(
         endpoint=formation.lines[rank].seat.pool,

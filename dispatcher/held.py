@@ -26,8 +26,14 @@ class Held:
 
     @property
     def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it."""
+        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is. The same goes for
+        what else is told of the worker."""
         return str(self.hold.worker.id)
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set whose slots they are: of rank 0, or of every rank. None: of no gang."""
+        return self.hold.gang
 
     @property
     def node(self) -> str:
@@ -64,4 +70,5 @@ class Held:
 
     @property
     def slots(self) -> int:
+        """How many; of a gang whose calls run on all ranks, so many of each."""
         return self.hold.slots

@@ -11,7 +11,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from ..schemas.errors import GanglineError, LeaseExpired, WorkerLost
 from ..schemas.frames import Answer, Frame, Request, ReserveFlag
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .holds import Holds
 
 _RENEWALS_PER_TTL: Final = 3
+
+H = TypeVar("H", bound="Hold")
 
 
 def margin_s(ttl_s: float) -> float:
@@ -129,12 +131,17 @@ class Hold:
         """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
         return self._exchange is exchange
 
-    def charged(self, ticket: Ticket) -> Hold:
+    def charged(self, ticket: Ticket) -> Self:
         """Slots are held, as many as the ticket costs, which counts for them on the worker."""
         self.charge = ticket
         self.slots = ticket.cost
         self.pool.held.count += ticket.cost - 1
         return self
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set that they are slots of; None: of none."""
+        return None
 
     @property
     def ended(self) -> bool:
@@ -329,7 +336,7 @@ class Reserver:
                     pool.settle(ticket)
                     pool.pump()
                     raise pool.core.give_up(ticket, "by the deadline")
-                result = await self._try(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
+                result = await self.ask(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
                 if isinstance(result, Hold):
                     pool.accepted(ticket)
                     return result
@@ -340,9 +347,27 @@ class Reserver:
             fate = result
             pool.refused(ticket, worker, fate)
 
-    async def _try(
-        self, pool: RoutedPool, ticket: Ticket, worker: Worker, *, ttl_s: float, flags: ReserveFlag, probe_s: float
-    ) -> Hold | Fate:
+    async def ask(
+        self,
+        pool: RoutedPool,
+        ticket: Ticket,
+        worker: Worker,
+        *,
+        ttl_s: float,
+        flags: ReserveFlag,
+        probe_s: float,
+        seat: str | None = None,
+        make: type[H] | None = None,
+    ) -> H | Hold | Fate:
+        """Ask one worker, once, for as many slots as the ticket costs, which counts for them in the pool.
+
+        Args:
+            seat: token of a gang's seat there, whose slots they are to be.
+            make: what to make of the grant; a Hold if not given.
+
+        Raises:
+            GanglineError: what the worker answered.
+        """
         exchange, loop = self._exchange, self._exchange.loop
         flight = ReserveFlight(exchange.new_id(), worker, loop, pool, ticket)
         terms, asked_at = Terms(ttl_s, self._settings.claim_s), loop.time()
@@ -356,25 +381,22 @@ class Reserver:
                 round(terms.claim_s * 1000),
                 int(flags),
                 max(1, round(probe_s * 1000)),
-                self._meta,
+                self._meta if seat is None else {**(self._meta or {}), "seat": seat},
             ),
         )
         timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
         try:
-            return self._taken(pool, flight, await flight.future, terms, asked_at)
+            outcome = await flight.future
+            if isinstance(outcome, Fate) or outcome[0] != Answer.GRANTED:
+                return self.refused(flight, outcome)
+            hold = (make or Hold)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
+            return hold.charged(flight.ticket)
         except asyncio.CancelledError:
             # Granted or not, known or not: one release, and the books are straight.
             self.undo(flight)
             raise
         finally:
             timer.cancel()
-
-    def _taken(
-        self, pool: RoutedPool, flight: ReserveFlight, outcome: Outcome, terms: Terms, asked_at: float
-    ) -> Hold | Fate:
-        if not isinstance(outcome, Fate) and outcome[0] == Answer.GRANTED:
-            return Hold(self._exchange, pool, flight.worker, flight.id, outcome, terms, asked_at).charged(flight.ticket)
-        return self.refused(flight, outcome)
 
     def refused(self, flight: Awaited, outcome: Outcome) -> Fate:
         """What an outcome that grants nothing comes to.

@@ -9,6 +9,7 @@ from ..schemas.errors import ClosedError, NoWorkers
 from ..schemas.frames import ReserveFlag
 from ..telemetry.tracing import tracer
 from .express_hold import HeldExpress
+from .gangset import RoutedSet
 from .hold import Hold, Reserver
 from .holds import Holds
 from .inflight import Outcome
@@ -107,7 +108,7 @@ class Reserving:
         options: CallOptions,
         deadline: float | None,
     ) -> Hold:
-        """Hold slots of one worker.
+        """Hold slots of one worker, or of one gang of a standing set.
 
         Args:
             endpoint: or the pool.
@@ -153,12 +154,13 @@ class Reserving:
         options: CallOptions,
         tried: tuple[RoutedPool, tuple[Worker, Fate]] | None = None,
     ) -> Hold:
-        """Hold slots in a pool of the endpoint's route, or in the pool that the options name.
+        """Hold slots in a pool (or standing set) of the endpoint's route, or in the pool that the options name.
 
         Args:
             tried: where a first try, made elsewhere, came to nothing, and why.
         """
         failed: tuple[Worker, Fate] | None = None
+        pool: RoutedPool | RoutedSet
         try:
             while True:
                 self._check_open()
@@ -166,15 +168,18 @@ class Reserving:
                     (pool, failed), tried = tried, None
                     ticket.endpoint = endpoint
                 elif options.pool is None:
-                    target = await self._traffic.find(endpoint, ticket, deadline)
-                    pool = target if isinstance(target, RoutedPool) else await self._following.get(endpoint, deadline)
+                    pool = await self._traffic.find(endpoint, ticket, deadline)
                 else:
                     pool = await self._following.get(endpoint, deadline)
                 there, failed = failed, None
                 try:
-                    hold = await self._reserver.reserve(
-                        pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline, tried=there
-                    )
+                    hold: Hold
+                    if isinstance(pool, RoutedSet):
+                        hold = await pool.hold(self._reserver, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline)
+                    else:
+                        hold = await self._reserver.reserve(
+                            pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline, tried=there
+                        )
                 except Moved:
                     continue
                 except NoWorkers:

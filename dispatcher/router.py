@@ -18,6 +18,8 @@ from ..schemas.names import Names, check_name, split_target
 from ..telemetry.logs import logger_for
 from ..telemetry.metrics import RouterMetrics
 from ..telemetry.tracing import Span
+from .gang_hold import GangHold
+from .gang_lease import GangLease
 from .gangset import RoutedSet
 from .hold import Hold
 from .inflight import Outcome
@@ -281,7 +283,8 @@ class Router:
 
         async def make() -> Lease:
             hold = await self._reserve(pool, method, slots, ttl_s, flags, options)
-            return Lease(
+            kind = GangLease if isinstance(hold, GangHold) else Lease
+            return kind(
                 hold,
                 caller=self.caller,
                 express=self._held_express,

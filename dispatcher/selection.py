@@ -23,6 +23,7 @@ from ..schemas.frames import Answer
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown
+from .gang_hold import GangHold
 from .held import Held
 from .hold import Hold
 from .inflight import Outcome, TaskFlight
@@ -128,6 +129,10 @@ class Dispatcher:
         """
         selection.check_usable(order.pool)
         hold, pool = selection.hold, selection.hold.pool
+        if isinstance(hold, GangHold):
+            order.remaining_ms(self._caller.exchange.loop.time())
+            selection.mark_used()
+            return await hold.routed.dispatch(hold, order, order.ticket(self._max_attempts), span)
         if hold.trouble() is not None:
             # The worker is gone or began anew: nothing was sent, any other will do.
             selection.mark_used()

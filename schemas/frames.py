@@ -41,9 +41,13 @@ nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true
 answers), and for a stream `window`: how many items may come ahead of the CREDIT for them (unsaid: as the worker is
 set).
 
-A task on a gang's seat may name its `run`, and its `generation`: it waits until the worker was told of that. With
-`hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none; without BEGIN for
-two seconds it ends without having started (ERROR task_cancelled).
+`meta` of a RESERVE may have `owner`, for people, and `seat`: the token of a gang's seat. What is granted then are
+slots that the seat has idle, and no others (REJECTED "full" if it has not so many): a lease like any other, but that
+its tasks run as the gang's member, and that it ends with the seat at the latest.
+
+A task on a gang's seat, or on such a lease, may name its `run`, and its `generation`: it waits until the worker was
+told of that. With `hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none;
+without BEGIN for two seconds it ends without having started (ERROR task_cancelled).
 
 An attempt of a durable task has `job`, `endpoint` and `attempt`, and may have `sequence`, which tells the job from an
 earlier one of that id. While it runs on a worker, and after its end for as long as the answer is kept, a further TASK

@@ -125,7 +125,7 @@ class Books:
     def describe(self, token: str) -> Desired | None:
         """What the ledger shall say of a lease; None: no such lease."""
         lease = self.core.leases.get(token)
-        if lease is None or lease.gang is not None:
+        if lease is None or lease.in_gang is not None:
             return None
         now = self.now()
         left_s = lease.due_at - now
@@ -158,21 +158,22 @@ class Books:
         assert ledger is not None
         granted = expired = released = 0
         for change, lease in changes:
-            # A gang's seats stand in its member record, which the coordinator writes.
+            # A gang's seats stand in its member record, which the coordinator writes, and subleases are slots of those.
+            recorded = lease.gang is None and lease.seat is None
             if change is _RENEW:
-                if lease.gang is None:
+                if recorded:
                     ledger.renewed(lease.token, lease.due_at)
                 continue
             if change is _GRANT:
                 granted += 1
-                if lease.gang is None:
+                if recorded:
                     ledger.changed(lease.token)
             else:
                 if change is _EXPIRE:
                     expired += 1
                 else:
                     released += 1
-                if lease.gang is None:
+                if recorded:
                     ledger.ended(lease.token)
             if journal.enabled:
                 journal.lease(change, lease)

@@ -14,7 +14,8 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
   lease has at most its slots in use at once. A task id starts at most once, and never after it was withdrawn. A durable
   job is in at most one execution at once (see worker.job_table).
 - **L4 no leak.** Every living lease has a time at which it ends by itself: the claim timeout until the first use, then
-  its time to live after the last one. (A gang's seats end with the gang; see worker.gang_core.)
+  its time to live after the last one. (A gang's seats end with the gang; see worker.gang_core. A *sublease* has slots
+  of a seat: it ends like any lease, and with the seat at the latest.)
 - **L5 expired is dead.** Nothing starts for an expired, unknown or older-epoch token, even before the timer came to
   end it: each use looks at the time itself.
 - **L5 in doubt.** While it is not certain that the id is still ours, nothing is granted or started, and after `fence`
@@ -198,12 +199,15 @@ class WorkerCore:
         single_use: bool,
         owner: str,
         token: str,
+        seat: str | None = None,
         now: float,
     ) -> Lease | Refusal:
         """Grant `slots` for `claim_s`, and for `ttl_s` from each use. The same `rid` again gets the same answer.
 
-        `token` is used if something is granted and must be new. None as `rid`: the request cannot come again.
-        Returns FULL, DRAINING, TOO_LARGE, or EXPIRED when the request was released before (or the lease has ended).
+        `token` is used if something is granted and must be new. None as `rid`: the request cannot come again. With
+        `seat`, the slots are not free ones, but those that the gang's seat of this token has idle.
+        Returns FULL, DRAINING, TOO_LARGE, or EXPIRED when the request was released before (or the lease has ended);
+        what became of the seat if that is over.
         """
         if rid is not None and rid in sender.reserves:
             known = sender.reserves[rid]
@@ -213,7 +217,10 @@ class WorkerCore:
             return found if isinstance(found, Lease) else Refusal.EXPIRED
         if sender.doubtful and isinstance(rid, int):
             sender.saw_new(rid)
-        answer = self._grant(slots, ttl_s, claim_s, single_use, owner, token, now)
+        if seat is None:
+            answer = self._grant(slots, ttl_s, claim_s, single_use, owner, token, now)
+        else:
+            answer = self._sublease(seat, slots, ttl_s, claim_s, single_use, owner, token, now)
         if rid is not None:
             self._memory.note_reserve(sender, rid, answer, now)
         return answer
@@ -226,6 +233,32 @@ class WorkerCore:
             return refusal
         lease = Lease(token, slots, ttl_s, claim_s, single_use, owner, self._fences.next(), now)
         return lease if self._leases.grant(lease) else Refusal.FULL
+
+    def _sublease(
+        self,
+        seat_token: str,
+        slots: int,
+        ttl_s: float,
+        claim_s: float,
+        single_use: bool,
+        owner: str,
+        token: str,
+        now: float,
+    ) -> Lease | Refusal:
+        if self.doubted:
+            return Refusal.STALE
+        if self.draining:
+            return Refusal.DRAINING
+        seat = self._leases.find(seat_token, now)
+        if not isinstance(seat, Lease):
+            # As for tasks: whoever asks may know of the commit a moment before this worker does.
+            return Refusal.FULL if self.gangs.holds_token(seat_token) else seat
+        if seat.gang is None:
+            return Refusal.UNKNOWN_TOKEN
+        if slots > seat.slots:
+            return Refusal.LEASE_TOO_SMALL
+        lease = Lease(token, slots, ttl_s, claim_s, single_use, owner, seat.fence, now)
+        return lease if self._leases.sublease(lease, seat) else Refusal.FULL
 
     def set_fence(self, lease: Lease, fence: int) -> None:
         """Replace the fence of a lease that was written to the ledger before it was answered: by the revision."""
@@ -441,7 +474,8 @@ class WorkerCore:
 
     def _void(self, now: float) -> None:
         for lease in list(self._leases.living.values()):
-            self._leases.end(lease, Change.DROP, now)
+            if lease.ended is None:  # subleases end with their seat
+                self._leases.end(lease, Change.DROP, now)
         self.gangs.new_epoch(now)
 
     def statistics(self) -> dict[str, int]:
@@ -489,8 +523,9 @@ class WorkerCore:
         if not isinstance(lease, Lease):
             # A gang's owner may know of the commit a moment before its members do: it tries again, as if we were full.
             return Refusal.FULL if self.gangs.holds_token(token) else lease
-        record = TaskRecord(sender, task_id, cost, None if lease.single_use else lease, deadline_at)
-        record.fence = lease.fence
+        seat = lease.seat
+        record = TaskRecord(sender, task_id, cost, seat if lease.single_use else lease, deadline_at)
+        record.fence = lease.fence if seat is None else seat.fence
         until = now + lease.ttl_s
         if lease.gang is not None or until > self._cut_at:
             until = self._cut_at

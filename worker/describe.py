@@ -90,7 +90,7 @@ class Description:
                     single_use=lease.single_use,
                     owner=lease.owner,
                     expires_in_s=round(max(0.0, min(lease.due_at - now, _patience_s(core, lease, now))), 3),
-                    gang=lease.gang,
+                    gang=lease.gang if lease.seat is None else lease.seat.gang,
                 )
                 for lease in core.leases.values()
             ],

@@ -162,7 +162,11 @@ class GangSeats:
 
     def _runs_on(self, seats: Iterable[SeatHere]) -> list[Run]:
         leases = {id(here.lease) for here in seats}
-        records = [record for record in self._core.tasks if record.lease is not None and id(record.lease) in leases]
+        records = [
+            record
+            for record in self._core.tasks
+            if record.lease is not None and id(record.lease.seat or record.lease) in leases
+        ]
         return [record.handle for record in records if isinstance(record.handle, Run)]
 
     # -- what a context can ask -----------------------------------------------------------------------------------

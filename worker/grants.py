@@ -36,6 +36,7 @@ class Grants:
         claim_s: float,
         single_use: bool,
         owner: str,
+        seat: str | None = None,
         now: float,
     ) -> Lease | Refusal:
         """See WorkerCore.reserve.
@@ -59,6 +60,7 @@ class Grants:
             single_use=single_use,
             owner=owner,
             token=self._books.ambient.token(),
+            seat=seat,
             now=now,
         )
 

@@ -163,7 +163,7 @@ class Intake:
         try:
             if (
                 flags & ~_JSON == 0
-                and (record.lease is None or record.lease.gang is None)
+                and (record.lease is None or record.lease.in_gang is None)
                 and task in self._express.plain
             ):
                 teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
@@ -332,8 +332,12 @@ class Intake:
         if deadline_ms is not None and deadline_ms / 1000 <= stall_s:
             self._reject(caller, rid, Reason.EXPIRED)
             return
-        owner = meta.get("owner") if meta else None
+        owner, seat = (meta.get("owner"), meta.get("seat")) if meta else (None, None)
         try:
+            if seat is not None and (not isinstance(seat, str) or flags & _SYNC):
+                raise InvalidRequest(
+                    "`seat` is the token of a gang's seat, whose slots are in the ledger with the gang"
+                )
             lease = self._grants.reserve(
                 sender,
                 rid,
@@ -342,13 +346,14 @@ class Intake:
                 claim_s=claim_ms / 1000,
                 single_use=flags & _SINGLE_USE != 0,
                 owner=owner[:256] if isinstance(owner, str) else "",
+                seat=seat,
                 now=now,
             )
         except InvalidRequest as error:
             caller.send(error_frame(rid, error, self._outbox.largest_frame))
             return
         if not isinstance(lease, Lease):
-            self._not_granted(caller, rid, lease, slots)
+            self._not_granted(caller, rid, lease, slots, seat)
         elif flags & _SYNC and not self._grants.recorded(lease):
             self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
         else:
@@ -366,14 +371,15 @@ class Intake:
             else:
                 caller.send_frame((Answer.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
 
-    def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int) -> None:
+    def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int, seat: str | None) -> None:
         reason = REASONS.get(refusal)
         if reason is not None:
             self._reject(caller, rid, reason)
-            if reason is Reason.FULL:
+            if reason is Reason.FULL and seat is None:  # free slots of the worker are no news of a seat's
                 caller.refused(slots)
             return
-        error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=self._core.load.total)
+        total = self._core.load.total
+        error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=total, token=seat)
         caller.send(error_frame(rid, error, self._outbox.largest_frame))
 
     def _renew(self, caller: FrameCaller, frame: Frame, stale: bool, now: float) -> None:

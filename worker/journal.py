@@ -33,7 +33,8 @@ class Journal:
     Events: start, end (a task; of a durable one with job, endpoint and attempt); attach (one more request hears how a
     job ends); grant, use, release, expire, drop (a lease; `use`: a single-use token was consumed); reject; epoch,
     resize, drain, leave (the worker); hold, unhold, keep, form, teardown, stopped (a gang; its seats are leases that
-    name it, granted when it forms). `t` is Unix time in seconds.
+    name it, granted when it forms; subleases name it and the token of their `seat`, whose slots they have). `t` is Unix
+    time in seconds.
     """
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
@@ -67,7 +68,9 @@ class Journal:
         """Record what became of a lease; a grant with its terms, so that a reader can keep books of its own."""
         event = _EVENTS.get(change)
         if change is Change.GRANT:
-            seat = {} if lease.gang is None else {"gang": lease.gang}
+            seat: dict[str, object] = {} if lease.gang is None else {"gang": lease.gang}
+            if lease.seat is not None:
+                seat = {"gang": lease.seat.gang, "seat": lease.seat.token}
             self.write(
                 "grant", token=lease.token, slots=lease.slots, single_use=lease.single_use, ttl_s=lease.ttl_s, **seat
             )

@@ -60,7 +60,7 @@ class Lease:
     # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
 
     busy = 0
-    """How many of its slots tasks are on; busy <= slots (L3)."""
+    """How many of its slots tasks are on, or subleases have; busy <= slots (L3)."""
     queued_at = NEVER
     claimed = False
     asked: tuple[Sender, RequestId] | None = None
@@ -70,6 +70,10 @@ class Lease:
     gang: str | None = None
     """The gang that it is a seat of. A seat lives as long as its gang does here, whether it is used or not: its
     `due_at` is NEVER, but for the end of a drain, and nobody can renew or release it by its token."""
+    seat: Lease | None = None
+    """Of a sublease: the gang's seat that its slots were taken from and go back to. It ends with that at the latest."""
+    subleases: tuple[Lease, ...] = ()
+    """Of a seat: the living leases that have slots of it."""
 
     def __init__(
         self,
@@ -99,6 +103,11 @@ class Lease:
         self.fence = fence
         self.granted_at = now
 
+    @property
+    def in_gang(self) -> Lease | None:
+        """The seat that a task on it runs on: itself, or the one that its slots are of. None: it is of no gang."""
+        return self if self.gang is not None else self.seat
+
     def __repr__(self) -> str:
         state = self.ended or ("claimed" if self.claimed else "unclaimed")
         kind = "single use" if self.single_use else f"{self.busy}/{self.slots} slots busy"
@@ -125,7 +134,8 @@ class LeaseTable:
     """All living leases of one worker, and for a while the ended ones, so that a late use is told what happened.
 
     Invariants: a living lease has `reserved == slots - busy` in the limiter, an ended one has none reserved; the slots
-    its tasks are on are the tasks' own.
+    its tasks are on are the tasks' own. A seat's `busy` counts all that was taken from it: its own tasks, its subleases
+    whole, and tasks of subleases that have ended.
     """
 
     __slots__ = (
@@ -183,6 +193,21 @@ class LeaseTable:
         self._heap.push(lease)
         self.changes.append((_GRANT, lease))
 
+    def sublease(self, lease: Lease, seat: Lease) -> bool:
+        """Take its slots from the idle ones of a seat, and make it live. False when the seat has not so many."""
+        if lease.token in self.living or lease.token in self._ended:
+            raise ValueError(f"token {lease.token!r} was granted before: tokens are never used again")
+        if lease.slots > seat.slots - seat.busy:
+            return False
+        self._limiter.move(seat, lease, lease.slots)
+        seat.busy += lease.slots
+        seat.subleases = (*seat.subleases, lease)
+        lease.seat = seat
+        self.living[lease.token] = lease
+        self._heap.push(lease)
+        self.changes.append((_GRANT, lease))
+        return True
+
     def extend(self, lease: Lease, due_at: float) -> None:
         """Move the expiry: a first use (claim) or a renewal. Nothing moves where it was used in this moment before:
         the uses of one message are one."""
@@ -200,11 +225,16 @@ class LeaseTable:
         self.changes.append((_RENEW, lease))
 
     def end(self, lease: Lease, change: Change, now: float, *, heir: object = None) -> None:
-        """End a living lease: its idle slots are free at once (or the heir's), those with tasks as the tasks end."""
+        """End a living lease: its idle slots are free at once (or the heir's, or its seat's again), those with tasks as
+        the tasks end. With a seat its subleases end, first."""
+        for sublease in lease.subleases:
+            self.end(sublease, change, now)
         del self.living[lease.token]
         lease.ended = _ENDED_AS[change]
         lease.due_at = NEVER
-        if heir is not None:
+        if lease.seat is not None:
+            self._leave_seat(lease, lease.seat)
+        elif heir is not None:
             self._limiter.move(lease, heir)
         elif lease.busy < lease.slots:
             self._limiter.release(lease)
@@ -219,6 +249,10 @@ class LeaseTable:
         if len(self._ended_order) > self._keep:
             self._forget()
         self.changes.append((change, lease))
+
+    def _leave_seat(self, lease: Lease, seat: Lease) -> None:
+        seat.subleases = tuple(other for other in seat.subleases if other is not lease)
+        seat.busy -= self._limiter.move(lease, seat)
 
     def use(self, lease: Lease, task: object, slots: int, due_at: float, now: float) -> Refusal | None:
         """Put a task on a living lease. A single-use one ends here, whether the task can start or not (L3)."""
@@ -237,8 +271,13 @@ class LeaseTable:
         return None
 
     def give_back(self, lease: Lease, task: object) -> None:
-        """The task is off its slots: they are the lease's again, or free if it has ended."""
-        lease.busy -= self._limiter.finish(task, lease if lease.ended is None else None)
+        """The task is off its slots: they are the lease's again; if it has ended its seat's, or free."""
+        seat = lease.seat if lease.ended is not None else None
+        owner = lease if seat is None else seat
+        slots = self._limiter.finish(task, owner if owner.ended is None else None)
+        lease.busy -= slots
+        if seat is not None:
+            seat.busy -= slots
 
     def spend(self, token: str, now: float) -> None:
         """A task came with this token and cannot start: a single-use token is consumed all the same."""
@@ -254,7 +293,8 @@ class LeaseTable:
         """End every overdue lease, and forget old ended ones. Returns how many ended."""
         overdue = self._heap.pop_due(now)
         for lease in overdue:
-            self.end(lease, _EXPIRE, now)
+            if lease.ended is None:  # a sublease may have ended with its seat
+                self.end(lease, _EXPIRE, now)
         ended_since = now - self._keep_s
         while self._ended_at and self._ended_at[0] <= ended_since:
             self._forget()
@@ -277,6 +317,9 @@ class LeaseTable:
             assert lease.due_at != NEVER or lease.gang is not None, lease
             assert lease.queued_at <= lease.due_at, lease
             assert not (lease.single_use and lease.busy), lease
+            assert sum(sublease.slots for sublease in lease.subleases) <= lease.busy, lease
+            assert all(living.seat is lease and living.ended is None for living in lease.subleases), lease
+            assert lease.seat is None or (lease.seat.ended is None and lease in lease.seat.subleases), lease
         for borrower in self._limiter.holders():
             assert not isinstance(borrower, Lease) or borrower.ended is None, borrower
         assert not self._ended.keys() & self.living.keys()

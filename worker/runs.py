@@ -210,9 +210,10 @@ class Runs:
         run.context = context
         window = _window(meta, self._stream_window) if stream else None
         ready: asyncio.Future[None] | None = None
-        if self.seats is not None and record.lease is not None and record.lease.gang is not None:
+        seat = record.lease.in_gang if record.lease is not None else None
+        if self.seats is not None and seat is not None:
             of = meta or {}
-            ready = self.seats.attach(record.lease, context, _number(of.get("run")), _number(of.get("generation")))
+            ready = self.seats.attach(seat, context, _number(of.get("run")), _number(of.get("generation")))
             hold = held is not None and of.get("hold") is True
             if hold or ready is not None:
                 run.gate = Gate(run, ready, books.loop, hold=hold)
@@ -352,9 +353,9 @@ class Runs:
         books.metrics.finished(method, books.now() - run.started_at, code)
         if run.span is not NO_SPAN:
             run.span.end(error)
-        lease = record.lease
-        if self.seats is not None and lease is not None and lease.gang is not None and run.context is not None:
-            self.seats.ended(lease, run.context, outcome)
+        seat = record.lease.in_gang if record.lease is not None else None
+        if self.seats is not None and seat is not None and run.context is not None:
+            self.seats.ended(seat, run.context, outcome)
         if isinstance(error, TaskCrashed):
             self._log.warning(
                 "task %s crashed: %s",

@@ -228,3 +228,26 @@ def test_a_drain_that_never_ends_breaks_l11(script):
     assert script.broken() == []
     script.model.look(reachable=True)
     assert script.broken() == ["L11"]
+
+
+def test_slots_of_a_seat_that_are_held_by_a_token_of_their_own_count_once(script):
+    script.record("grant", token="seat", slots=2, single_use=False, ttl_s=10.0, gang="g")
+    script.record("grant", token="a", slots=1, single_use=True, ttl_s=5.0, gang="g", seat="seat")
+    script.record("grant", token="b", slots=1, single_use=False, ttl_s=5.0, gang="g", seat="seat")
+    assert script.model.reserved == 2
+    script.start("s.1", token="a")
+    script.record("use", token="a")
+    script.start("s.2", token="b")
+    assert (script.model.reserved, script.model.running) == (0, 2)
+    script.record("release", token="b")
+    script.record("end", id="s.1", cost=1)
+    assert (script.model.reserved, script.model.running) == (1, 1)
+    script.record("end", id="s.2", cost=1)
+    assert script.broken() == [] and script.model.reserved == 2
+
+
+def test_more_than_a_seat_has_idle_breaks_l1(script):
+    script.record("grant", token="seat", slots=1, single_use=False, ttl_s=10.0, gang="g")
+    script.start("s.1", token="seat")
+    script.record("grant", token="a", slots=1, single_use=True, ttl_s=5.0, gang="g", seat="seat")
+    assert script.broken() == ["L1"]

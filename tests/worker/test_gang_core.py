@@ -557,3 +557,96 @@ def test_check_finds_what_is_wrong(what):
         desk.gangs.leaving[-1].seats[0].lease.ended = None
     with pytest.raises(AssertionError):
         desk.core.check()
+
+
+# -- subleases ---------------------------------------------------------------------------------------------------------
+
+
+def sublease(desk: Desk, seat: str, slots: int = 1, *, single_use: bool = True, rid: int | None = None) -> Any:
+    desk.tasks += 1
+    desk.tokens += 1
+    found = desk.core.reserve(
+        desk.core.sender("s", desk.now),
+        desk.tasks if rid is None else rid,
+        slots=slots,
+        ttl_s=5.0,
+        claim_s=2.0,
+        single_use=single_use,
+        owner="",
+        token=f"sub{desk.tokens}",
+        seat=seat,
+        now=desk.now,
+    )
+    desk.core.check()
+    return found
+
+
+def test_slots_of_a_seat_can_be_held_by_a_token_of_their_own_and_nobody_else_gets_them():
+    desk = Desk(total=4)
+    (token,) = desk.gang(slots=(2,)).tokens
+    first, second = sublease(desk, token), sublease(desk, token, single_use=False)
+    assert desk.load == (0, 2), "they are the seat's"
+    assert sublease(desk, token) is Refusal.FULL
+    assert desk.start(token) is Refusal.LEASE_BUSY
+    once, often = desk.run(first.token), desk.run(second.token)
+    assert desk.load == (2, 0) and once.fence == often.fence == 9, "the gang's own"
+    assert desk.start(first.token) is Refusal.LEASE_USED
+    assert desk.start(second.token) is Refusal.LEASE_BUSY
+    desk.end(once)
+    desk.end(often)
+    assert desk.load == (0, 2)
+    desk.run(token)
+    desk.run(second.token)
+
+
+def test_what_is_held_of_a_seat_comes_back_to_it_released_or_expired_or_used():
+    desk = Desk(total=1)
+    (token,) = desk.gang().tokens
+    held = sublease(desk, token, rid=90)
+    assert sublease(desk, token, rid=90) is held, "the same request, the same answer"
+    assert desk.core.release(desk.core.sender("s", 0.0), None, held.token, desk.now)
+    held = sublease(desk, token)
+    desk.now = 2.0
+    desk.core.expire(desk.now)
+    assert desk.start(held.token) is Refusal.LEASE_EXPIRED
+    held = sublease(desk, token, single_use=False)
+    task = desk.run(held.token)
+    desk.core.release(desk.core.sender("s", desk.now), None, held.token, desk.now)
+    assert sublease(desk, token) is Refusal.FULL, "its task has not ended"
+    desk.end(task)
+    desk.run(sublease(desk, token).token)
+
+
+@pytest.mark.parametrize("lingers", [False, True])
+def test_what_is_held_of_a_seat_ends_with_it_and_its_tasks_are_waited_for(lingers: bool):
+    desk = Desk(total=3)
+    desk.gangs.lingers = lingers
+    (token,) = desk.gang(slots=(3,)).tokens
+    held = [sublease(desk, token), sublease(desk, token, single_use=False), sublease(desk, token)]
+    tasks = [desk.run(lease.token) for lease in held[:2]]
+    (leaving,) = desk.teardown()
+    assert not leaving.stopped and {lease.ended for lease in held} == {Refusal.LEASE_USED, Refusal.GANG_OVER}
+    assert [desk.start(lease.token) for lease in held] == [Refusal.LEASE_USED, Refusal.GANG_OVER, Refusal.GANG_OVER]
+    assert sublease(desk, token) is Refusal.GANG_OVER
+    for task in tasks:
+        desk.end(task)
+    assert leaving.stopped
+    desk.gangs.take_stopped()
+    assert desk.load == (0, 0) and desk.core.at_rest
+
+
+def test_nothing_is_held_of_what_is_no_seat_or_too_small_or_drains():
+    desk = Desk(total=4)
+    hold = desk.held(slots=(1,))
+    assert sublease(desk, hold.tokens[0]) is Refusal.FULL, "before the commit, as tasks on it"
+    desk.formed(hold)
+    assert sublease(desk, hold.tokens[0], 2) is Refusal.LEASE_TOO_SMALL
+    assert sublease(desk, "nobody's") is Refusal.UNKNOWN_TOKEN
+    held = sublease(desk, hold.tokens[0])
+    assert sublease(desk, held.token) is Refusal.UNKNOWN_TOKEN, "not of another sublease"
+    desk.core.drain(9.0, desk.now)
+    assert sublease(desk, hold.tokens[0]) is Refusal.DRAINING
+    desk.run(held.token)
+    desk.core.new_epoch(EPOCH + 1, desk.now)
+    desk.core.check()
+    assert desk.core.leases == {} and desk.load == (1, 0)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from gangline.schemas.codec import Format
-from gangline.schemas.frames import Answer
+from gangline.schemas.frames import Answer, ReserveFlag
 from gangline.worker.context import current_task
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 from .gang_rig import Leader, load_of
-from .rig import Hand, Rig, on_rig, task
+from .rig import Hand, Rig, on_rig, reserve, task
 
-OK, ERROR, REJECTED = Answer.OK, Answer.ERROR, Answer.REJECTED
+OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
 
 
 @on_rig(slots=4)
@@ -547,3 +547,29 @@ async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Ri
     await leader.hold(attempt=3)
     await leader.teardown()
     assert rig.events("hold", "unhold") == ["hold", "unhold"] * 2 and load_of(rig) == (0, 0)
+
+
+@on_rig()
+async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(rig: Rig):
+    leader = await Leader(rig).listen()
+    held = await leader.hold(ranks=1)
+    seats = leader.seats(held)
+    await leader.commit(seats, held)
+    await leader.form(seats)
+    seat = seats[0].token
+    single, sync = int(ReserveFlag.SINGLE_USE), int(ReserveFlag.SYNC)
+    granted = await rig.hand.ask(*reserve(1, flags=single, meta={"seat": seat}))
+    assert granted[:2] == [GRANTED, 1] and load_of(rig) == (0, 1)
+    assert (await rig.hand.ask(*reserve(2, meta={"seat": seat}))) == [REJECTED, 2, "full"]
+    assert (await rig.hand.ask(*task(3, token=seat)))[2] == "lease_busy"
+    rig.hand.send(task(4, "wait", token=granted[2]))
+    await rig.hand.quiet()
+    assert load_of(rig) == (1, 0) and rig.events("grant", "use") == ["grant", "grant", "use"]
+    assert [line["seat"] for line in rig.journal if "seat" in line] == [seat]
+    assert not rig.keys("lease."), "the member record says all of it"
+    assert (await rig.hand.ask(*reserve(5, flags=sync, meta={"seat": seat})))[2] == "invalid_request"
+    assert (await rig.hand.ask(*reserve(6, meta={"seat": 7})))[2] == "invalid_request"
+    stopping = asyncio.ensure_future(leader.teardown())
+    assert (await rig.hand.answer(4))[2] == "task_cancelled"
+    assert (await stopping)["stopped"] and load_of(rig) == (0, 0)
+    assert (await rig.hand.ask(*reserve(7, meta={"seat": seat})))[2] == "gang_ended"

@@ -16,6 +16,7 @@ from gangline.worker.core import CoreSettings, WorkerCore
 from gangline.worker.deadlines import NEVER
 from gangline.worker.gang_core import Formed
 from gangline.worker.gang_parts import Hold, SeatHere
+from gangline.worker.leases import Lease
 from gangline.worker.memory import TaskRecord
 
 from ..scale import repetitions
@@ -49,6 +50,7 @@ class GangMachine(RuleBasedStateMachine):
         """Seats that may be used, by token."""
         self.running: set[TaskRecord] = set()
         self.due: set[int] = set()
+        self.subleases: list[Lease] = []
 
     def next(self) -> int:
         self.count += 1
@@ -194,6 +196,49 @@ class GangMachine(RuleBasedStateMachine):
         self.running.add(found)
         return found
 
+    @rule(target=records, seat=seats, slots=st.integers(1, 2), single_use=st.booleans(), cost=st.integers(0, 2))
+    def sublease(self, seat: SeatHere, slots: int, single_use: bool, cost: int):
+        """Hold slots of a seat by a token of their own, and maybe start a task on it."""
+        room, free = seat.lease.slots - seat.lease.busy, self.core.load.free
+        sender, token = self.core.sender("s", self.now), f"s{self.next()}"
+        found = self.core.reserve(
+            sender, self.next(), slots=slots, ttl_s=3.0, claim_s=1.0, single_use=single_use,
+            owner="", token=token, seat=seat.lease.token, now=self.now,
+        )  # fmt: skip
+        if not isinstance(found, Lease):
+            alive = seat.lease.token in self.granted and self.now < self.cut_at
+            assert not alive or self.core.draining or slots > room, "idle slots of a seat that is granted can be had"
+            return multiple()
+        assert seat.lease.token in self.granted, "L5, L8: of a seat that is not granted (any more)"
+        assert not self.core.draining, "L11"
+        assert slots <= room and self.core.load.free == free, "L1: the slots are the seat's, and no others"
+        self.subleases.append(found)
+        return self.dispatch_on(found, cost) if cost else multiple()
+
+    def dispatch_on(self, lease: Lease, cost: int):
+        room, ended = lease.slots - lease.busy, lease.ended
+        found = self.core.admit(
+            self.core.sender("s", self.now), self.next(), cost=cost, token=lease.token, deadline_at=NEVER, now=self.now
+        )
+        if not isinstance(found, TaskRecord):
+            assert cost > room or ended is not None or lease.ended is not None, found
+            return multiple()
+        assert cost <= room and ended is None, "L3, L5"
+        assert lease.seat is not None and found.lease is (lease.seat if lease.single_use else lease)
+        self.running.add(found)
+        return found
+
+    @rule(target=records, number=st.integers(0, 100), cost=st.integers(1, 2))
+    def dispatch_on_a_sublease(self, number: int, cost: int):
+        return self.dispatch_on(self.subleases[number % len(self.subleases)], cost) if self.subleases else multiple()
+
+    @rule(number=st.integers(0, 100))
+    def release_a_sublease(self, number: int) -> None:
+        if self.subleases:
+            token = self.subleases.pop(number % len(self.subleases)).token
+            self.core.release(self.core.sender("s", self.now), None, token, self.now)
+            assert token not in self.core.leases
+
     @rule(hold=holds)
     def dispatch_on_a_hold(self, hold: Hold) -> None:
         if self.gangs.holds.get((hold.gang, hold.generation)) is hold:
@@ -263,7 +308,8 @@ class GangMachine(RuleBasedStateMachine):
             self.take_away(leaving.seats)
         for leaving in self.gangs.take_stopped():
             assert all(seat.lease.busy == 0 for seat in leaving.seats) and leaving.hooks == 0
-            assert not any(record.lease is seat.lease for record in self.running for seat in leaving.seats)
+            seats = [seat.lease for seat in leaving.seats]
+            assert not any((record.lease.seat or record.lease) in seats for record in self.running if record.lease)
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -306,6 +352,10 @@ class GangMachine(RuleBasedStateMachine):
         assert self.core.load.running == sum(record.cost for record in self.running), "L12"
         living = {token for token, lease in self.core.leases.items() if lease.gang is not None}
         assert living <= self.granted.keys(), "a seat lives on"
+        for lease in self.subleases:
+            assert lease.ended is not None or (lease.seat is not None and lease.seat.token in living), (
+                "outlives its seat"
+            )
 
     def teardown(self) -> None:
         """At rest nothing is left, whatever has been (L2)."""

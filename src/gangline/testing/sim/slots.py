@@ -42,12 +42,24 @@ class LeaseModel:
     granted_at: float = 0.0
     claimed: bool = False
     gang: str | None = None
-    """A seat of that gang: it ends with the gang's end here, and not by time."""
+    """A seat of that gang: it ends with the gang's end here, and not by time. Or a sublease of one."""
+    subleases: list[LeaseModel] = field(default_factory=list["LeaseModel"])
+    """Of a seat: those that were granted of its slots."""
+
+    @property
+    def taken(self) -> int:
+        """Slots that a sublease has of its seat."""
+        return self.busy if self.ended or self.consumed else self.slots
+
+    @property
+    def used(self) -> int:
+        """Slots that tasks are on, or that subleases have."""
+        return self.busy + sum(sublease.taken for sublease in self.subleases)
 
     @property
     def idle(self) -> int:
         """Slots that count as reserved."""
-        return 0 if self.ended or self.consumed else self.slots - self.busy
+        return 0 if self.ended or self.consumed else self.slots - self.used
 
 
 @dataclass(slots=True)
@@ -186,21 +198,26 @@ class WorkerModel:
             self._fail("L3", f"token {token} was granted twice")
         self._must_be_alone(f"granted {token}")
         gang = record.get("gang")
-        if self.draining_since is not None and gang is None:
+        if self.draining_since is not None and (gang is None or "seat" in record):
             self._fail("L11", f"granted {token} while draining")
         delivered_in, terms = self.reserves
         # Which of this turn's requests it answers shows in the answer; until then the most generous counts.
         claim_s = max((each.claim_s for each in terms if delivered_in == self.turn), default=record["ttl_s"])
-        self.leases[token] = LeaseModel(
+        seat = self.leases.get(record.get("seat", ""))
+        lease = self.leases[token] = LeaseModel(
             token=token,
             slots=record["slots"],
             single_use=record["single_use"],
             epoch=record["epoch"],
             ttl_s=record["ttl_s"],
-            due_at=now + claim_s if gang is None else float("inf"),
+            due_at=now + claim_s if gang is None or seat is not None else float("inf"),
             granted_at=now,
             gang=gang,
         )
+        if seat is not None:
+            seat.subleases.append(lease)
+            if seat.ended or seat.used > seat.slots:
+                self._fail("L1", f"granted {token}, {lease.slots} slots of seat {seat.token} that it has not idle")
 
     def _start(self, record: dict[str, Any]) -> None:
         task_id, token, cost = record["id"], record["token"], record["cost"]
@@ -240,8 +257,8 @@ class WorkerModel:
         now = self.clock()
         if lease.single_use and lease.starts:
             self._fail("L3", f"task {task_id} is the second on the single-use token {lease.token}")
-        elif not lease.single_use and lease.busy + cost > lease.slots:
-            self._fail("L3", f"task {task_id} makes {lease.busy + cost} slots busy on a lease of {lease.slots}")
+        elif not lease.single_use and lease.used + cost > lease.slots:
+            self._fail("L3", f"task {task_id} makes {lease.used + cost} slots busy on a lease of {lease.slots}")
         elif lease.ended is not None and not (lease.ended == "use" and lease.ended_at == now):
             self._fail("L5", f"task {task_id} started on token {lease.token}, ended by {lease.ended}")
         elif now > lease.due_at + 1e-6:

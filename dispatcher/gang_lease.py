@@ -1,0 +1,51 @@
+"""Slots of a standing set's gang that are held for many tasks: a lease whose tasks run on rank 0, or on every rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ..schemas.errors import GanglineError, InvalidRequest
+from ..telemetry.tracing import Span
+from .gang_hold import GangHold
+from .gangset import for_rank
+from .inflight import Outcome
+from .leases import Lease
+from .order import Order
+from .ticket import Ticket
+
+
+class GangLease(Lease):
+    """Some slots of one gang; of each rank as many, where the set's calls run on all. See Lease."""
+
+    hold: GangHold
+
+    async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """The items of rank 0; see Lease.stream.
+
+        Raises:
+            InvalidRequest: the set's calls run on all ranks; nothing was sent.
+        """
+        hold, order = self.hold, self._order(method, args, kwargs)
+        if hold.on_all:
+            raise InvalidRequest(f"calls to standing set {self.pool!r} run on all ranks: none of them can be streamed")
+        with self._observe(order) as (_, span):
+            ticket = await self._enter(order)
+            (slots,) = hold.slots_for(self._slots, ticket)
+            each = for_rank(order, hold.formation, 0)
+            try:
+                items = hold.lines[0].stream(each, span, patient=False, held=slots)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+            except GanglineError as error:
+                lost = await hold.routed.lost_on(hold, error, order.deadline)
+                if lost is error:
+                    raise
+                raise lost from error
+
+    async def _run(self, order: Order, request: Ticket, span: Span, tried: tuple[Outcome, float] | None = None) -> Any:
+        ticket = await self._enter(order)
+        request.attempts = ticket.attempts = 1
+        return await self.hold.routed.call_on(self.hold, order, self._slots, ticket, span)

@@ -51,6 +51,10 @@ class GangHold(Hold):
         return self
 
     @property
+    def counts_on(self) -> Worker:
+        return self.stands_for
+
+    @property
     def gang(self) -> str:
         return self.formation.gang
 

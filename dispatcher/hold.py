@@ -139,6 +139,11 @@ class Hold:
         return self
 
     @property
+    def counts_on(self) -> Worker:
+        """Where the pool counts them: the worker, or the gang that they are slots of."""
+        return self.worker
+
+    @property
     def gang(self) -> str | None:
         """The gang of a standing set that they are slots of; None: of none."""
         return None

@@ -187,6 +187,7 @@ class Parts:
             self.held_express,
             self.traffic,
             self.following,
+            self.sets,
             check_open=self._router.check_open,
             deadline=self._router.deadline,
             settings=self._settings,

@@ -10,6 +10,7 @@ from ..schemas.frames import ReserveFlag
 from ..telemetry.tracing import tracer
 from .express_hold import HeldExpress
 from .gangset import RoutedSet
+from .gangsets import GangSets
 from .hold import Hold, Reserver
 from .holds import Holds
 from .inflight import Outcome
@@ -36,6 +37,7 @@ class Reserving:
         express: HeldExpress,
         traffic: Traffic,
         following: Pools,
+        sets: GangSets,
         *,
         check_open: Callable[[], None],
         deadline: Callable[[CallOptions], float | None],
@@ -50,6 +52,7 @@ class Reserving:
         self._express = express
         self._traffic = traffic
         self._following = following
+        self._sets = sets
         self._check_open = check_open
         self._deadline = deadline
         self._max_attempts = settings.max_attempts
@@ -107,12 +110,14 @@ class Reserving:
         flags: ReserveFlag,
         options: CallOptions,
         deadline: float | None,
+        sets: bool = False,
     ) -> Hold:
         """Hold slots of one worker, or of one gang of a standing set.
 
         Args:
             endpoint: or the pool.
             method: the task that they are for, if that matters; `slots` None: what it costs.
+            sets: the pool that the options name may be a standing set.
 
         Raises:
             GanglineError: see Reserver.reserve.
@@ -127,7 +132,7 @@ class Reserving:
             max_attempts=options.max_attempts or self._max_attempts,
         )
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
-            hold = await self._somewhere(endpoint, ticket, ttl_s, flags, deadline, options)
+            hold = await self._somewhere(endpoint, ticket, ttl_s, flags, deadline, options, sets=sets)
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         return self._held(hold)
 
@@ -153,6 +158,8 @@ class Reserving:
         deadline: float | None,
         options: CallOptions,
         tried: tuple[RoutedPool, tuple[Worker, Fate]] | None = None,
+        *,
+        sets: bool = False,
     ) -> Hold:
         """Hold slots in a pool (or standing set) of the endpoint's route, or in the pool that the options name.
 
@@ -170,7 +177,8 @@ class Reserving:
                 elif options.pool is None:
                     pool = await self._traffic.find(endpoint, ticket, deadline)
                 else:
-                    pool = await self._following.get(endpoint, deadline)
+                    routed = await self._sets.find(endpoint, deadline) if sets else None
+                    pool = routed or await self._following.get(endpoint, deadline)
                 there, failed = failed, None
                 try:
                     hold: Hold

@@ -346,14 +346,41 @@ class Router:
         self.check_open()
         return await self._following.get(name, deadline)
 
+    async def target(self, name: str, deadline: float | None = None) -> RoutedPool:
+        """The pool of that name, or what stands for the standing set of that name: its gangs, as workers of a pool.
+
+        Raises:
+            ClosedError: the router does not run.
+            Unavailable: who serves it could not be read.
+        """
+        self.check_open()
+        routed = await self.sets.find(name, deadline)
+        return await self._following.get(name, deadline) if routed is None else routed.pool
+
+    def known_target(self, name: str) -> RoutedPool | None:
+        """The same, if it is known."""
+        return self.sets.pool_of(name) or self._pools.get(name)
+
     async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> Hold:
-        """Slots of one worker of the pool, for whoever sends on them by itself; released by `Hold.release`, or by
-        `stop`. Cancelling gives back what may have been granted. Errors as of `lease`.
+        """Slots of one worker of the pool, or of one gang of the standing set of that name (a GangHold then), for
+        whoever sends on them by itself; released by `Hold.release`, or by `stop`. Cancelling gives back what may have
+        been granted. Errors as of `lease`.
 
         Args:
             method: only of a worker that has this task.
         """
-        return await self._reserve(pool, method, slots, ttl_s, ReserveFlag(0), CallOptions(pool=pool))
+        self.check_open()
+        options = CallOptions(pool=pool)
+        return await self._reserving.reserve(
+            pool,
+            method,
+            slots,
+            ttl_s=ttl_s,
+            flags=ReserveFlag(0),
+            options=options,
+            deadline=self.deadline(options),
+            sets=True,
+        )
 
     def observed(self, order: Order, since: float | None = None) -> Observed:
         """Count and trace one request: `with ... as (ticket, span)`.

@@ -1,4 +1,4 @@
-"""Which endpoints there are: names of pools, of routes, and of what was published."""
+"""Which endpoints there are: names of pools, of standing sets, of routes, and of what was published."""
 
 from __future__ import annotations
 
@@ -93,6 +93,7 @@ class Endpoints:
                 depths[endpoint] = depths.get(endpoint, 0) + count
         self.depths = depths
         await self._look_for_pools()
+        await self._look_for_sets()
         await self._routes.ready()
         self._found(frozenset((*depths, *self._known.names, *self._routes.known)))
         if whole:
@@ -106,6 +107,12 @@ class Endpoints:
         for entry in await ledger.entries(self._names.registrations_of()):
             with contextlib.suppress(InvalidName):
                 self._known.names.add(self._names.parse_worker_key(entry.key).pool)
+
+    async def _look_for_sets(self) -> None:
+        ledger = await self._router.ledger()
+        for entry in await ledger.entries(self._names.gangset_key()):
+            with contextlib.suppress(InvalidName):
+                self._known.names.add(check_name(entry.key.partition(".")[2], "standing set"))
 
     def _endpoint_of(self, subject: str) -> str | None:
         """The endpoint whose queue takes this subject; None if none does."""

@@ -1,4 +1,4 @@
-"""Slots of workers for one queue and one pool: leased while they are wanted, used by task after task, given back.
+"""Slots of workers (or gangs) for one queue and one pool (or standing set): leased while they are wanted, used by task after task, given back.
 
 A worker is never sent more than the slots leased from it. A lease is good for many tasks without another trip; so that
 whoever else waits for a busy worker gets its share, it is retired after a turn and asked for anew through the line that
@@ -184,7 +184,7 @@ class Feeder:
 
     def _serves(self, method: str) -> bool:
         """Whether some worker of the pool has the task; if none has, any may say so."""
-        pool = self._router.pools.get(self.pool)
+        pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.view.serves(method)
 
     def _pump(self) -> None:
@@ -213,7 +213,7 @@ class Feeder:
 
     def _room(self) -> int:
         """Most slots that one worker has free, as far as the router knows; at least 1."""
-        pool = self._router.pools.get(self.pool)
+        pool = self._router.known_target(self.pool)
         if pool is None:
             return 1
         return max((worker.free for tier in pool.core.view.open for worker in tier[:64]), default=1)
@@ -278,9 +278,9 @@ class Feeder:
 
     def _pressed(self, lease: Slots) -> bool:
         """Whether somebody may be waiting for its slots."""
-        if not lease.worker.free:
+        if not lease.hold.counts_on.free:
             return True
-        pool = self._router.pools.get(self.pool)
+        pool = self._router.known_target(self.pool)
         return pool is not None and pool.core.waiting > 0
 
     def _idle_s(self, lease: Slots) -> float:

@@ -31,6 +31,7 @@ from ...schemas.submission import Submission
 from ...telemetry.logs import Log
 from ...telemetry.tracing import NO_SPAN, tracer
 from ..exchange import Exchange
+from ..gang_hold import GangHold
 from ..order import refuses_token
 from ..retry import Fate
 from ..router import Router
@@ -41,7 +42,7 @@ from .entry import Entry
 from .feeder import Feeder
 from .item_count import Came, ItemCount
 from .job_feed import JobFeed
-from .job_flight import JobFlight, error_of_answer, error_of_fate
+from .job_flight import JobFlight, error_of_answer, error_of_fate, lost_with_gang
 from .vigil import Vigil
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
@@ -192,6 +193,8 @@ class Flights:
         entry.fence = self.turn + entry.attempt
         meta = self._meta(entry, submission)
         meta["fence"] = entry.fence
+        if entry.slots is not None and isinstance(entry.slots.hold, GangHold):
+            meta["generation"] = entry.slots.hold.formation.later
         return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
     def _trace(self, entry: Entry, submission: Submission) -> str | None:
@@ -322,6 +325,8 @@ class Flights:
             return
         fine = frame[0] == _OK
         error = (None if fine else error_of_answer(frame, entry.worker)) or self._take_result(entry, frame)
+        if error is not None and entry.stopped != entry.attempt:
+            error = lost_with_gang(error, entry.worker)
         if entry.slots is not None and (fine or not refuses_token(frame)):
             entry.slots.hold.used(flight.sent_at)
         self._finish(entry, flight)

@@ -12,6 +12,7 @@ from ...schemas.errors import (
     LeaseBusy,
     ResultLost,
     StaleEpoch,
+    TaskCancelled,
     WorkerLost,
 )
 from ...schemas.frames import Answer, Frame, Reason
@@ -102,3 +103,13 @@ def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
             return DeadlineExceeded(f"it reached {worker} too late; nothing started", details=details)
         case reason:
             return LeaseBusy(f"{worker} says {reason}; nothing started", details=details)
+
+
+def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
+    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as with
+    a worker that died."""
+    if not isinstance(error, TaskCancelled) or "gang" not in error.details:
+        return error
+    return WorkerLost(
+        f"{worker}: {error.message}", may_have_started=error.may_have_started, details={"worker": worker, **error.details}
+    )

@@ -1,4 +1,7 @@
-"""What a queue's core is told of pools: looked at a few times a second, told when it has changed."""
+"""What a queue's core is told of pools: looked at a few times a second, told when it has changed.
+
+A standing set is told of as a pool whose workers are its formed gangs. It is known as soon as it is declared.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Seen = tuple[bool, int, int, tuple[tuple[str, int], ...]]
 
 
 class KnownPools:
-    """Pools that were ever seen to have a worker, by anybody in this process. A ledger in memory forgets them all when
+    """Pools that were ever seen to have a worker, and standing sets, by anybody in this process. A ledger in memory forgets them all when
     the server restarts, and they are no less known for that."""
 
     def __init__(self) -> None:
@@ -74,7 +77,7 @@ class Rolls:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     async def _open(self, name: str) -> RoutedPool:
-        return await until_answered(f"opening pool {name}", lambda: self._router.pool(name), self._log)
+        return await until_answered(f"opening pool {name}", lambda: self._router.target(name), self._log)
 
     def _reopen(self, name: str) -> None:
         if name not in self._opening and not self._closed:
@@ -87,7 +90,7 @@ class Rolls:
             return
         loop = asyncio.get_running_loop()
         for name, before in list(self._seen.items()):
-            pool = self._router.pools.get(name)
+            pool = self._router.known_target(name)
             if pool is None:
                 self._reopen(name)  # it is not known yet whether it has workers
                 continue
@@ -100,7 +103,7 @@ class Rolls:
 
     def _describe(self, name: str, pool: RoutedPool) -> Seen:
         view = pool.core.view
-        if view.workers:
+        if view.workers or self._router.sets.pool_of(name) is pool:
             self._known.names.add(name)
         costs = tuple(
             (method, found.slots)

@@ -219,24 +219,27 @@ class Client(DurableTasks, RouteOperations):
             return self._hooks.stream(request, self._stream_now)
         return self._router.stream(target, args, kwargs, options=self._options)
 
-    def choose_worker(self, target: str, /, *, slots: int | None = None) -> Choosing:
+    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> Choosing:
         """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
 
         Args:
             target: a pool, or `ENDPOINT.METHOD` to hold what that task costs.
             slots: slots to hold instead.
+            move: whether `dispatch` may send the task to another worker, when this one has gone before the task can
+                have started. False: it raises WorkerLost then.
 
         The slot is released when the block is left without a dispatch. It is renewed by itself meanwhile.
 
         Raises:
             NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
         """
-        return self._router.choose_worker(target, slots=slots, options=self._options)
+        return self._router.choose_worker(target, slots=slots, move=move, options=self._options)
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Run a task on the slot that was chosen; it cannot be rejected for want of room.
 
-        If the worker went before the task can have started, it runs on another one, within the deadline.
+        If the worker went before the task can have started, it runs within the deadline on another one, with the labels
+        and the key that were asked for in the choice; `selection.worker` names that one then.
 
         Raises:
             SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: before anything is sent.

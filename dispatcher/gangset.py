@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, Final
 
 from ..schemas.errors import (
@@ -317,12 +317,15 @@ class RoutedSet:
             fate = result
             self.pool.refused(ticket, worker, fate)
 
-    async def dispatch(self, hold: GangHold, order: Order, ticket: Ticket, span: Span) -> Any:
+    async def dispatch(
+        self, hold: GangHold, order: Order, ticket: Ticket, span: Span, moving: Callable[[str], None]
+    ) -> Any:
         """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
         task has not started or may be repeated. Cancelling stops it.
 
         Args:
             ticket: of the task, not placed.
+            moving: called before another gang takes its place; raises if none may.
         """
         fate = Fate.GONE
         ticket.attempts, ticket.last = 1, hold.stands_for.id
@@ -347,6 +350,7 @@ class RoutedSet:
             if not self._repeatable(hold, order):
                 raise outcome_unknown(fate, str(hold.worker.id), 1)
             ticket.uncertain = fate
+        moving(fate.value)
         return await self.run(order, ticket, span)
 
     async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:

@@ -30,7 +30,7 @@ from .parts import Parts
 from .plain_flight import Detour, PlainFlight
 from .policy import Policy, Sticky
 from .pool import Moved, RoutedPool
-from .selection import Choosing, Selection
+from .selection import Choice, Choosing, Selection
 from .settings import RouterSettings
 from .ticket import Ticket
 
@@ -196,15 +196,21 @@ class Router:
                 if ticket.visit is not None:
                     self._traffic.over(ticket)
 
-    def choose_worker(self, target: str, *, slots: int | None = None, options: CallOptions = _DEFAULTS) -> Choosing:
+    def choose_worker(
+        self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
+    ) -> Choosing:
         """Choose a worker and hold a slot of it; see Client.choose_worker."""
         if slots is None and options.submit is None and target in self._traffic.plain:
-            return Choosing(self._reserving.choose, target, options)
-        pool, method = self._split_pool(target, options)
-        _check_slots(slots)
-        if slots is None and not method:
-            slots = 1
-        return Choosing(self._choose, pool, method, slots, options)
+            choosing = Choosing(self._reserving.choose, target, options)
+        else:
+            pool, method = self._split_pool(target, options)
+            _check_slots(slots)
+            if slots is None and not method:
+                slots = 1
+            choosing = Choosing(self._choose, pool, method, slots, options)
+        if options.labels or options.key is not None or not move:
+            choosing.choice = Choice(labels=options.labels, key=options.key, move=move)
+        return choosing
 
     async def _choose(
         self, choosing: Choosing, pool: str, method: str | None, slots: int | None, options: CallOptions

@@ -13,13 +13,15 @@ CLOSED   dispatched                          raises SelectionClosed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from ..schemas.errors import LeaseExpired, SelectionClosed, SelectionUsed, WrongPool
+from ..schemas.errors import LeaseExpired, SelectionClosed, SelectionUsed, WorkerLost, WrongPool
 from ..schemas.frames import Answer
+from ..schemas.names import WorkerId
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown
@@ -29,6 +31,7 @@ from .hold import Hold
 from .inflight import Outcome, TaskFlight
 from .order import Order, refuses_token, result_of
 from .retry import Fate
+from .ticket import Ticket
 
 
 class State(Enum):
@@ -47,6 +50,29 @@ class Selection(Held):
     """Who was chosen. Renewed by itself while it is held."""
 
     state: State = OPEN
+    choice: Choice | None = None
+    """What was asked of the worker, if that was anything."""
+    _moved: WorkerId | None = None
+
+    @property
+    def worker(self) -> str:
+        """`<pool>.<worker>`, as operators name it: who was chosen; once its task had to run elsewhere, who ran it."""
+        return str(self._moved or self.hold.worker.id)
+
+    def moved_to(self, worker: WorkerId | None) -> None:
+        """Its task was sent there instead."""
+        self._moved = worker
+
+    def moving(self, why: str) -> None:
+        """
+        Raises:
+            WorkerLost: its task is to run on the worker that was chosen, or not at all.
+        """
+        if self.choice is not None and not self.choice.move:
+            raise WorkerLost(
+                f"{self.worker} was chosen with move=False, and the task cannot start there ({why}): choose again",
+                may_have_started=False,
+            )
 
     def check_usable(self, pool: str) -> None:
         """Whether it can be dispatched; asked before anything is sent.
@@ -79,12 +105,32 @@ class Selection(Held):
         return f"Selection({self.worker}, {self.state.value}, epoch={self.epoch}, fence={self.fence})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What holds for the worker that was chosen, and for the one that takes its place."""
+
+    labels: Mapping[str, str] | None = None
+    key: str | None = None
+    move: bool = True
+    """Whether another worker may take its place."""
+
+    def put_on(self, ticket: Ticket) -> None:
+        """Have a ticket ask for the same, beside what it asks for itself."""
+        if self.labels:
+            ticket.labels = {**self.labels, **(ticket.labels or {})}
+        if ticket.key is None:
+            ticket.key = self.key
+
+
 class Choosing:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
     selection: Selection | None = None
     """Who was chosen, as soon as `choose` knows."""
     _entered = False
+
+    choice: Choice | None = None
+    """What the selection shall remember."""
 
     def __init__(self, choose: Choose, *args: Any) -> None:
         """`choose`: called with this object and these arguments on entry."""
@@ -100,6 +146,8 @@ class Choosing:
     def chosen(self, hold: Hold) -> Selection:
         """This slot is held."""
         self.selection = selection = Selection(hold)
+        if self.choice is not None:
+            selection.choice = self.choice
         return selection
 
     async def __aexit__(
@@ -132,7 +180,7 @@ class Dispatcher:
         if isinstance(hold, GangHold):
             order.remaining_ms(self._caller.exchange.loop.time())
             selection.mark_used()
-            return await hold.routed.dispatch(hold, order, order.ticket(self._max_attempts), span)
+            return await hold.routed.dispatch(hold, order, order.ticket(self._max_attempts), span, selection.moving)
         if hold.trouble() is not None:
             # The worker is gone or began anew: nothing was sent, any other will do.
             selection.mark_used()
@@ -177,12 +225,21 @@ class Dispatcher:
         return await self._elsewhere(selection, order, span, fate)
 
     async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
+        if selection.choice is not None and not selection.choice.move:
+            if fate is not None and fate.may_have_started:
+                raise outcome_unknown(fate, selection.worker, 1)
+            selection.moving(Fate.GONE.value if fate is None else fate.value)
         ticket = order.ticket(self._max_attempts)
         ticket.attempts = 1
         ticket.last = selection.hold.worker.id
+        if selection.choice is not None:
+            selection.choice.put_on(ticket)
         if fate is not None and fate.may_have_started:
             ticket.uncertain = fate
-        return await self._caller.run(selection.hold.pool, order, ticket, span)
+        try:
+            return await self._caller.run(selection.hold.pool, order, ticket, span)
+        finally:
+            selection.moved_to(ticket.last)
 
     def _idempotent(self, selection: Selection, order: Order) -> bool:
         if order.options.idempotent is not None:

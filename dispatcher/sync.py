@@ -236,9 +236,9 @@ class SyncClient(SyncDurableTasks):
         """See Client.stream. Closing the generator stops the task."""
         return iterate(self._thread, self._client.stream(target, *args, **kwargs))
 
-    def choose_worker(self, target: str, /, *, slots: int | None = None) -> SyncChoosing:
+    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> SyncChoosing:
         """See Client.choose_worker."""
-        return SyncChoosing(self._thread, self._client.choose_worker(target, slots=slots))
+        return SyncChoosing(self._thread, self._client.choose_worker(target, slots=slots, move=move))
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """See Client.dispatch."""

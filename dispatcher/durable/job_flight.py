@@ -111,5 +111,7 @@ def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
     if not isinstance(error, TaskCancelled) or "gang" not in error.details:
         return error
     return WorkerLost(
-        f"{worker}: {error.message}", may_have_started=error.may_have_started, details={"worker": worker, **error.details}
+        f"{worker}: {error.message}",
+        may_have_started=error.may_have_started,
+        details={"worker": worker, **error.details},
     )

@@ -19,6 +19,7 @@ from gangline.schemas.errors import (
     Saturated,
     TaskFailed,
     UnknownMethod,
+    WorkerLost,
 )
 from gangline.schemas.frames import Answer, Frame, Load, Reason, Request, TaskState
 
@@ -449,4 +450,48 @@ async def test_labels_that_no_worker_has_any_more_are_named(rig: Rig) -> None:
     await asyncio.sleep(0.5)
     await rig.worker("w3", labels={"gpu": "yes", "size": "l"})
     assert await waiting == ["w3", "echo"], "one that restarts is waited for"
+    rig.balanced()
+
+
+# -- a chosen worker that goes before its task comes ------------------------------------------------------------------
+
+
+@on_rig()
+async def test_what_was_asked_of_the_chosen_worker_holds_for_the_one_that_takes_its_place(rig: Rig) -> None:
+    await rig.worker("w1")
+    chosen = await rig.worker("w2", labels={"gpu": "yes"})
+    async with rig.client.options(labels={"gpu": "yes"}).choose_worker("images") as selection:
+        assert selection.worker == "images.w2"
+        await rig.worker("w3", labels={"gpu": "yes"})
+        await chosen.die()
+        assert await rig.client.dispatch(selection, "echo") == ["w3", "echo"]
+        assert selection.worker == "images.w3"
+    rig.balanced()
+
+
+@on_rig()
+async def test_without_another_worker_of_those_labels_the_task_does_not_run(rig: Rig) -> None:
+    await rig.worker("w1")
+    chosen = await rig.worker("w2", labels={"gpu": "yes"})
+    async with rig.client.options(labels={"gpu": "yes"}).choose_worker("images") as selection:
+        await chosen.die()
+        with pytest.raises(NoWorkers, match="has the labels gpu=yes"):
+            await rig.client.dispatch(selection, "echo")
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_task_that_may_not_be_moved_is_not(rig: Rig) -> None:
+    other, chosen = await rig.worker("w1", slots=0), await rig.worker("w2")
+    async with rig.client.choose_worker("images", move=False) as selection:
+        await chosen.die()
+        with pytest.raises(WorkerLost, match="chosen with move=False") as caught:
+            await rig.client.dispatch(selection, "echo")
+        assert (caught.value.may_have_started, selection.worker) == (False, "images.w2")
+    assert other.heard_of(Request.TASK) == []
+    third = await rig.worker("w3")
+    async with rig.client.choose_worker("images", move=False) as selection:
+        third.behave = rejects(Reason.STALE)
+        with pytest.raises(WorkerLost, match="newer epoch"):
+            await rig.client.dispatch(selection, "echo")
     rig.balanced()

@@ -41,6 +41,12 @@ def test_what_is_submitted_waits_for_a_dispatcher_and_says_so(commands):
     assert "dispatcher nobody" in commands.run("queue", "show", "words").stdout
     code, text = line(commands.run("result", job, "-t", "0"))
     assert (code, "has not ended" in text) == (4, True)
+    code, text = line(commands.run("result", job, "-t", "0.2"))
+    assert (code, "has not ended within 0.2 s" in text, "no dispatcher has the queue" in text) == (3, True, True)
+    waiting = commands.start("result", job)
+    waiting.await_output(rf"waits: {job} \(words.count\) is queued.*: start one with 'gangline dispatcher'")
+    commands.run("cancel", job)
+    assert waiting.wait() == 1
 
 
 def test_a_submitted_task_can_be_cancelled_once(commands):

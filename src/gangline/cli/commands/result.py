@@ -34,13 +34,14 @@ def command(
 async def _result(
     connection: Connection, id: str, endpoint: str | None, timeout_s: float | None, *, items: bool, as_json: bool
 ) -> None:
+    from ..job_wait import result_of
     from ..output import print_json, print_value
     from ..session import open_client
 
     async with open_client(connection, "gangline result") as client:
         job = client.job(id, endpoint)
         if not items:
-            print_value(await job.result(timeout_s), as_json)
+            print_value(await result_of(job, timeout_s), as_json)
             return
         async for item in job.items():
             print_json(item, lines=True)

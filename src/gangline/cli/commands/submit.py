@@ -74,6 +74,7 @@ async def _submit(
     wait: bool,
     as_json: bool,
 ) -> None:
+    from ..job_wait import result_of
     from ..output import print_json, print_value
     from ..session import open_client, telemetry
 
@@ -81,7 +82,7 @@ async def _submit(
         job = await client.options(**options).submit(target, *args, **kwargs)
         if wait and not job.repeats:
             click.echo(f"job {job.id}", err=True)
-            print_value(await job.result(), as_json)
+            print_value(await result_of(job), as_json)
         elif as_json:
             print_json({"job": job.id, "endpoint": job.endpoint, "method": job.method, "repeats": job.repeats})
         else:

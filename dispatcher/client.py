@@ -128,6 +128,7 @@ class Client(DurableTasks, RouteOperations):
         max_attempts: int | None = None,
         labels: Mapping[str, str] | None = None,
         pool: str | None = None,
+        queue: bool | None = None,
         priority: int | None = None,
         idempotency_key: str | None = None,
         deadline_s: float | None = None,
@@ -141,7 +142,7 @@ class Client(DurableTasks, RouteOperations):
     ) -> Client:
         """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
 
-        See CallOptions for what the first seven mean, and SubmitOptions for the others, which are for `submit` alone.
+        See CallOptions for what the first eight mean, and SubmitOptions for the others, which are for `submit` alone.
         For `submit`, `timeout_s` bounds one try, and `max_attempts` counts tries that were started.
 
         Raises:
@@ -158,6 +159,7 @@ class Client(DurableTasks, RouteOperations):
             max_attempts=base.max_attempts if max_attempts is None else max_attempts,
             labels=base.labels if labels is None else labels,
             pool=base.pool if pool is None else pool,
+            queue=base.queue if queue is None else queue,
             submit=submit_options(
                 base.submit,
                 priority,
@@ -261,7 +263,8 @@ class Client(DurableTasks, RouteOperations):
             ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
                 says how long the slots stay taken after this process vanished.
             ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system.
-            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy.
+            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To enter the
+                lease now or not at all: `client.options(queue=False).lease(...)`.
 
         Raises:
             NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.

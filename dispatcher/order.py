@@ -50,13 +50,18 @@ class CallOptions:
     """Labels that the worker must have."""
     pool: str | None = None
     """The pool to use. Default: the one that is named as the endpoint."""
+    queue: bool | None = None
+    """Whether to wait for a worker with room. False: Saturated at once when none has any. Default: True."""
     submit: SubmitOptions | None = None
     """What is said of submitted tasks alone."""
     plain: bool = field(init=False, repr=False, compare=False)
     """Whether calls ask for nothing but, maybe, to be done in time. Found out once, and asked at every call."""
 
     def __post_init__(self) -> None:
-        asked = (self.key, self.model, self.labels, self.idempotent, self.max_attempts, self.pool, self.submit)
+        asked = (
+            *(self.key, self.model, self.labels, self.idempotent, self.max_attempts),
+            *(self.pool, self.queue, self.submit),
+        )
         object.__setattr__(self, "plain", all(value is None for value in asked))
         timeout_s = self.timeout_s
         if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
@@ -135,6 +140,7 @@ class Order:
             idempotent=options.idempotent,
             patient=self.deadline is not None,
             max_attempts=options.max_attempts or max_attempts,
+            queue=options.queue,
         )
 
     def remaining_ms(self, now: float) -> int | None:

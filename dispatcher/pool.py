@@ -91,7 +91,8 @@ class RoutedPool:
 
         Raises:
             QueueFull, UnknownMethod: at once.
-            NoWorkers, Saturated, Draining, Disconnected: in vain until the deadline, or so long as the settings say.
+            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else in vain until the deadline, or
+                so long as the settings say.
             WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
             Moved: another pool has to take it.
         """
@@ -104,6 +105,9 @@ class RoutedPool:
         if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
             assert ticket.worker is not None
             return ticket.worker
+        if not ticket.in_line:
+            core.withdraw(ticket)
+            raise core.give_up(ticket, "right now")
         return await self._wait(ticket, deadline, now)
 
     def place_at_once(self, ticket: Ticket) -> bool:

@@ -130,6 +130,7 @@ class Reserving:
             labels=options.labels,
             patient=deadline is not None,
             max_attempts=options.max_attempts or self._max_attempts,
+            queue=options.queue,
         )
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
             hold = await self._somewhere(endpoint, ticket, ttl_s, flags, deadline, options, sets=sets)

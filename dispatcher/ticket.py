@@ -32,6 +32,8 @@ class Ticket:
     labels: Mapping[str, str] | None = None
     idempotent: bool | None = None
     """None: as the task declares."""
+    in_line = True
+    """Whether it may wait for a worker with room."""
     patient = False
     """Whether the caller ends the wait itself (it has a deadline); else `saturated_wait_s` does."""
     repeatable = False
@@ -73,6 +75,7 @@ class Ticket:
         idempotent: bool | None = None,
         patient: bool = False,
         max_attempts: int = 10_000,
+        queue: bool | None = None,
     ) -> None:
         self.method = method
         self.max_attempts = max_attempts
@@ -88,6 +91,8 @@ class Ticket:
             self.idempotent = self.repeatable = idempotent
         if patient:
             self.patient = patient
+        if queue is False:
+            self.in_line = False
 
     def __repr__(self) -> str:
         where = "waits" if self.waits else f"on {self.worker.id}" if self.worker else "idle"

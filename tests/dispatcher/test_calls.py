@@ -495,3 +495,34 @@ async def test_a_task_that_may_not_be_moved_is_not(rig: Rig) -> None:
         with pytest.raises(WorkerLost, match="newer epoch"):
             await rig.client.dispatch(selection, "echo")
     rig.balanced()
+
+
+# -- now or not at all ------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_who_may_not_wait_is_refused_at_once_and_takes_nothing(rig: Rig) -> None:
+    await rig.worker(slots=1)
+    client, loop = rig.client.options(queue=False), asyncio.get_running_loop()
+    async with client.lease("images"):
+        began_at = loop.time()
+        for enter in (client.lease("images"), client.choose_worker("images")):
+            with pytest.raises(Saturated, match="had room right now"):
+                await enter.__aenter__()
+        with pytest.raises(Saturated):
+            await client.call("images.echo")
+        with pytest.raises(Saturated):
+            await anext(client.stream("images.items"))
+        assert loop.time() == began_at
+    assert await client.call("images.echo") == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_who_may_not_wait_goes_on_to_a_worker_with_room_when_one_refuses(rig: Rig) -> None:
+    full = await rig.worker("w1", rejects(Reason.FULL))
+    other = await rig.worker("w2", slots=0)
+    with pytest.raises(Saturated, match="the worker is full"):
+        await rig.client.options(queue=False).call("images.echo")
+    assert len(full.heard_of(Request.TASK)) == 1 and other.heard_of(Request.TASK) == []
+    rig.balanced()

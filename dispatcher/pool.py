@@ -91,8 +91,8 @@ class RoutedPool:
 
         Raises:
             QueueFull, UnknownMethod: at once.
-            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else in vain until the deadline, or
-                so long as the settings say.
+            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else in vain until the deadline,
+                or so long as the settings say.
             WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
             Moved: another pool has to take it.
         """

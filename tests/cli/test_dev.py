@@ -10,6 +10,7 @@ import subprocess
 
 import pytest
 
+from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.jetstream import connect
 from gangline.bus.port import NoResponders
 from gangline.bus.settings import ConnectionSettings
@@ -173,6 +174,12 @@ def test_dev_uses_a_server_that_is_named(commands, nats_url, namespace):
     running.await_output(r"worker\.started")
     assert "nats-server" not in running.output
     assert [row["worker"] for row in commands.json("workers")] == ["dev-1"]
+
+
+def test_a_gateway_does_not_start_on_a_server_without_jetstream(commands):
+    with EmbeddedServer(jetstream=False) as server:
+        done = commands.run("gateway", "--server", server.url)
+    assert (done.returncode, "has no JetStream" in done.stderr) == (3, True)
 
 
 async def test_a_gateway_answers_plain_requests_with_results_and_errors(commands, nats_url, namespace):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 
 from ..bus.lifetime import run_until_left
-from ..bus.port import BucketSettings, Bus
+from ..bus.port import BucketSettings, Bus, StorageUnavailable
 from ..dispatcher.gateway import Gateway
 from ..dispatcher.gateway_settings import GatewaySettings
 from ..dispatcher.settings import RouterSettings
@@ -17,7 +18,7 @@ from ..worker.settings import WorkerSettings
 from .children import tied_to_parent
 from .journal import journal_file
 from .options import Connection
-from .session import open_bus, telemetry
+from .session import open_bus, open_ledger, telemetry
 
 
 async def serve_worker(
@@ -44,17 +45,26 @@ async def serve_gateway(connection: Connection, settings: GatewaySettings, route
 
     Raises:
         Disconnected: the server closed the connection for good.
-        Unavailable: no server.
+        Unavailable: no server, or one without JetStream.
     """
     async with telemetry("gangline-gateway"), open_bus(connection, "gangline gateway") as bus:
         gateway = _gateway(bus, connection, settings, router_settings)
         ends: set[asyncio.Task[None]] = set()
 
+        begun = False
+
         def end(grace_s: float | None) -> bool:
+            if not begun:
+                return False
             ends.add(asyncio.get_running_loop().create_task(gateway.stop() if grace_s == 0 else gateway.drain(grace_s)))
             return True
 
         async def life() -> None:
+            nonlocal begun
+            # Storage that does not answer just now will; a server without JetStream never does.
+            with contextlib.suppress(StorageUnavailable):
+                await open_ledger(bus, connection)
+            begun = True
             async with gateway:
                 await gateway.wait_closed()
 

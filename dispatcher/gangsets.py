@@ -149,6 +149,10 @@ class GangSets:
             with contextlib.suppress(GanglineError):
                 await self._feed.stop()
 
+    def waiting(self) -> dict[str, int]:
+        """Requests that wait for a gang with room, by set; of those for which any does."""
+        return {name: routed.pool.core.waiting for name, routed in self._sets.items() if routed.pool.core.waiting}
+
     def statistics(self) -> dict[str, Any]:
         """By set: its gangs, requests waiting and placed."""
         return {name: routed.statistics() for name, routed in self._sets.items()}

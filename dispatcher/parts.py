@@ -24,6 +24,7 @@ from .order import CallOptions, Order
 from .policy import Policy
 from .pool import RoutedPool
 from .pools import Pools
+from .queue_lengths import QueueLengths
 from .reserving import Reserving
 from .route_shadow import Shadows
 from .route_table import RouteTable
@@ -105,6 +106,13 @@ class Parts:
             self.exchange, self.caller, self._settings, self._metrics, self.targets, plain_pools=self.traffic.plain
         )
 
+    @cached_property
+    def lengths(self) -> QueueLengths:
+        router = self._ambient.token()  # not the exchange's name: that one is for its workers alone
+        return QueueLengths(
+            self._bus, self._names, self._waiting, router=router, owner=self._owner, node=self._settings.node
+        )
+
     # -- who serves -----------------------------------------------------------------------------------------------
 
     @cached_property
@@ -122,7 +130,7 @@ class Parts:
             numbers=self.exchange.numbers,
             strays=self._strays,
             on_close=self._forget,
-            on_tick=lambda: self.traffic.poke(),
+            on_tick=self._tick,
         )
 
     @cached_property
@@ -223,6 +231,14 @@ class Parts:
 
     def _strays(self, endpoint: str, pool: str) -> bool:
         return self.traffic.strays(endpoint, pool)
+
+    def _waiting(self) -> dict[str, int]:
+        pools = {name: pool.core.waiting for name, pool in self.pools.items() if pool.core.waiting}
+        return {**pools, **self.sets.waiting()}
+
+    def _tick(self) -> None:
+        self.traffic.poke()
+        self.lengths.tick(self.exchange.loop.time())
 
     def _forget(self, name: str) -> None:
         self.traffic.forget(name)

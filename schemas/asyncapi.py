@@ -119,6 +119,7 @@ def _channel(channel: Channel) -> dict[str, Any]:
 
 _PARAMETERS = {
     "dispatcher": "The id of a dispatcher, as its events and `nats service ls` tell it.",
+    "router": "A client, gateway or dispatcher; lives as long as that.",
     "ns": "the namespace",
     "NS": "the namespace, in capitals",
     "pool": "workers that serve the same tasks",

@@ -241,6 +241,12 @@ def _events() -> list[Channel]:
             about="Broadcast: a dispatcher came, is here, handed queues over, or left.",
             body=jobs.DispatcherEvent,
         ),
+        Channel(
+            name="event_router",
+            address=_address(_NAMES.router_event("ROUTER0")),
+            about="Broadcast: how many requests wait in a router, once a second while any does.",
+            body=messages.RouterQueues,
+        ),
     ]
 
 

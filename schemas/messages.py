@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from .errors import InvalidRequest
 from .frames import Load
-from .limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
+from .limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S, WIRE_VERSION
 
 _GIVEN_CHARS = 60
 """A complaint quotes so much of what was given."""
@@ -182,6 +182,22 @@ class StatsReply(Reply):
     gangs: tuple[GangShare, ...] = ()
     ledger: dict[str, int]
     """Ledger writer: pending (not yet written), written, deleted, retried."""
+
+
+class RouterQueues(BaseModel):
+    """On `<ns>.event.router.<router>`, once a second while requests wait in that router, and once when none does any
+    more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    v: int = WIRE_VERSION
+    router: str
+    """Lives as long as its client, gateway or dispatcher."""
+    owner: str
+    """The client's name, for people."""
+    node: str
+    waiting: dict[str, int]
+    """Requests that wait for a worker with room, by pool or standing set; 0: none any more."""
 
 
 R = TypeVar("R", bound=BaseModel)

@@ -19,6 +19,7 @@ subject                                                     who asks whom
 `<ns>.queue.<endpoint>.<operation>`                         clients and operators -> the dispatcher that has the queue
 `<ns>.dispatcher.<dispatcher>.<operation>`                  dispatchers and operators -> that dispatcher
 `<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, here, queues handed over, left
+`<ns>.event.router.<router>`                                broadcast: how many requests wait in that router
 `<ns>.event.task.<endpoint>`                                broadcast: a task became a dead letter
 ==========================================================  ==================================================
 
@@ -373,6 +374,9 @@ class Names:
     @property
     def routes_bucket(self) -> str:
         return f"{self.namespace.upper()}_ROUTES"
+
+    def router_event(self, router: str) -> str:
+        return f"{self.namespace}.event.router.{check_name(router, 'token')}"
 
     def route_event(self, endpoint: str) -> str:
         """A name that cannot stand in a subject is given as `_`."""

@@ -177,6 +177,8 @@ def _routing(names: Names, pool: str) -> Permissions:
             *_workers(names, _FRAMES, pool),
             # Whoever reads a route that cannot be followed says so.
             f"{names.namespace}.event.route.*",
+            # And how many requests wait in it.
+            f"{names.namespace}.event.router.*",
             *_api("INFO"),
             *_bucket_reading(ledger),
             *_bucket_reading(names.routes_bucket),

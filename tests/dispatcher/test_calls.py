@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -526,3 +527,25 @@ async def test_who_may_not_wait_goes_on_to_a_worker_with_room_when_one_refuses(r
         await rig.client.options(queue=False).call("images.echo")
     assert len(full.heard_of(Request.TASK)) == 1 and other.heard_of(Request.TASK) == []
     rig.balanced()
+
+
+# -- who waits where --------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_the_lengths_of_queues_are_told_every_second_while_anything_waits_and_once_when_nothing_does(
+    rig: Rig,
+) -> None:
+    await rig.worker(slots=1)
+    heard: list[dict[str, object]] = []
+    listener = rig.hub.connect("operator")
+    await listener.subscribe(f"{rig.names.namespace}.event.router.*", lambda m: heard.append(json.loads(m.data)))
+    async with rig.client.lease("images"):
+        calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(3)]
+        await asyncio.sleep(4.2)
+        assert [event["waiting"] for event in heard] == [{"images": 3}] * 4
+    await asyncio.gather(*calls)
+    await asyncio.sleep(10)
+    assert [event["waiting"] for event in heard[4:]] == [{"images": 0}]
+    assert {(event["v"], event["router"], event["owner"]) for event in heard} == {(1, heard[0]["router"], "client")}
+    await listener.close()

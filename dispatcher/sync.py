@@ -57,8 +57,13 @@ class SyncLease:
 
     @property
     def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it."""
+        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is."""
         return self._lease.worker
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set whose slots they are; None: of no gang."""
+        return self._lease.gang
 
     @property
     def node(self) -> str:

@@ -50,10 +50,12 @@ told of that. With `hold` it takes its slots and waits for BEGIN, so that a call
 without BEGIN for two seconds it ends without having started (ERROR task_cancelled).
 
 An attempt of a durable task has `job`, `endpoint` and `attempt`, and may have `sequence`, which tells the job from an
-earlier one of that id. While it runs on a worker, and after its end for as long as the answer is kept, a further TASK
-of it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes no slot and no token,
-and gets the same answer under its own id. One with STREAM gets the items from number `items` of its meta on (unsaid:
-from the first one on), as far as they were not credited before; from then on only its CREDIT counts.
+earlier one of that id, and `pool`, the standing set that it was sent to. On all ranks of a gang it has `rank` and
+`ranks`: on each it is an execution of its own. While it runs on a worker, and after its end for as long as the answer
+is kept, a further TASK of it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes
+no slot and no token, and gets the same answer under its own id. One with STREAM gets the items from number `items` of
+its meta on (unsaid: from the first one on), as far as they were not credited before; from then on only its CREDIT
+counts.
 
 Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
 while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).

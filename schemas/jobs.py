@@ -248,6 +248,12 @@ class WorkerJob(Reply):
     attempt: int
     running: bool
     """False: it ended, and its answer is still kept."""
+    rank: int = 0
+    """Of the gang on which it runs, if it runs on all of its ranks."""
+    ranks: int = 0
+    """On how many ranks of a gang it runs, if on all of them; else 0."""
+    pool: str = ""
+    """The pool or standing set that it was sent to by name; empty: not said."""
 
 
 class JobsReply(Reply):

@@ -205,7 +205,7 @@ class Intake:
             trace=trace,
             meta=meta,
             stream=stream,
-            held=caller.held if job is None else None,
+            held=caller.held,
         )
 
     def _job(

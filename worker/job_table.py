@@ -34,6 +34,8 @@ class JobKey(NamedTuple):
     job: str
     sequence: int = 0
     """Of its message; 0: not said."""
+    rank: int = 0
+    """Of the gang on all of whose ranks it runs: of each rank there is an execution of its own."""
 
 
 class Hearer:
@@ -61,15 +63,31 @@ class Job:
         "items",
         "key",
         "number",
+        "pool",
+        "ranks",
         "read",
         "reader",
         "record",
         "sent",
     )
 
-    def __init__(self, key: JobKey, attempt: int, record: TaskRecord, number: int, first: Hearer) -> None:
+    def __init__(
+        self,
+        key: JobKey,
+        attempt: int,
+        record: TaskRecord,
+        number: int,
+        first: Hearer,
+        *,
+        ranks: int = 0,
+        pool: str = "",
+    ) -> None:
         self.key = key
         self.attempt = attempt
+        self.ranks = ranks
+        """On how many ranks of a gang it runs, if on all of them; else 0."""
+        self.pool = pool
+        """The pool or standing set that it was sent to by name; empty: not said."""
         self.record = record
         """Its sender and id are also where the answer is kept."""
         self.failed: bool | None = None
@@ -149,14 +167,16 @@ class JobTable:
             return None
         return job
 
-    def begin(self, key: JobKey, attempt: int, record: TaskRecord, first: Hearer) -> Job:
-        """An execution starts. The job must not run."""
+    def begin(
+        self, key: JobKey, attempt: int, record: TaskRecord, first: Hearer, *, ranks: int = 0, pool: str = ""
+    ) -> Job:
+        """An execution starts. The job must not run. See Job for the last two."""
         before = self._jobs.get(key)
         if before is not None:
             assert not before.running, before
             self._drop(before)
         self._number += 1
-        job = self._jobs[key] = Job(key, attempt, record, self._number, first)
+        job = self._jobs[key] = Job(key, attempt, record, self._number, first, ranks=ranks, pool=pool)
         self._running[job] = None
         return job
 

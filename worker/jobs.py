@@ -41,8 +41,9 @@ MOST_HEARERS = 1000
 """Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
 ID_BYTES = 8
 """By which one request's id may be longer than another's."""
-_ENTRY_BYTES = 128
+_ENTRY_BYTES = 192
 """Of one job in such an answer, without its names."""
+_MOST_CHARS: Final = 256
 
 
 class JobName(NamedTuple):
@@ -52,6 +53,9 @@ class JobName(NamedTuple):
     attempt: int
     attach: bool
     """Nothing is to start."""
+    ranks: int = 0
+    pool: str = ""
+    """See job_table.Job."""
 
     @classmethod
     def of(cls, meta: dict[str, Any] | None, flags: int, pool: str) -> JobName | None:
@@ -69,7 +73,14 @@ class JobName(NamedTuple):
         endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
         if type(job) is not str or not is_name(job):
             check_name(job, "job")
-        return cls(JobKey(endpoint, job, _number(meta.get("sequence"), 0)), _number(meta.get("attempt"), 1), attach)
+        sent_to = meta.get("pool")
+        return cls(
+            JobKey(endpoint, job, _number(meta.get("sequence"), 0), _number(meta.get("rank"), 0)),
+            _number(meta.get("attempt"), 1),
+            attach,
+            _number(meta.get("ranks"), 0),
+            sent_to[:_MOST_CHARS] if isinstance(sent_to, str) else "",
+        )
 
 
 class JobRun:
@@ -177,7 +188,7 @@ class Jobs:
     def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
         """An execution starts: who is to be told."""
         first = Hearer(record.sender, record.id, caller, streams=stream)
-        job = self._core.jobs.begin(name.key, name.attempt, record, first)
+        job = self._core.jobs.begin(name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool)
         progress = ProgressFeed(
             self._bus,
             self._names,
@@ -196,7 +207,7 @@ class Jobs:
         found, more = self._core.jobs.listing(request.endpoint, request.after or FIRST, LISTED)
         shown: list[Job] = []
         for job in found:
-            room -= len(job.key.job) + len(job.key.endpoint) + _ENTRY_BYTES
+            room -= len(job.key.job) + len(job.key.endpoint) + len(job.pool) + _ENTRY_BYTES
             if room < 0 and shown:
                 more = shown[-1].place
                 break
@@ -227,8 +238,17 @@ def _readdressed(frame: bytes, task_id: int) -> bytes:
 
 
 def _listed(job: Job) -> jobs.WorkerJob:
-    endpoint, name, sequence = job.key
-    return jobs.WorkerJob(job=name, endpoint=endpoint, sequence=sequence, attempt=job.attempt, running=job.running)
+    endpoint, name, sequence, rank = job.key
+    return jobs.WorkerJob(
+        job=name,
+        endpoint=endpoint,
+        sequence=sequence,
+        attempt=job.attempt,
+        running=job.running,
+        rank=rank,
+        ranks=job.ranks,
+        pool=job.pool,
+    )
 
 
 def _number(value: object, default: int) -> int:

@@ -180,11 +180,11 @@ class Arriving:
         books = self._books
         task = books.tasks.get(books.jobs.get(event.job, -1))
         if task is not None:
-            self._attach(task, event.attempt, event.worker)
-        elif books.adoptions.get(event.job, (0, ""))[0] < event.attempt:
-            books.adoptions[event.job] = (event.attempt, event.worker)
+            self._attach(task, event.attempt, event.worker, event.pool)
+        elif event.job not in books.adoptions or books.adoptions[event.job][0] < event.attempt:
+            books.adoptions[event.job] = (event.attempt, event.worker, event.pool)
 
-    def _attach(self, task: Task, attempt: int, worker: str) -> None:
+    def _attach(self, task: Task, attempt: int, worker: str, pool: str) -> None:
         if attempt <= task.attempts:
             return  # that try is known to have failed, or a later one was found
         if task.step is Step.RUNNING and task.worker:
@@ -194,7 +194,7 @@ class Arriving:
             return
         if task.step in ADMITTED:
             self._admission.withdraw(task)
-        task.attempts, task.worker, task.pool = attempt, worker, worker.partition(".")[0]
+        task.attempts, task.worker, task.pool = attempt, worker, pool or worker.partition(".")[0]
         self._admission.begin(task)
         self._attached(task)
 

@@ -42,8 +42,8 @@ class Books:
         """By sequence; all that is not GONE."""
         self.jobs: dict[str, int] = {}
         """Sequence by job, of those that are not being scheduled nor malformed."""
-        self.adoptions: dict[str, tuple[int, str]] = {}
-        """Attempt and worker, of jobs that run and have not arrived."""
+        self.adoptions: dict[str, tuple[int, str, str]] = {}
+        """Attempt, worker and pool, of jobs that run and have not arrived."""
         self.count: dict[Step, int] = dict.fromkeys(Step, 0)
         """Tasks by step."""
         self.pools = Pools(endpoint)

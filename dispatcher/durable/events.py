@@ -50,6 +50,8 @@ class Adopted(Event):
     worker: str
     """`<pool>.<worker>`; named again in Attach."""
     attempt: int
+    pool: str = ""
+    """In which it counts; empty: that of the worker."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Slots of workers (or gangs) for one queue and one pool (or standing set): leased while they are wanted, used by task after task, given back.
+"""Slots of workers for one queue and one pool: leased while they are wanted, used by task after task, given back. Of a
+standing set they are its gangs' slots.
 
 A worker is never sent more than the slots leased from it. A lease is good for many tasks without another trip; so that
 whoever else waits for a busy worker gets its share, it is retired after a turn and asked for anew through the line that

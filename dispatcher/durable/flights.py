@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ...bus.ambient import Ambient
@@ -43,6 +43,7 @@ from .feeder import Feeder
 from .item_count import Came, ItemCount
 from .job_feed import JobFeed
 from .job_flight import JobFlight, error_of_answer, error_of_fate, lost_with_gang
+from .joint_flight import JointFlight
 from .vigil import Vigil
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
@@ -87,6 +88,8 @@ class Flights:
         """With a flight under way, by sequence."""
         self._feeders: dict[str, Feeder] = {}
         self._retries: set[asyncio.TimerHandle] = set()
+        self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
+        """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
         self.started = 0
         self.turn = 0
         """Greater than that of any dispatcher that had the queue before. Attempts are never counted back by more than
@@ -117,6 +120,10 @@ class Flights:
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.started, entry.items = lease.name, True, None
         entry.count_items(known=True)
+        if isinstance(lease.hold, GangHold) and lease.hold.on_all:
+            self.started += 1
+            self._start_on_all(entry, start, lease.hold)
+            return
         flight = self._flight(entry, worker, attached=False)
         try:
             self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
@@ -126,11 +133,77 @@ class Flights:
             return
         self.started += 1
 
+    def _start_on_all(self, entry: Entry, start: Start, hold: GangHold) -> None:
+        run = 1 + self._ambient.random.getrandbits(48)
+
+        def frame_of(flight: JobFlight, rank: int) -> Frame:
+            return self._task_frame(
+                entry, flight, start, hold.parts[rank].token,
+                {"rank": rank, "ranks": len(hold.parts), "run": run, "hold": True},
+            )  # fmt: skip
+
+        self._launch_jointly(entry, [str(part.worker.id) for part in hold.parts], frame_of, attached=False)
+
+    def _attach_on_all(self, entry: Entry, names: Sequence[str]) -> None:
+        def frame_of(flight: JobFlight, rank: int) -> Frame:
+            frame = self._attach_frame(entry, flight)
+            return (*frame[:9], {**frame[9], "rank": rank})
+
+        self._launch_jointly(entry, names, frame_of, attached=True)
+
+    def _launch_jointly(
+        self, entry: Entry, names: Sequence[str], frame_of: Callable[[JobFlight, int], Frame], *, attached: bool
+    ) -> None:
+        worker = next((worker for name in names if name and (worker := self._worker(name)) is not None), None)
+        if worker is None:
+            lost = WorkerLost(f"{', '.join(filter(None, names))}: gone", may_have_started=attached)
+            self._settle(entry)
+            self._ended(entry, entry.attempt, lost)
+            return
+        entry.streams = False
+        entry.flight = flight = JointFlight(
+            self,
+            self._exchange,
+            self._vigil,
+            names,
+            find=self._worker,
+            frame_of=frame_of,
+            ends=lambda flight, results, error: self._ended_on_all(entry, flight, results, error),
+            worker=worker,
+            seq=entry.seq,
+            attempt=entry.attempt,
+            attached=attached,
+        )
+        self._entries[entry.seq] = entry
+        flight.launch()
+        if attached and entry.stopped == entry.attempt:
+            flight.cancel()
+
+    def _ended_on_all(self, entry: Entry, flight: JointFlight, results: list[Any], error: GanglineError | None) -> None:
+        if error is None:
+            error = self._take_result(entry, (_OK, flight.id, results))
+        elif entry.stopped != entry.attempt:
+            error = lost_with_gang(error, entry.worker)
+        if entry.slots is not None and error is None:
+            entry.slots.hold.used(flight.sent_at)
+        self._finish(entry, flight)
+        if entry.span is not NO_SPAN:
+            entry.span.end(error)
+        self._ended(entry, flight.attempt, error)
+
+    def adopt(self, job: str, attempt: int, names: Sequence[str]) -> None:
+        """A try that is to be attached to runs on these workers, by rank; empty: nobody knows where that rank is."""
+        self._adopted[job] = (attempt, names)
+
     def attach(self, entry: Entry, attach: Attach) -> None:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
         entry.worker, entry.started, entry.fence = attach.worker, True, 0
         entry.count_items(known=False)
+        attempt, names = self._adopted.get(attach.job, (0, ()))
+        if attempt == attach.attempt:
+            self._attach_on_all(entry, names)
+            return
         self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
 
     def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
@@ -175,7 +248,9 @@ class Flights:
 
     # -- frames ---------------------------------------------------------------------------------------------------
 
-    def _task_frame(self, entry: Entry, flight: JobFlight, start: Start, token: str) -> Frame:
+    def _task_frame(
+        self, entry: Entry, flight: JobFlight, start: Start, token: str, more: dict[str, Any] | None = None
+    ) -> Frame:
         submission = entry.submission
         assert submission is not None
         args, kwargs = entry.arguments or arguments_of(entry.message.data, submission.fmt)
@@ -189,12 +264,12 @@ class Flights:
             deadline_ms = left_ms if deadline_ms is None else min(deadline_ms, left_ms)
         trace = submission.trace
         if tracer.enabled:
-            trace = self._trace(entry, submission)
+            trace = self._trace(entry, submission) if entry.span is NO_SPAN or not more else entry.span.traceparent()
         entry.fence = self.turn + entry.attempt
         meta = self._meta(entry, submission)
         meta["fence"] = entry.fence
         if entry.slots is not None and isinstance(entry.slots.hold, GangHold):
-            meta["generation"] = entry.slots.hold.formation.later
+            meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
         return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
     def _trace(self, entry: Entry, submission: Submission) -> str | None:
@@ -240,7 +315,9 @@ class Flights:
         flight = entry.flight
         if flight is None or entry.attempt != attempt:
             return  # it has ended meanwhile, and that was told; or it is to be attached to, and stopped then
-        if self._exchange.recall(flight):
+        if isinstance(flight, JointFlight):
+            flight.cancel()
+        elif self._exchange.recall(flight):
             self._finish(entry, flight)
             self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
         else:
@@ -254,7 +331,9 @@ class Flights:
         for entry in list(self._entries.values()):
             flight = entry.flight
             assert flight is not None
-            if not self._exchange.recall(flight):
+            if isinstance(flight, JointFlight):
+                flight.let_go()
+            elif not self._exchange.recall(flight):
                 self._exchange.forget(flight)
             self._finish(entry, flight)
 
@@ -304,6 +383,9 @@ class Flights:
         self._vigil.unwatch(flight.worker)
         again = self._flight(entry, flight.worker, attached=True)
         self._send(entry, again, self._attach_frame(entry, again))
+
+    def held(self, flight: JobFlight) -> None:
+        """It was not asked to wait."""
 
     def still_runs(self, flight: JobFlight) -> None:
         """The worker says so: it may wait for credit that got lost, or have sent items that did."""
@@ -384,9 +466,13 @@ class Flights:
 
     def _finish(self, entry: Entry, flight: JobFlight) -> None:
         """Law 2."""
+        if not isinstance(flight, JointFlight):
+            self._vigil.unwatch(flight.worker)
+        self._settle(entry)
+
+    def _settle(self, entry: Entry) -> None:
         entry.flight = None
         self._entries.pop(entry.seq, None)
-        self._vigil.unwatch(flight.worker)
         slots, entry.slots = entry.slots, None
         if slots is not None:
             self._feeders[entry.feeder_pool].give(slots, entry.cost)

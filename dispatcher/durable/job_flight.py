@@ -31,6 +31,9 @@ class Pilot(Protocol):
     def item(self, flight: JobFlight, frame: Frame) -> None:
         """One item of a stream came."""
 
+    def held(self, flight: JobFlight) -> None:
+        """It has its slots, and waits for BEGIN."""
+
     def still_runs(self, flight: JobFlight) -> None:
         """The worker says so."""
 
@@ -60,6 +63,9 @@ class JobFlight(Flight):
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == Answer.ITEM:
             self.pilot.item(self, frame)
+            return False
+        if frame[0] == Answer.HELD:
+            self.pilot.held(self)
             return False
         self.pilot.landed(self, frame)
         return True
@@ -106,8 +112,8 @@ def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
 
 
 def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
-    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as with
-    a worker that died."""
+    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as
+    with a worker that died."""
     if not isinstance(error, TaskCancelled) or "gang" not in error.details:
         return error
     return WorkerLost(

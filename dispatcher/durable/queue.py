@@ -37,7 +37,7 @@ from .inlet import job_of, may_have_ended, read_message, size_of
 from .insight import Counts
 from .ownership import DISPATCHER, consumer_name
 from .possession import Possession
-from .recovery import Recovery
+from .recovery import Recovery, by_try
 from .retrying import until_answered
 from .rolls import Rolls
 
@@ -179,10 +179,15 @@ class Queue:
         jobs = await recovery.jobs()
         await self._catch_up()
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
-        for worker, job in jobs:
+        for found in by_try(
             # A dead letter that was sent anew has its old id: what is known of that is not known of this message.
-            if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence:
-                self.tell(on.Adopted, job=job.job, worker=str(worker), attempt=job.attempt)
+            (worker, job)
+            for worker, job in jobs
+            if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
+        ):
+            if found.workers:
+                flights.adopt(found.job, found.attempt, found.workers)
+            self.tell(on.Adopted, job=found.job, worker=found.worker, attempt=found.attempt, pool=found.pool)
         self.recovery_s = self._loop.time() - began_at
         context.metrics.recovered(self.endpoint, self.recovery_s)
         self._asked_of = False

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
-from typing import Final
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, NamedTuple
 
 from pydantic import ValidationError
 
@@ -27,6 +27,36 @@ from .task_streams import TaskStreams
 _ASK_S: Final = 1.0
 _PAUSE_S: Final = 0.1
 _AT_ONCE: Final = 64
+
+
+class Try(NamedTuple):
+    """One that is on workers."""
+
+    job: str
+    attempt: int
+    pool: str
+    """That it was sent to, if it is known."""
+    worker: str
+    """`<pool>.<worker>`; of several the lowest rank's."""
+    workers: tuple[str, ...] = ()
+    """By rank, where it runs on all ranks of a gang; empty: of that rank nobody knows. None where it does not."""
+
+
+def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
+    """What was found, with what is one try on several workers put together."""
+    alone: list[Try] = []
+    jointly: dict[tuple[str, int], tuple[WorkerJob, dict[int, tuple[bool, str]]]] = {}
+    for worker, job in found:
+        if not job.ranks:
+            alone.append(Try(job.job, job.attempt, job.pool, str(worker)))
+            continue
+        _, ranks = jointly.setdefault((job.job, job.attempt), (job, {}))
+        if job.rank < job.ranks and not (job.rank in ranks and ranks[job.rank][0]):
+            ranks[job.rank] = (job.running, str(worker))
+    for job, ranks in jointly.values():
+        workers = tuple(ranks[rank][1] if rank in ranks else "" for rank in range(job.ranks))
+        alone.append(Try(job.job, job.attempt, job.pool, next(filter(None, workers)), workers))
+    return alone
 
 
 class Recovery:

@@ -21,8 +21,8 @@ Seen = tuple[bool, int, int, tuple[tuple[str, int], ...]]
 
 
 class KnownPools:
-    """Pools that were ever seen to have a worker, and standing sets, by anybody in this process. A ledger in memory forgets them all when
-    the server restarts, and they are no less known for that."""
+    """Pools that were ever seen to have a worker, and standing sets, by anybody in this process. A ledger in memory
+    forgets them all when the server restarts, and they are no less known for that."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()

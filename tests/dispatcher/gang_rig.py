@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -167,22 +168,24 @@ class GangRig:
 
 def on_gang_rig(
     *workers: str, **settings: Any
-) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], Coroutine[Any, Any, None]]]:
-    """Give a test a running GangRig with these workers (of 2 slots each) as its first argument."""
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
+    """Give a test a running GangRig with these workers (of 2 slots each) as its first argument, before parameters."""
 
-    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
-        async def run() -> None:
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def run(**parameters: Any) -> None:
             rig = GangRig(**settings)
             await rig.start()
             try:
                 for name in workers:
                     await rig.worker(name)
-                await test(rig)
+                await test(rig, **parameters)
             finally:
                 await rig.stop()
 
         functools.update_wrapper(run, test)
-        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take `rig` for a fixture
+        # pytest would take `rig` for a fixture.
+        others = list(inspect.signature(test).parameters.values())[1:]
+        run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
         return run
 
     return decorate

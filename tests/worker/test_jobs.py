@@ -365,12 +365,13 @@ async def test_the_operation_jobs_lists_what_runs_and_what_ended(rig: Rig):
     )
     await rig.hand.quiet()
     body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs"})
+    alone = {"rank": 0, "ranks": 0, "pool": ""}
     assert body == {
         "epoch": rig.worker.core.epoch,
         "jobs": [
-            {"job": "runs", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": True},
-            {"job": "failed", "endpoint": "thumbs", "sequence": 0, "attempt": 3, "running": False},
-            {"job": "done", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": False},
+            {"job": "runs", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": True, **alone},
+            {"job": "failed", "endpoint": "thumbs", "sequence": 0, "attempt": 3, "running": False, **alone},
+            {"job": "done", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": False, **alone},
         ],
         "next": None,
     }

@@ -36,7 +36,8 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     async def open_pool(_name: str) -> Pool:
         return pool
 
-    router = SimpleNamespace(pools={"images": pool}, pool=open_pool)
+    sets = SimpleNamespace(pool_of=lambda _name: None)
+    router = SimpleNamespace(known_target={"images": pool}.get, target=open_pool, sets=sets)
     rolls = Rolls(
         router,  # type: ignore[arg-type]
         KnownPools(),
@@ -55,3 +56,25 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
         ("images", True, 0, 0, {"heavy": 2}),
         ("images", True, 1, 4, {}),
     ]
+
+
+async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_told_of_as_workers() -> None:
+    pool, told = Pool(), []
+
+    async def open_pool(_name: str) -> Pool:
+        return pool
+
+    sets = SimpleNamespace(pool_of={"llm": pool}.get)
+    router = SimpleNamespace(known_target={"llm": pool}.get, target=open_pool, sets=sets)
+    known = KnownPools()
+    rolls = Rolls(
+        router,  # type: ignore[arg-type]
+        known,
+        tell=lambda *seen: told.append(seen),
+        log=logger_for("test"),
+    )
+    await rolls.open(["llm"])
+    pool.has(2, generate=1)
+    await asyncio.sleep(2 * LOOK_S)
+    await rolls.stop()
+    assert told == [("llm", True, 0, 0, {}), ("llm", True, 2, 4, {})] and known.names == {"llm"}

@@ -224,11 +224,14 @@ class Client(DurableTasks, RouteOperations):
     def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> Choosing:
         """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
 
+        Of a standing set a gang is chosen: the slot is held on rank 0, or one on every rank or none if the set's calls
+        run on all. `selection.gang` names it, and the rest tells of the worker of rank 0.
+
         Args:
-            target: a pool, or `ENDPOINT.METHOD` to hold what that task costs.
-            slots: slots to hold instead.
-            move: whether `dispatch` may send the task to another worker, when this one has gone before the task can
-                have started. False: it raises WorkerLost then.
+            target: a pool, a standing set, or `ENDPOINT.METHOD` to hold what that task costs.
+            slots: slots to hold instead; of each rank.
+            move: whether `dispatch` may send the task to another worker (or gang), when this one has gone before the
+                task can have started. False: it raises WorkerLost then.
 
         The slot is released when the block is left without a dispatch. It is renewed by itself meanwhile.
 
@@ -241,7 +244,9 @@ class Client(DurableTasks, RouteOperations):
         """Run a task on the slot that was chosen; it cannot be rejected for want of room.
 
         If the worker went before the task can have started, it runs within the deadline on another one, with the labels
-        and the key that were asked for in the choice; `selection.worker` names that one then.
+        and the key that were asked for in the choice; `selection.worker` names that one then. Likewise on another gang
+        if the chosen one was torn down. A task that had started then is run again if it is idempotent. Where a set's
+        calls run on all ranks, the result is the list of all.
 
         Raises:
             SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: before anything is sent.
@@ -257,17 +262,22 @@ class Client(DurableTasks, RouteOperations):
     ) -> Leasing:
         """`async with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks.
 
+        Of a standing set they are slots of one gang: of rank 0, or as many of every rank if the set's calls run on all.
+        The lease is lost when the gang is torn down or replaced; its calls raise WorkerLost then.
+
         Args:
-            target: a pool, or `ENDPOINT.METHOD`.
+            target: a pool, a standing set, or `ENDPOINT.METHOD`.
             slots: how many, all of one worker. More than any worker has is refused at once with Saturated.
             ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
                 says how long the slots stay taken after this process vanished.
-            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system.
+            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system. Not for a
+                standing set: its slots are in the ledger with their gang, whose fence the lease has.
             wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To enter the
                 lease now or not at all: `client.options(queue=False).lease(...)`.
 
         Raises:
             NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+            InvalidRequest: on entering; a ledger="sync" lease of a standing set was asked for.
         """
         return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
 

@@ -373,14 +373,22 @@ class RoutedSet:
 
     async def lost_on(self, hold: GangHold, error: GanglineError, deadline: float | None) -> GanglineError:
         """What a failed task says to who holds slots: that they are lost, if they are."""
-        if isinstance(error, LeaseBusy):
-            return error
+        cause = _cause_of(error)
+        if isinstance(cause, LeaseBusy):
+            return cause
         fate = await self._fate(error, hold.formation, hold.stands_for, deadline)
-        if fate is None or isinstance(error, (LeaseError, WorkerLost)):
+        if fate is None or fate is Fate.FULL:
             return error
-        if fate.may_have_started:
-            return WorkerLost(f"{error.message}, and the lease on it: the task may have started", details=error.details)
-        return hold.trouble() or error
+        if not fate.may_have_started and (lost := hold.trouble()) is not None:
+            return lost
+        if isinstance(cause, (LeaseError, WorkerLost)) and cause.may_have_started == fate.may_have_started:
+            return cause
+        started = "the task may have started" if fate.may_have_started else "nothing started"
+        return WorkerLost(
+            f"{cause.message}, and the lease on it: {started}",
+            may_have_started=fate.may_have_started,
+            details=cause.details,
+        )
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -447,9 +455,7 @@ class RoutedSet:
         self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
     ) -> Fate | None:
         """Why a try came to nothing and may be made again; None when the error is the task's own."""
-        cause = (
-            error.__cause__ if isinstance(error, GangFailed) and isinstance(error.__cause__, GanglineError) else error
-        )
+        cause = _cause_of(error)
         started = error.may_have_started
         if isinstance(cause, TaskCancelled) and formation.down is None:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
@@ -481,6 +487,12 @@ def _note(newest: dict[str, int], gang: str, generation: int) -> None:
     newest[gang] = max(generation, newest.pop(gang, 0))
     if len(newest) > _REMEMBERED:
         del newest[next(iter(newest))]
+
+
+def _cause_of(error: GanglineError) -> GanglineError:
+    """Of a failed rank: its own error."""
+    cause = error.__cause__
+    return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
 
 
 def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:

@@ -71,6 +71,8 @@ class GangSets:
         self._unlisten: Callable[[], None] | None = None
         self._pulled = False
         self._stopped = False
+        self._forbidden = False
+        """Our user may not follow them; it has to connect anew when that is changed."""
 
     # -- finding --------------------------------------------------------------------------------------------------
 
@@ -89,6 +91,18 @@ class GangSets:
         if not self._pulled:
             await self._open_by(deadline)
         return self._sets.get(name)
+
+    async def find_if_permitted(self, name: str, deadline: float | None) -> RoutedSet | None:
+        """`find`, for who may not be allowed to follow standing sets: there are none then, and the log says so once."""
+        if self._forbidden:
+            return None
+        try:
+            return await self.find(name, deadline)
+        except NotPermitted as error:
+            if not self._forbidden:
+                self._forbidden = True
+                _log.warning("standing sets are not served: %s", error, extra={"action": "gangset.not_permitted"})
+            return None
 
     async def _open_by(self, deadline: float | None) -> None:
         loop = asyncio.get_running_loop()

@@ -41,8 +41,11 @@ class DurableTasks:
         It is not lost and not started twice while it runs, tried again when it fails, and ends as done, dead letter or
         cancelled; its result is kept for an hour. See `options` for all that can be said about how.
 
+        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all: the result is the
+        list of theirs then. A try whose gang is torn down counts as one whose worker died.
+
         Args:
-            target: `ENDPOINT.METHOD`, for example `images.thumbnail`.
+            target: `ENDPOINT.METHOD`, for example `images.thumbnail`; the endpoint may be a standing set.
             args, kwargs: the task's own arguments: named or positional ones, not both.
 
         Not acknowledged at once, it is tried again for up to 30 s, without ever making two tasks of it. Cancelling may

@@ -48,7 +48,8 @@ MakeOrder = Callable[[str, tuple[Any, ...], dict[str, Any], CallOptions], Order]
 
 
 class Lease(Held):
-    """Some slots of one worker, renewed by itself while held. Not for use after its `async with` block."""
+    """Some slots of one worker, or of one gang of a standing set, renewed by itself while held. Not for use after its
+    `async with` block."""
 
     def __init__(
         self,

@@ -178,7 +178,7 @@ class Reserving:
                 elif options.pool is None:
                     pool = await self._traffic.find(endpoint, ticket, deadline)
                 else:
-                    routed = await self._sets.find(endpoint, deadline) if sets else None
+                    routed = await self._sets.find_if_permitted(endpoint, deadline) if sets else None
                     pool = routed or await self._following.get(endpoint, deadline)
                 there, failed = failed, None
                 try:

@@ -360,7 +360,7 @@ class Router:
             Unavailable: who serves it could not be read.
         """
         self.check_open()
-        routed = await self.sets.find(name, deadline)
+        routed = await self.sets.find_if_permitted(name, deadline)
         return await self._following.get(name, deadline) if routed is None else routed.pool
 
     def known_target(self, name: str) -> RoutedPool | None:

@@ -47,7 +47,7 @@ _CLOSED: Final = State.CLOSED
 
 
 class Selection(Held):
-    """Who was chosen. Renewed by itself while it is held."""
+    """Who was chosen: a worker, or a gang of a standing set. Renewed by itself while it is held."""
 
     state: State = OPEN
     choice: Choice | None = None

@@ -37,7 +37,7 @@ class DeadReason(StrEnum):
     MALFORMED = "malformed"
     """Subject, headers or body cannot be understood."""
     UNKNOWN_ENDPOINT = "unknown_endpoint"
-    """No pool and no route of that name appeared in the time allowed."""
+    """No pool, standing set or route of that name appeared in the time allowed."""
     UNKNOWN_METHOD = "unknown_method"
     INVALID_ARGUMENTS = "invalid_arguments"
     INVALID_RESULT = "invalid_result"

@@ -254,6 +254,9 @@ def _dispatcher(names: Names) -> Permissions:
         ),
         subscribe=(
             *(f"$KV.{names.ledger_bucket}.{kind}.*.*" for kind in ("reg", "alive")),
+            # Tasks may be submitted to standing sets.
+            f"$KV.{names.ledger_bucket}.gangset.*",
+            names.gang_events,
             f"$KV.{names.routes_bucket}.>",
             f"{ns}.queue.*.*",
             f"{ns}.dispatcher.*.*",

@@ -178,7 +178,7 @@ class Ending:
             task,
             DeadReason.UNKNOWN_ENDPOINT,
             NoWorkers(
-                f"no pool {where!r} and no route of that name appeared within "
+                f"no pool {where!r}, and no standing set or route of that name, appeared within "
                 f"{plain(self._books.settings.unknown_after_s)} s: start a worker, or set a route, then replay it",
                 details={"endpoint": self._books.endpoint},
             ),

@@ -110,6 +110,20 @@ def test_why_tells_which_gangs_and_leases_are_in_the_way(commands, running):
     until(lambda: commands.json("gang", "show", waiting["id"])["state"] == "formed", "not formed")
 
 
+def test_a_task_is_submitted_to_a_set(commands, running):
+    dispatcher = commands.start("dispatcher")
+    dispatcher.await_output(r"dispatcher\.started")
+    job = commands.run("submit", "llama.shout", '["loud"]').stdout.strip()
+    (commands.folder / "set.yaml").write_text(SET)
+    assert commands.run("gangset", "apply", "set.yaml").returncode == 0
+    assert commands.run("result", job).stdout == "LOUD\n"
+    status = commands.json("status", job)
+    assert (status["state"], status["attempts"]) == ("done", 1) and status["worker"] in ("words.w1", "words.w2")
+    on_all = SET.replace("name: llama", "name: herd\nroute: all")
+    assert commands.run("gangset", "apply", "-", stdin=on_all).returncode == 0
+    assert commands.json("submit", "herd.shout", '["loud"]', "--wait") == ["LOUD", "LOUD"]
+
+
 def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
     (commands.folder / "set.yaml").write_text(SET)
     done = commands.run("gangset", "apply", "set.yaml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
 import sysconfig
@@ -19,7 +20,7 @@ from gangline.bus.settings import ConnectionSettings
 from gangline.dispatcher.client import Client, connect
 from gangline.dispatcher.settings import RouterSettings
 from gangline.dispatcher.sync import connect_sync
-from gangline.schemas.errors import GanglineError
+from gangline.schemas.errors import GanglineError, NoWorkers, WorkerLost
 from gangline.schemas.gang_errors import GangImpossible, GangRestarted
 from gangline.schemas.gang_messages import GangEvent
 from gangline.schemas.gangs import GangRecord, GangState
@@ -305,3 +306,47 @@ def test_plain_code_runs_gangs_too(site: Site) -> None:
             assert [event.kind for event in events][-1:] in ([], ["ended"], ["torn_down"])
         with pytest.raises(GangImpossible), client.gang(pool="train", size=3):
             pass
+
+
+async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: Site) -> None:
+    async with site.connected("w1", "w2", "w3") as client:
+        kv = await client.router.ledger()
+        for route in ("rank0", "all"):
+            record = {"gangs": 1, "gang": {"pool": "train", "size": 2, "strategy": "spread"}, "route": route}
+            await kv.put(f"gangset.{route}", json.dumps(record).encode())
+        patient = client.options(timeout_s=PATIENCE_S)
+
+        async def stand() -> bool:
+            return len(client.router.sets.known()) == 2
+
+        await client.router.sets.find("all", None)
+        await until(stand)
+        for route, expected in (("rank0", [0, 1]), ("all", [[0, 1], [1, 1]])):
+            async with patient.choose_worker(route) as selection:
+                assert shown(await patient.dispatch(selection, "where")) == expected
+            async with patient.lease(f"{route}.where") as lease:
+                assert shown(await lease.call("where")) == expected
+        async with patient.lease("all") as lease:
+            site.kill(worker_of(lease))
+            with pytest.raises(WorkerLost):
+                while True:  # it is lost as soon as that is known
+                    await lease.call("where")
+
+            async def lost() -> bool:
+                return lease.lost is not None
+
+            await until(lost)
+
+        async def next_generation() -> bool:
+            try:
+                async with patient.choose_worker("all") as selection:
+                    return shown(await patient.dispatch(selection, "where")) == [[0, 2], [1, 2]]
+            except NoWorkers:
+                return False  # it is being formed
+
+        await until(next_generation)
+
+
+def shown(found: list[Any]) -> list[Any]:
+    """Rank and generation of what `where` has answered."""
+    return [each[:2] for each in found] if isinstance(found[0], list) else found[:2]

@@ -411,6 +411,20 @@ async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_
         await balanced(rig, "llm")
 
 
+@on_gang_rig("w1", "w2", no_workers_wait_s=30.0)
+async def test_a_lease_whose_member_was_killed_is_lost_before_the_coordinator_says_so(rig: GangRig) -> None:
+    for route in ("rank0", "all"):
+        await rig.declare(route, gangs=1, gang=PAIR, route=route)
+    await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 2)
+    async with rig.client.lease("rank0") as first, rig.client.lease("all") as second:
+        rig.cut(first.worker.partition(".")[2])
+        for lease in (first, second):
+            with pytest.raises(WorkerLost) as caught:
+                await lease.call("who")
+            assert caught.value.may_have_started is False
+        assert rig.coordinator.statistics().gangs.get("formed") == 2, "nobody has noticed it yet"
+
+
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
 async def test_a_lease_on_a_survivor_goes_on_in_the_next_generation(rig: GangRig) -> None:
     await rig.declare("llm", gangs=1, gang={**PAIR, "restart": "restart_member"})

@@ -170,6 +170,9 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
 
     await until(standing)
     assert await router.options(timeout_s=PATIENCE_S).call("pair.double", 4) == 8
+    async with router.lease("pair") as lease:
+        assert await lease.call("double", 5) == 10
+    assert await (await producer.submit("pair.double", 6)).result(PATIENCE_S) == 12
     await ledger.delete("gangset.pair")
     assert await site.refused() == []
 

@@ -55,6 +55,10 @@ class GangHold(Hold):
         return self.stands_for
 
     @property
+    def leaving(self) -> bool:
+        return self.stands_for.draining or not self.stands_for.known
+
+    @property
     def gang(self) -> str:
         return self.formation.gang
 

@@ -144,6 +144,11 @@ class Hold:
         return self.worker
 
     @property
+    def leaving(self) -> bool:
+        """Whether they are slots of a gang that is to be sent nothing new. (A draining worker honours what is held.)"""
+        return False
+
+    @property
     def gang(self) -> str | None:
         """The gang of a standing set that they are slots of; None: of none."""
         return None

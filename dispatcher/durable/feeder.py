@@ -58,7 +58,8 @@ class Slots:
     @property
     def usable(self) -> bool:
         """Whether a task may be put on it, if there is room."""
-        return not self.retired and not self.hold.ended and self.hold.trouble() is None
+        hold = self.hold
+        return not self.retired and not hold.ended and hold.trouble() is None and not hold.leaving
 
     def __repr__(self) -> str:
         return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
@@ -301,6 +302,10 @@ class Feeder:
                     self._release(lease)
             elif lease.retired:
                 continue
+            elif lease.hold.leaving:
+                lease.retired = changed = True
+                if lease.used < lease.hold.slots:
+                    self._release(lease)
             elif self._wanted and now - lease.born_at >= settings.turn_s:
                 lease.retired = changed = True
                 if lease.used < lease.hold.slots:

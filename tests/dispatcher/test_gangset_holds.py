@@ -307,6 +307,26 @@ async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: Gan
 
 
 @on_gang_rig("w1", "w2", "w3", "w4")
+async def test_who_waits_for_a_gang_to_choose_moves_to_another_set_with_the_route(rig: GangRig) -> None:
+    for name in ("llm-a", "llm-b"):
+        await rig.declare(name, gangs=1, gang=PAIR)
+    await rig.client.router.sets.find("llm-a", None)
+    await until(lambda: all(rig.gangs(name) for name in ("llm-a", "llm-b")))
+    await rig.client.set_route("llm", {"to": {"llm-a": 1}})
+    async with rig.client.choose_worker("llm") as first:
+        waiting = asyncio.ensure_future(rig.client.options(timeout_s=60).choose_worker("llm").__aenter__())
+        await asyncio.sleep(1)
+        assert first.pool == "llm-a" and not waiting.done()
+        await rig.client.set_route("llm", {"to": {"llm-b": 1}})
+        second = await waiting
+        assert second.pool == "llm-b"
+        second.close()
+    for name in ("llm-a", "llm-b"):
+        await balanced(rig, name)
+    assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
+
+
+@on_gang_rig("w1", "w2", "w3", "w4")
 async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
     await rig.declare("llm", gangs=4, gang=PAIR)
     await ready(rig, "llm", 4)

@@ -9,8 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gangline import current_task
+from gangline.bus.port import NotPermitted
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.gangsets import GangSets
 from gangline.schemas.jobs import JobState
 from gangline.schemas.task_errors import JobCancelled, JobDead
 from gangline.worker.pool import Pool
@@ -266,9 +268,42 @@ async def test_submitted_tasks_and_calls_share_the_gangs_of_a_set(rig: GangRig) 
     async with dispatching(rig):
         for route in ("rank0", "all"):
             await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-            await until(lambda route=route: rig.client.router.sets.names() == [] or True)
             jobs = [await rig.client.submit("llm.slow", 0.3) for _ in range(10)]
             calls = [asyncio.create_task(rig.client.options(timeout_s=60).call("llm.slow", 0.3)) for _ in range(10)]
             await asyncio.gather(*calls)
             for job in jobs:
                 await job.result(timeout_s=WITHIN_S)
+
+
+@pytest.mark.parametrize("route", ["rank0", "all"])
+@on_gang_rig()
+async def test_a_roll_costs_short_tasks_no_try(rig: GangRig, route: str) -> None:
+    await small_workers(rig, 2, slots=2)
+    async with dispatching(rig):
+        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+        jobs = [await rig.client.submit("llm.slow", 0.2) for _ in range(30)]
+        await until(lambda: rig.probe.started)
+        await rig.declare("llm", gangs=1, gang={**PAIR, "grace_s": 6}, route=route)
+        results = [await job.result(timeout_s=WITHIN_S) for job in jobs]
+        gangs = {gang for result in results for gang, _ in ([result] if route == "rank0" else result)}
+        assert len(gangs) == 2, "it was rolled meanwhile"
+        assert {(await job.status()).attempts for job in jobs} == {1}
+
+
+@on_gang_rig()
+async def test_where_standing_sets_may_not_be_followed_pools_are_served_as_ever(
+    rig: GangRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await small_workers(rig)
+    asked: list[str] = []
+
+    async def find(_sets: GangSets, name: str, _deadline: float | None) -> None:
+        asked.append(name)
+        raise NotPermitted("the server forbids it", details={"subject": "gangset"})
+
+    async with dispatching(rig):
+        monkeypatch.setattr(GangSets, "find", find)
+        job = await rig.client.submit("train.flaky", 9)
+        with pytest.raises(JobDead):  # it runs, and has no gang
+            await job.result(timeout_s=WITHIN_S)
+    assert len(asked) == 1, "it is asked for once"

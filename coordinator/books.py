@@ -88,6 +88,11 @@ class Books:
         if gang.step is Step.QUEUED:
             self.enqueue(gang)
 
+    def look_at_set(self, gang: Gang) -> None:
+        """Something has happened to a gang that its set, if it has one, may act on."""
+        if gang.gangset is not None:
+            self.sets_to_look_at[gang.gangset] = None
+
     def enqueue(self, gang: Gang) -> None:
         self.queue.add(gang.id, priority=gang.spec.priority, created_at=gang.created_at)
         self.look_for_room = True

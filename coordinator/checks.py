@@ -44,6 +44,8 @@ def _check_gang(books: Books, gang: Gang) -> None:
     assert bool(gang.seats) == (granted or gang.step is Step.STOPPING), f"{gang} has {len(gang.seats)} seats"
     listed = all(gang.id in books.on.get(worker, {}) for worker in gang.seats_by_worker)
     assert not granted or listed, f"{gang} is granted and not listed on its workers"
+    assert granted or not (gang.starting or gang.ready), f"{gang} starts, or is ready, and is not granted"
+    assert not (gang.starting and gang.ready), f"{gang} is ready, and {list(gang.starting)} have not started"
     ranks = [seat.rank for seat in gang.seats if seat.part == 0]
     assert not ranks or ranks == list(range(gang.spec.size)), f"{gang} has the ranks {ranks}"
     assert bool(gang.lost) == (gang.step in (Step.REPAIRING, Step.REJOINING)), f"{gang} has lost {list(gang.lost)}"

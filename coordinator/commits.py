@@ -33,6 +33,8 @@ class CommitKind(StrEnum):
     """Remember a gang that waits."""
     FORM = "form"
     REJOIN = "rejoin"
+    READY = "ready"
+    """Callers may be sent to this gang of a standing set."""
     RETIRE = "retire"
     CLOSE = "close"
     """End the members."""
@@ -112,6 +114,7 @@ def record_of(gang: Gang, state: GangState) -> GangRecord:
         gangset=gang.gangset,
         created_at=gang.created_at,
         formed_at=gang.formed_wall,
+        ready=None if gang.gangset is None else gang.closing is None and bool(gang.seats) and not gang.starting,
         deadline_at=gang.deadline_wall,
     )
 
@@ -130,6 +133,7 @@ def record_to_be(gang: Gang, attempt: Attempt, wall: float) -> GangRecord:
         gangset=gang.gangset,
         created_at=gang.created_at,
         formed_at=wall,
+        ready=None if gang.gangset is None else False,
         deadline_at=gang.deadline_wall,
     )
 

@@ -167,6 +167,10 @@ class GangCore:
                 self._teardown.confirmed(event.worker, event.gang, event.generation, event.load)
             case on.TeardownUnanswered():
                 self._teardown.confirmed(event.worker, event.gang, event.generation, None)
+            case on.Formed():
+                self._members.started(event.gang, event.generation, None, event.worker)
+            case on.MemberStarted():
+                self._members.started(event.gang, event.generation, event.rank)
             case on.MemberFailed():
                 self._members.reported(event)
             case on.Committed() | on.CommitRefused() | on.CommitUnknown() | on.Refenced():

@@ -17,6 +17,7 @@ from ..schemas.gang_messages import (
     GangListReply,
     GangListRequest,
     GangQuery,
+    MemberCause,
     MemberReport,
     OwnedRequest,
     ReportReply,
@@ -259,16 +260,20 @@ class Desk:
         report = parse_request(MemberReport, body)
         gang = self._core.get(report.gang)
         known = gang is not None and gang.state is not GangState.ENDED and gang.generation == report.generation
-        self._feed(
-            on.MemberFailed(
-                **self._clock.moment(),
-                gang=report.gang,
-                generation=report.generation,
-                rank=report.rank,
-                cause=report.cause,
-                detail=report.detail,
+        moment, rank, generation = self._clock.moment(), report.rank, report.generation
+        if report.cause is MemberCause.STARTED:
+            self._feed(on.MemberStarted(**moment, gang=report.gang, generation=generation, rank=rank))
+        else:
+            self._feed(
+                on.MemberFailed(
+                    **moment,
+                    gang=report.gang,
+                    generation=generation,
+                    rank=rank,
+                    cause=report.cause,
+                    detail=report.detail,
+                )
             )
-        )
         asker.reply(ReportReply(known=known))
 
 

@@ -84,8 +84,8 @@ class Refence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendForm:
-    """Ask, a few times. A refusal is MemberFailed (failed_at_start) of each of the worker's ranks; no answer is left to
-    pings."""
+    """Ask, a few times. An answer that nothing starts any more is Formed. A refusal is MemberFailed (failed_at_start)
+    of each of the worker's ranks; no answer is left to pings."""
 
     worker: WorkerId
     request: FormRequest

@@ -175,6 +175,9 @@ class Errands:
             reply = FormReply(formed=False, reason=reply.message)
         outcome = "formed" if reply.formed else reply.reason or "refused"
         self._witness.formed(worker, request.gang, request.generation, outcome)
+        if reply.formed and not reply.starting:
+            moment = self._clock.moment()
+            self._feed(on.Formed(**moment, worker=worker, gang=request.gang, generation=request.generation))
         if not reply.formed:
             self._not_formed(effect, reply.reason or "refused to form")
 
@@ -244,7 +247,11 @@ class Errands:
             if isinstance(cause, NoResponders):
                 self._feed(on.PingUnanswered(**self._clock.moment(), worker=effect.worker))
             return
-        self._feed(on.PingAnswered(**self._clock.moment(), worker=effect.worker, missing=reply.missing))
+        behind = reply.missing.keys() | reply.starting.keys()
+        started = {gang: number for gang, number in effect.request.gangs.items() if gang not in behind}
+        self._feed(
+            on.PingAnswered(**self._clock.moment(), worker=effect.worker, missing=reply.missing, started=started)
+        )
 
     # -- asking ------------------------------------------------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class PingAnswered(Event):
     worker: WorkerId
     missing: dict[str, int] = field(default_factory=dict[str, int])
     """Generation by gang: what it was asked for and does not have."""
+    started: dict[str, int] = field(default_factory=dict[str, int])
+    """... and where all of its members have started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,25 @@ class TeardownUnanswered(Event):
     worker: WorkerId
     gang: str
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed(Event):
+    """A worker was told of a generation, and all of its members have started: none has `gang_start` functions, or they
+    have ended well. (Of older workers, which do not tell: they were told.)"""
+
+    worker: WorkerId
+    gang: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStarted(Event):
+    """A worker's own report: the `gang_start` functions of this member have ended well."""
+
+    gang: str
+    generation: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +323,8 @@ Happening = (
     | KeepAnswered
     | TeardownConfirmed
     | TeardownUnanswered
+    | Formed
+    | MemberStarted
     | MemberFailed
     | Committed
     | CommitRefused

@@ -115,6 +115,12 @@ class Gang:
     """Granted; empty exactly in the steps before the first commit and after a teardown's end."""
     rendezvous: Rendezvous | None = None
     fence: int = 0
+    starting: dict[int, None] = field(default_factory=dict[int, None])
+    """Ranks of this generation that have not said that they have started."""
+    ready: bool = False
+    """All have started, and that was told. (Of standing gangs it is in the ledger then.)"""
+    ready_at: float = 0.0
+    """Monotonic."""
     formed_at: float = 0.0
     """Monotonic."""
     formed_wall: float = 0.0
@@ -158,6 +164,11 @@ class Gang:
                 return GangState.QUEUED
 
     @property
+    def serves(self) -> bool:
+        """Callers may be sent to it."""
+        return self.ready and self.step is Step.FORMED
+
+    @property
     def next_generation(self) -> int:
         """Of the seats that an attempt is about."""
         return self.generation + 1 if self.seats else self.generation
@@ -188,4 +199,5 @@ class Gang:
             rank=self.rank,
             created_at=self.created_at,
             formed_at=self.formed_wall,
+            ready=self.ready and self.step in (Step.FORMED, Step.RETIRING),
         )

@@ -80,13 +80,16 @@ class Granting:
         books.unseat(gang)
         stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
         self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
-        gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
-        gang.attempt = None
         gang.fence, gang.persisted, gang.lost_record = revision, True, False
         gang.formed_at, gang.formed_wall = books.now, books.wall
         gang.refusals, gang.not_before = 0, 0.0
         gang.deadline_at = gang.deadline_wall = None
         gang.reason, gang.rank = "", None
+        known = {seat.token for seat in gang.seats if seat.rank not in gang.starting}
+        gang.starting = {seat.rank: None for seat in attempt.seats if seat.part == 0 and seat.token not in known}
+        gang.ready = False
+        gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
+        gang.attempt = None
         gang.lost.clear()
         books.agenda.cancel(("deadline", gang.id))
         books.agenda.cancel(("repair", gang.id))
@@ -119,6 +122,7 @@ class Granting:
             rendezvous=gang.rendezvous,
             ttl_s=max(gang.spec.ttl_s, 10.0),
             grace_s=gang.spec.grace_s,
+            start_timeout_s=gang.spec.start_timeout_s,
             owner=gang.spec.owner,
             traceparent=gang.spec.traceparent,
         )

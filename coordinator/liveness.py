@@ -35,6 +35,8 @@ class Liveness:
         view = self._books.inventory.workers.get(event.worker)
         if view is not None:
             view.silent = 0
+        for gang_id, generation in event.started.items():
+            self._members.started(gang_id, generation, None, event.worker)
         for gang_id, generation in event.missing.items():
             gang = self._books.gangs.get(gang_id)
             if gang is not None and gang.step in GRANTED and gang.generation == generation:

@@ -32,6 +32,32 @@ class Members:
             return  # known, and being replaced
         self.fail(gang, Failure(cause=Cause(event.cause.value), ranks=(event.rank,), detail=event.detail))
 
+    def started(self, gang_id: str, generation: int, rank: int | None, worker: WorkerId | None = None) -> None:
+        """That member has started; or all of a worker."""
+        gang = self._books.gangs.get(gang_id)
+        if gang is None or gang.generation != generation or not gang.starting:
+            return
+        here = () if worker is None else gang.seats_by_worker.get(worker, ())
+        for number in [rank] if rank is not None else [seat.rank for seat in here if seat.part == 0]:
+            gang.starting.pop(number, None)
+        if not gang.starting and gang.step is Step.FORMED:
+            self.all_started(gang)
+
+    def all_started(self, gang: Gang) -> None:
+        """Every member of a formed gang has. Where callers look into the ledger, it says so before anybody else."""
+        if gang.gangset is None:
+            self.ready(gang)
+        else:
+            self._books.commit(CommitKind.READY, gang)
+
+    def ready(self, gang: Gang) -> None:
+        """It is known to whoever must know it first: tell all."""
+        if gang.step is not Step.FORMED or gang.starting or gang.ready:
+            return
+        gang.ready, gang.ready_at = True, self._books.now
+        self._books.look_at_set(gang)
+        self._books.tell(GangEventKind.READY, gang)
+
     def worker_gone(self, worker: WorkerId, reason: str) -> None:
         self._books.inventory.gone(worker)
         self._lost(worker, Cause.WORKER_LOST, f"{worker}: {reason}")
@@ -127,7 +153,7 @@ class Members:
 
     def _judge(self, gang: Gang, failure: Failure) -> None:
         books = self._books
-        if books.now - gang.formed_at >= books.settings.stable_after_s:
+        if gang.ready and books.now - gang.ready_at >= books.settings.stable_after_s:
             gang.streak = 0
         verdict = decide(
             gang.spec,
@@ -153,6 +179,8 @@ class Members:
     def _repair(self, gang: Gang, failure: Failure) -> None:
         books = self._books
         move(gang, Move.LOST_MEMBER)
+        gang.ready = False
+        books.look_at_set(gang)
         gang.lost = dict.fromkeys(failure.ranks)
         gang.reason, gang.rank = failure.text, failure.rank
         books.repairs[gang.id] = None

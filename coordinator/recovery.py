@@ -73,6 +73,7 @@ class Recovery:
             seats=record.seats,
             rendezvous=record.rendezvous,
             fence=record.fence_at(revision),
+            ready_at=books.now,
             formed_at=books.now,
             formed_wall=record.formed_at,
             reason=record.reason,
@@ -104,6 +105,11 @@ class Recovery:
     def _restore_formed(self, gang: Gang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
         books = self._books
         gang.step = Step.RETIRING if record.state is GangState.RETIRING else Step.FORMED
+        # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
+        # ready, and its callers have gone by that.
+        gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
+        if not gang.ready:
+            gang.starting = {seat.rank: None for seat in gang.seats if seat.part == 0}
         books.add(gang)
         books.seat(gang)
         if not books.shard.keeps_all(gang.spec):

@@ -41,7 +41,7 @@ class CoordinatorSettings:
     restart_max_s: float = 30.0
     """Longest wait before a restart."""
     stable_after_s: float = 60.0
-    """A gang that stayed formed for so long starts its backoff from the beginning at the next failure."""
+    """A gang that stayed ready for so long starts its backoff from the beginning at the next failure."""
     repair_s: float = 10.0
     """`restart_member`: when the lost members are not replaced within this, the whole gang restarts. Its survivors hold
     slots while they wait, so without this bound two gangs could wait for each other for ever."""

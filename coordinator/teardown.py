@@ -45,6 +45,9 @@ class Teardown:
         gang.closing = Closing(failure=failure, ends=ends, delay_s=delay_s)
         gang.doom = None
         gang.lost.clear()
+        gang.ready = False
+        gang.starting.clear()
+        books.look_at_set(gang)
         gang.reason, gang.rank = failure.text, failure.rank
         move(gang, Move.CLOSE)
         books.commit(CommitKind.CLOSE, gang)

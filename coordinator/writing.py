@@ -23,6 +23,7 @@ Writes = tuple[LedgerWrite, ...]
 _STEP_OF = {
     CommitKind.FORM: Step.COMMITTING,
     CommitKind.REJOIN: Step.REJOINING,
+    CommitKind.READY: Step.FORMED,
     CommitKind.RETIRE: Step.RETIRING,
     CommitKind.CLOSE: Step.CLOSING,
 }
@@ -81,8 +82,12 @@ class Writing:
                 return None
             case CommitKind.FORM | CommitKind.REJOIN:
                 return self._granting.writes(gang)
-            case CommitKind.RETIRE if ledger.waits(CommitKind.REWRITE, gang.id):
+            case CommitKind.READY if gang.starting or gang.ready:
+                return None  # it was of the generation before, or has been told
+            case CommitKind.READY | CommitKind.RETIRE if ledger.waits(CommitKind.REWRITE, gang.id):
                 return rewrites(ledger, gang)  # a new bucket does not have its members yet
+            case CommitKind.READY:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.FORMED)),)
             case CommitKind.RETIRE:
                 return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
             case CommitKind.CLOSE:
@@ -148,6 +153,8 @@ class Writing:
             case CommitKind.CLOSE:
                 same = gang is not None and record.generation == gang.generation
                 return same and record.state is GangState.TEARING_DOWN
+            case CommitKind.READY:
+                return bool(record.state is GangState.FORMED and record.ready)
             case CommitKind.RETIRE:
                 return record.state is GangState.RETIRING
             case CommitKind.QUEUE:
@@ -166,6 +173,8 @@ class Writing:
         match pending.kind:
             case CommitKind.FORM | CommitKind.REJOIN:
                 self._granting.committed(gang, revision)
+            case CommitKind.READY:
+                self._members.ready(gang)
             case CommitKind.RETIRE if gang.step is Step.RETIRING:
                 self._sets.retiring(gang)
             case CommitKind.CLOSE:

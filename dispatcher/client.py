@@ -298,12 +298,14 @@ class Client(DurableTasks, RouteOperations):
         max_restarts: int | None = 3,
         backoff_s: float = 0.5,
         grace_s: float = 5.0,
+        start_timeout_s: float = 600.0,
         ttl_s: float = 15.0,
     ) -> Ganging:
         """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
 
-        Entering waits in the coordinator's queue until the gang is formed; leaving releases it, and returns when its
-        members have stopped. It is renewed by itself meanwhile.
+        Entering waits in the coordinator's queue until the gang is formed. That does not mean that its members have
+        started: a task waits for the `gang_start` functions of its member, and `await gang.ready()` for those of all.
+        Leaving releases it, and returns when its members have stopped. It is renewed by itself meanwhile.
 
         Args:
             pool, size, slots, labels: so many members of that pool, of so many slots (1) each, on workers with these
@@ -319,6 +321,7 @@ class Client(DurableTasks, RouteOperations):
             max_restarts: failures before it ends; None: no bound.
             backoff_s: wait before the first restart; doubles with each.
             grace_s: how long a member may take to stop before it is killed.
+            start_timeout_s: how long the `gang_start` functions of a member may take before it has failed at its start.
             ttl_s: the gang ends when it is not renewed for so long; says how long it outlives this process.
 
         Raises:
@@ -342,6 +345,7 @@ class Client(DurableTasks, RouteOperations):
             "restart": restart,
             "backoff_s": backoff_s,
             "grace_s": grace_s,
+            "start_timeout_s": start_timeout_s,
             "ttl_s": ttl_s,
         }
         return self._router.gangs.gang(fields, max_restarts, self._options)

@@ -230,6 +230,22 @@ class Gang:
         """
         return (await self._owner.formed()).generation
 
+    async def ready(self) -> int:
+        """The living generation, once all its members have started: their `gang_start` functions have ended well. Waits
+        for that, also over restarts, until the deadline of `options(timeout_s=...)`, if there is one.
+
+        Raises:
+            GangNotFormed: not by the deadline; the gang stays.
+            GangEnded, GangFailed, ClosedError: it is over, for example because it failed at its start too often.
+        """
+        try:
+            async with asyncio.timeout_at(self._deadline(self._options.call)):
+                return (await self._owner.ready()).generation
+        except TimeoutError:
+            raise GangNotFormed(
+                f"gang {self.id} was not ready by the deadline: its members have not all started"
+            ) from (self._newest.down() if self._newest.down is not None else None)
+
     def events(self) -> AsyncGenerator[GangEvent, None]:
         """What is broadcast of this gang, from now until it is over. Events may be lost."""
         return _events(self._owner.listen())

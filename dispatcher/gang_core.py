@@ -73,6 +73,8 @@ class OwnerCore:
         self.formed: GangReply | None = None
         """The living generation; None between two, and when it is over."""
         self.over: GanglineError | None = None
+        self.ready = 0
+        """The newest generation of which it is known that all its members have started."""
         self.restarts = 0
         self.renew_at: float | None = None
         """When `tick` is to be called."""
@@ -106,6 +108,8 @@ class OwnerCore:
         self.restarts = max(self.restarts, reply.restarts)
         alive = reply.state in (GangState.FORMED, GangState.RETIRING) and bool(reply.seats)
         if alive:
+            if reply.ready is not False:  # to an older coordinator, formed is ready
+                self.ready = max(self.ready, reply.generation)
             return self._formed(reply)
         if reply.state is GangState.ENDED:
             return self._end(self._error(reply.generation, reply.rank, reply.reason, ends=True))
@@ -137,11 +141,14 @@ class OwnerCore:
                 return self._lost(event.generation - 1, event.rank, event.reason, ends=False)
             case GangEventKind.ENDED:
                 return self._end(self._error(event.generation, event.rank, event.reason, ends=True))
-            case GangEventKind.FORMED if self._newest == 0:
+            case GangEventKind.FORMED | GangEventKind.READY if self._newest == 0:
                 self.renew_at = now + ANSWER_S  # the answer to the acquire is on its way, if it was not lost
                 return []
-            case GangEventKind.FORMED if event.generation > self._newest:
+            case GangEventKind.FORMED | GangEventKind.READY if event.generation > self._newest:
                 return self._ask(now)  # the seats are in the answer
+            case GangEventKind.READY:
+                self.ready = max(self.ready, event.generation)
+                return []
             case GangEventKind.RECOVERED | GangEventKind.MEMBER_LOST:
                 return self._ask(now)
             case _:

@@ -197,6 +197,19 @@ class GangOwner:
             self._news.clear()
             await self._news.wait()
 
+    async def ready(self) -> Formation:
+        """The living generation, when all its members have started.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: there will be none.
+        """
+        while True:
+            formation = await self.formed()
+            if self.core.ready >= formation.generation:
+                return formation
+            self._news.clear()
+            await self._news.wait()
+
     def listen(self) -> EventQueue:
         """A queue of the events from now on; None is the end. Let go of it to stop."""
         queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
@@ -220,7 +233,10 @@ class GangOwner:
             return
         for queue in self._listeners:
             _put(queue, event)
+        ready = self.core.ready
         self._carry_out(self.core.told(event, self._loop.time()))
+        if self.core.ready > ready:
+            self._news.set()
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if event is ConnectionEvent.RECONNECTED and self.formation is not None:
@@ -279,6 +295,7 @@ class GangOwner:
         asked_at = self._loop.time()
         timeout_s = max(0.25, self.core.ttl_s / 4)
         effects: list[Effect] = []
+        ready = self.core.ready
         try:
             reply = await self._desk.ask(GangOperation.RENEW, self._owned, timeout_s)
             effects = self.core.answered(reply, asked_at, self._loop.time())
@@ -287,6 +304,8 @@ class GangOwner:
         finally:
             self._renewal = None
         self._carry_out(effects)
+        if self.core.ready > ready:
+            self._news.set()
 
     def _arm(self) -> None:
         if self._timer is not None:

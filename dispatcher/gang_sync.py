@@ -95,6 +95,10 @@ class SyncGang:
         """See Gang.wait_formed."""
         return self._thread.run(self._gang.wait_formed())
 
+    def ready(self) -> int:
+        """See Gang.ready."""
+        return self._thread.run(self._gang.ready())
+
     def events(self) -> Generator[GangEvent, None, None]:
         """See Gang.events. Blocks between events."""
 

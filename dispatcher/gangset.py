@@ -58,7 +58,8 @@ class SetPool(RoutedPool):
                 worker=record.id,
                 epoch=record.generation,
                 instance=f"{record.id}.{record.generation}",
-                state="draining" if record.state is GangState.RETIRING else "serving",
+                # Members may still start, beside those that stayed when others were replaced.
+                state="draining" if record.state is GangState.RETIRING or record.ready is False else "serving",
                 slots=slots,
                 methods={name: MethodInfo(**method._asdict()) for name, method in methods.items()},
                 node=first.node,
@@ -128,6 +129,11 @@ class RoutedSet:
                 else record.generation - 1
             )
             self.gone(record.id, gone, record.reason)
+            return
+        known = self._formations.get(record.id)
+        if record.ready is False and (known is None or not _stays(known, record)):
+            # Its members start. Whoever was on the generation before has lost it.
+            self.gone(record.id, record.generation - 1, record.reason)
             return
         pool = await self._lines.pool(record.seats[0].pool, None)
         first = pool.core.view.workers.get(record.seats[0].worker)
@@ -405,7 +411,7 @@ class RoutedSet:
             if self._formations:
                 raise
             raise NoWorkers(
-                f"no gang of standing set {self.name!r} is formed: 'gangline gang ls' shows what they wait for",
+                f"no gang of standing set {self.name!r} is ready: 'gangline gang ls' shows what they wait for",
                 details=error.details,
             ) from error
 
@@ -493,6 +499,12 @@ def _cause_of(error: GanglineError) -> GanglineError:
     """Of a failed rank: its own error."""
     cause = error.__cause__
     return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
+
+
+def _stays(known: Formation, record: GangRecord) -> bool:
+    """Whether members of that generation, or all, are in this one too."""
+    tokens = {line.seat.token for line in known.lines}
+    return known.generation == record.generation or any(seat.token in tokens for seat in record.seats)
 
 
 def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:

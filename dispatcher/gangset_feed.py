@@ -147,7 +147,7 @@ class SetFeed:
                 self._census.gone(event.gang, event.generation - 1, event.reason)
             case GangEventKind.RETIRING | GangEventKind.MEMBER_LOST:
                 self._census.leaving(event.gang, event.generation)
-            case GangEventKind.FORMED | GangEventKind.RECOVERED:
+            case GangEventKind.FORMED | GangEventKind.READY | GangEventKind.RECOVERED:
                 if event.gangset not in self._census.names():
                     self._look_up(self._names.gangset_key(event.gangset))
                 self.look_up(event.gang)

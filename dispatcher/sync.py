@@ -275,6 +275,7 @@ class SyncClient(SyncDurableTasks):
         max_restarts: int | None = 3,
         backoff_s: float = 0.5,
         grace_s: float = 5.0,
+        start_timeout_s: float = 600.0,
         ttl_s: float = 15.0,
     ) -> SyncGanging:
         """See Client.gang."""
@@ -293,6 +294,7 @@ class SyncClient(SyncDurableTasks):
             max_restarts=max_restarts,
             backoff_s=backoff_s,
             grace_s=grace_s,
+            start_timeout_s=start_timeout_s,
             ttl_s=ttl_s,
         )
         return SyncGanging(self._thread, ganging)

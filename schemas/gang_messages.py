@@ -102,6 +102,9 @@ class GangReply(Reply):
     rank: int | None = None
     created_at: float = 0.0
     formed_at: float = 0.0
+    ready: bool | None = None
+    """Formed, and all its members have started: their `gang_start` functions have ended well. None: an older
+    coordinator, which does not know."""
 
 
 class GangListReply(Reply):
@@ -217,6 +220,8 @@ class FormRequest(Request):
     ttl_s: float
     """Without a ping that names the gang for so long: look into the ledger, and stop if the record is gone."""
     grace_s: float
+    start_timeout_s: float | None = None
+    """How long the `gang_start` functions of a member may take. None: an older coordinator, which sets no bound."""
     owner: str = ""
     traceparent: str | None = None
 
@@ -224,6 +229,9 @@ class FormRequest(Request):
 class FormReply(Reply):
     formed: bool
     reason: str | None = None
+    starting: bool = False
+    """Members here have not started yet: `gang_start` functions run, and each member will be reported as `started`
+    when its own have ended well. False also from older workers, which do not tell."""
 
 
 class TeardownRequest(Request):
@@ -254,6 +262,9 @@ class PingRequest(Request):
 class PingReply(Reply):
     missing: dict[str, int] = Field(default_factory=dict)
     """Of those, what the worker does not have formed (nor held)."""
+    starting: dict[str, int] = Field(default_factory=dict)
+    """Of those, where some member here has not started (its `gang_start` functions run, or failed). Older workers name
+    none: their members count as started once they are formed."""
 
 
 # -- a worker -> the leader: <ns>.gang.report ------------------------------------------------------------------------
@@ -262,6 +273,9 @@ class PingReply(Reply):
 class MemberCause(StrEnum):
     """What a worker may report of a member."""
 
+    STARTED = "started"
+    """No failure: its `gang_start` functions have ended well. (A coordinator that does not know the word refuses it,
+    and nothing follows.)"""
     FAILED_AT_START = "failed_at_start"
     FAILED = "failed"
     CRASHED = "crashed"
@@ -292,6 +306,9 @@ class ReportReply(Reply):
 class GangEventKind(StrEnum):
     QUEUED = "queued"
     FORMED = "formed"
+    """The members are granted; they begin to start."""
+    READY = "ready"
+    """All members have started: their `gang_start` functions have ended well."""
     TORN_DOWN = "torn_down"
     """The members were ended in the ledger; stop them. Carries generation, rank and reason."""
     RESTARTING = "restarting"

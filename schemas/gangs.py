@@ -111,6 +111,9 @@ class GangSpec(BaseModel):
     """Wait before the first restart; doubles with each further one, up to 30 s, with jitter."""
     grace_s: float = Field(default=5.0, ge=0.0, le=3600.0)
     """How long a member may take to stop at a teardown before it is killed."""
+    start_timeout_s: float = Field(default=600.0, ge=0.1, le=MAX_TTL_S)
+    """How long the `gang_start` functions of a member may take, all together. They are cancelled then, and the member
+    has failed at its start. Long enough for the slowest load of a model that you know."""
     ttl_s: float = Field(default=15.0, ge=MIN_TTL_S, le=MAX_TTL_S)
     """The gang ends when its owner has not renewed for so long. Of no meaning for standing gangs."""
     owner: str = Field(default="", max_length=256)
@@ -235,6 +238,10 @@ class GangRecord(Record):
     """Unix time of the request; with `spec.priority` the place in the queue."""
     formed_at: float = 0.0
     """Unix time."""
+    ready: bool | None = None
+    """Of a formed gang of a standing set: whether all its members have started (their `gang_start` functions have
+    ended well), so that callers may be sent to it. None: of another gang, whose coordinator knows it, or written by an
+    older coordinator, to which formed was ready."""
     deadline_at: float | None = None
     """Unix time until which a gang that never formed is queued."""
 

@@ -3,7 +3,9 @@
 JSON or msgpack, each answered exactly once, all idempotent. The decisions are those of worker.gang_core; here they
 reach the outside: tasks are stopped, hooks run, the ledger is asked, failures are reported.
 
-What counts as the failure of a member, and is reported: a `gang_start` function that raises (`failed_at_start`); a
+A member whose `gang_start` functions have ended well is reported as `started`, unless the answer to `form` said so
+already (there are none); pings tell it again. What counts as the failure of a member, and is reported: a `gang_start`
+function that raises or does not end in time (`failed_at_start`); a
 task's child process that dies by itself (`crashed`); `current_task().gang.fail(...)`, a new epoch after a freeze, and
 being cut off from coordinator and ledger (`failed`); the end of a drain (`drained`) and a stop without any (`left`). A
 task that raises is not: that is for whoever called it.
@@ -100,7 +102,8 @@ class GangDesk:
         self.hooks = GangHooks(
             pool,
             context=self.seats.hook_context,
-            failed=lambda form, rank, detail: self._fail(form, rank, MemberCause.FAILED_AT_START, detail),
+            started=self._started,
+            failed=lambda form, rank, detail: self._fail(self._newest(form), rank, MemberCause.FAILED_AT_START, detail),
             changed=books.after,
             log=log,
         )
@@ -218,8 +221,10 @@ class GangDesk:
     # -- members --------------------------------------------------------------------------------------------------
 
     def _on_form(self, requester: Requester, body: Any) -> None:
-        why = self._form(parse_request(FormRequest, body))
-        requester.reply(FormReply(formed=why is None, reason=why))
+        request = parse_request(FormRequest, body)
+        why = self._form(request)
+        starting = why is None and self._starting(request.gang, request.generation)
+        requester.reply(FormReply(formed=why is None, reason=why, starting=starting))
 
     def _form_from_ledger(self, request: FormRequest) -> str | None:
         why = self._form(request)
@@ -249,6 +254,22 @@ class GangDesk:
             self.hooks.begin(request, formed.started)
         return None
 
+    def _starting(self, gang: str, generation: int) -> bool:
+        """Whether a member of that generation here has not started. It may be held only, and its `form` on the way."""
+        member = self._gangs.members.get(gang)
+        if member is None or member.generation != generation:
+            return True
+        return any(self.hooks.ready(seat.lease) is not None for seat in member.seats.values())
+
+    def _started(self, form: FormRequest, rank: int) -> None:
+        newest = self._newest(form)
+        self.reports.send(newest.gang, newest.generation, rank, MemberCause.STARTED, "")
+
+    def _newest(self, form: FormRequest) -> FormRequest:
+        """A member that stayed when others were replaced began in an earlier generation than the one it is in."""
+        member = self._gangs.members.get(form.gang)
+        return form if member is None else member.form
+
     def _begin(self, form: FormRequest, seat: SeatHere) -> None:
         self.metrics.members(1)
         if tracer.enabled and seat.part == 0:
@@ -264,7 +285,12 @@ class GangDesk:
     def _on_ping(self, requester: Requester, body: Any) -> None:
         request = parse_request(PingRequest, body)
         missing, unnamed = self._gangs.ping(request.gangs, self._books.now())
-        requester.reply(PingReply(missing=missing))
+        starting = {
+            gang: generation
+            for gang, generation in request.gangs.items()
+            if gang not in missing and self._starting(gang, generation)
+        }
+        requester.reply(PingReply(missing=missing, starting=starting))
         for member in unnamed:
             # The leader does not have it: torn down, perhaps, and we were not told. The ledger knows.
             self.ledger.look(member)

@@ -18,13 +18,15 @@ from .pool import GangHook, Pool
 class _Start:
     """One member that begins."""
 
-    __slots__ = ("began", "context", "ready", "task")
+    __slots__ = ("began", "context", "ready", "task", "timer")
 
     def __init__(self, context: GangContext, ready: asyncio.Future[None]) -> None:
         self.context = context
         self.ready = ready
         """Done when it has begun, or not: what its tasks wait for."""
         self.task: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        """Rings when its hooks have had their time."""
         self.began = False
         """Its hooks have begun, so those for its end are due."""
 
@@ -37,6 +39,7 @@ class GangHooks:
         pool: Pool,
         *,
         context: Callable[[FormRequest, SeatHere], GangContext],
+        started: Callable[[FormRequest, int], None],
         failed: Callable[[FormRequest, int, str], None],
         changed: Callable[[], None],
         log: Log,
@@ -44,11 +47,13 @@ class GangHooks:
         """
         Args:
             context: of one member.
-            failed: a start hook of that rank raised; the text says what.
+            started: the start hooks of that rank have ended well.
+            failed: a start hook of that rank raised, or did not end in time; the text says what.
             changed: a teardown may be complete now.
         """
         self._pool = pool
         self._context = context
+        self._started = started
         self._failed = failed
         self._changed = changed
         self._log = log
@@ -72,6 +77,9 @@ class GangHooks:
             if seat.part == 0:
                 start = self._starts[seat.lease.token] = _Start(self._context(form, seat), loop.create_future())
                 start.ready.add_done_callback(_look_at)
+                if form.start_timeout_s is not None:
+                    late = (form, seat, start, form.start_timeout_s)
+                    start.timer = loop.call_later(form.start_timeout_s, self._too_late, *late)
                 start.task = loop.create_task(self._start(form, seat, start), name="gangline gang start")
 
     def ready(self, lease: Lease) -> asyncio.Future[None] | None:
@@ -87,6 +95,7 @@ class GangHooks:
         if not starts:
             return
         for start in starts:
+            _disarm(start)
             if start.task is not None:
                 start.task.cancel()  # now, so that none begins any more
         leaving.hooks += 1
@@ -100,6 +109,8 @@ class GangHooks:
 
     async def stop(self) -> None:
         """Give up whatever runs. Idempotent."""
+        for start in self._starts.values():
+            _disarm(start)
         tasks = [*self._ending, *(start.task for start in self._starts.values() if start.task is not None)]
         for task in tasks:
             task.cancel()
@@ -110,6 +121,8 @@ class GangHooks:
         try:
             for hook in self._pool.gang_starts:
                 await _run(hook, start.context)
+                if start.ready.done():
+                    return  # too late: it ignored that it was cancelled
         except asyncio.CancelledError:
             start.ready.cancel()
             raise
@@ -119,19 +132,32 @@ class GangHooks:
                 "rank %d of gang %s did not start", seat.rank, form.gang,
                 extra={"action": "gang.start_failed", "gang": form.gang, "rank": seat.rank},
             )  # fmt: skip
-            if not start.ready.done():
-                details = {"rank": seat.rank, "generation": form.generation, "reason": detail}
-                start.ready.set_exception(
-                    GangFailed(
-                        f"rank {seat.rank} of gang {form.gang} did not start: {detail}",
-                        details=details,
-                        may_have_started=False,
-                    )
-                )
-            self._failed(form, seat.rank, detail)
+            self._fail(form, seat, start, detail)
         else:
             if not start.ready.done():
                 start.ready.set_result(None)
+                self._started(form, seat.rank)
+        finally:
+            _disarm(start)
+
+    def _too_late(self, form: FormRequest, seat: SeatHere, start: _Start, timeout_s: float) -> None:
+        """Its hooks have had their time. It has failed now, even if they cannot be stopped."""
+        detail = f"its gang_start functions had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
+        self._log.error(
+            "rank %d of gang %s did not start: %s", seat.rank, form.gang, detail,
+            extra={"action": "gang.start_timeout", "gang": form.gang, "rank": seat.rank},
+        )  # fmt: skip
+        self._fail(form, seat, start, detail)
+        if start.task is not None:
+            start.task.cancel()
+
+    def _fail(self, form: FormRequest, seat: SeatHere, start: _Start, detail: str) -> None:
+        if start.ready.done():
+            return
+        details = {"rank": seat.rank, "generation": form.generation, "reason": detail}
+        text = f"rank {seat.rank} of gang {form.gang} did not start: {detail}"
+        start.ready.set_exception(GangFailed(text, details=details, may_have_started=False))
+        self._failed(form, seat.rank, detail)
 
     async def _end(self, leaving: Leaving, starts: list[_Start]) -> None:
         try:
@@ -153,6 +179,12 @@ class GangHooks:
         finally:
             leaving.hooks -= 1
             self._changed()
+
+
+def _disarm(start: _Start) -> None:
+    if start.timer is not None:
+        start.timer.cancel()
+        start.timer = None
 
 
 def _look_at(ready: asyncio.Future[None]) -> None:

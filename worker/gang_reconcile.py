@@ -189,6 +189,7 @@ def form_request_of(record: GangRecord, revision: int) -> FormRequest:
         rendezvous=record.rendezvous,
         ttl_s=max(record.spec.ttl_s, MIN_TTL_S),
         grace_s=record.spec.grace_s,
+        start_timeout_s=record.spec.start_timeout_s,
         owner=record.spec.owner,
         traceparent=record.spec.traceparent,
     )

@@ -1,4 +1,4 @@
-"""Reports of failed members to the leading coordinator: sent again until they are taken."""
+"""Reports of members that have started or failed to the leading coordinator: sent again until they are taken."""
 
 from __future__ import annotations
 
@@ -20,29 +20,38 @@ GIVE_UP_S = 300.0
 """After so long somebody else has found out, or nobody leads."""
 
 
+_Key = tuple[str, int, int, bool]
+"""Gang, generation, rank, and whether it is that it has started."""
+
+
 class Reports:
-    """One report for each member of each generation; the first cause counts."""
+    """For each member of each generation one report that it has started, and one of its end: the first cause counts."""
 
     def __init__(self, bus: Bus, names: Names, *, log: Log) -> None:
         self._bus = bus
         self._subject = names.gang(GangOperation.REPORT)
         self._log = log
-        self._sending: dict[tuple[str, int, int], asyncio.Task[None]] = {}
-        self._sent: dict[tuple[str, int, int], None] = {}
+        self._sending: dict[_Key, asyncio.Task[None]] = {}
+        self._sent: dict[_Key, None] = {}
         """Latest last; bounded."""
 
     def send(self, gang: str, generation: int, rank: int, cause: MemberCause, detail: str) -> bool:
         """Tell the coordinator. Returns at once; False if that member was reported before."""
-        key = (gang, generation, rank)
+        key = (gang, generation, rank, cause is MemberCause.STARTED)
         if key in self._sent:
             return False
         self._sent[key] = None
         if len(self._sent) > 10_000:
             del self._sent[next(iter(self._sent))]
-        self._log.warning(
-            "rank %d of gang %s (generation %d) %s: %s", rank, gang, generation, cause.value, detail,
-            extra={"action": "gang.member_failed", "gang": gang, "generation": generation, "rank": rank},
-        )  # fmt: skip
+        extra = {"gang": gang, "generation": generation, "rank": rank}
+        if cause is MemberCause.STARTED:
+            text = "rank %d of gang %s (generation %d) has started"
+            self._log.debug(text, rank, gang, generation, extra={"action": "gang.member_started", **extra})
+        else:
+            self._log.warning(
+                "rank %d of gang %s (generation %d) %s: %s", rank, gang, generation, cause.value, detail,
+                extra={"action": "gang.member_failed", **extra},
+            )  # fmt: skip
         report = MemberReport(gang=gang, generation=generation, rank=rank, cause=cause, detail=detail[:1000])
         task = asyncio.get_running_loop().create_task(self._deliver(report), name="gangline gang report")
         self._sending[key] = task

@@ -81,6 +81,8 @@ class Member:
     generation: int
     tokens: dict[str, tuple[int, int, int]]
     """(rank, part, slots) by token."""
+    starting: bool = False
+    """Its start hooks run."""
 
 
 @dataclass

@@ -199,7 +199,7 @@ def test_an_owner_that_waits_hears_of_the_failure():
     late = world.acquire("a", 1)
     assert world.answers[asked].reply is not None
     assert isinstance(error_of(world, late), GangEnded)
-    assert world.kinds("a") == ["queued", "formed", "torn_down", "ended"]
+    assert world.kinds("a") == ["queued", "formed", "ready", "torn_down", "ended"]
 
 
 def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():

@@ -114,7 +114,17 @@ class Gangs(RuleBasedStateMachine):
         if worker.alive:
             self.world.register(worker)
 
-    @rule(pick=PICK, cause=st.sampled_from(list(MemberCause)))
+    @rule(slow=st.booleans())
+    def starts_take_time(self, slow: bool) -> None:
+        self.world.slow_starts = lambda gang, worker: slow and worker.worker != "w0"
+
+    @precondition(lambda self: self.world.core.gangs())
+    @rule(pick=PICK)
+    def hooks_end(self, pick: int) -> None:
+        gangs = self.world.core.gangs()
+        self.world.start_all(gangs[pick % len(gangs)].id)
+
+    @rule(pick=PICK, cause=st.sampled_from([cause for cause in MemberCause if cause is not MemberCause.STARTED]))
     def fail_a_member(self, pick: int, cause: MemberCause) -> None:
         worker = self.worker(pick)
         for gang, member in worker.members.items():
@@ -156,7 +166,10 @@ class Gangs(RuleBasedStateMachine):
                 self.leave(worker)
                 world.restart(worker)
             worker.plain = 0
+        world.slow_starts = lambda gang, worker: False
         for _ in range(15):
+            for gang in world.core.gangs():
+                world.start_all(gang.id)
             for worker in world.workers.values():
                 world.reconcile(worker)
                 world.heartbeat(worker)
@@ -165,6 +178,8 @@ class Gangs(RuleBasedStateMachine):
         busy = {"holding", "committing", "repairing", "rejoining", "closing", "stopping", "backoff", "retiring"}
         left = {gang: step for gang, step in world.states().items() if step in busy}
         assert not left, f"never comes to rest: {left}"
+        unready = [gang.id for gang in world.core.gangs() if gang.step == "formed" and not gang.ready]
+        assert not unready, f"formed and never ready: {unready}"
         for worker in world.workers.values():
             assert not worker.holds, f"{worker.id} holds for ever: {worker.holds}"
             for gang, member in worker.members.items():

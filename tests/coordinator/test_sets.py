@@ -32,7 +32,7 @@ def test_a_gang_of_a_set_that_crashes_comes_back_and_the_others_are_not_touched(
     world.advance(1.0)
     assert formed(world) == ["s-1-1", "s-1-2"]
     assert world.core.get("s-1-1").generation == 2
-    assert world.kinds("s-1-2") == ["queued", "formed"]
+    assert world.kinds("s-1-2") == ["queued", "formed", "ready"]
 
 
 def test_a_new_template_rolls_gang_by_gang_with_never_fewer_formed():

@@ -26,8 +26,8 @@ def _event(event: Any) -> str:
         case on.HoldAnswered():
             words = f"held, {' '.join(event.tokens)}" if event.accepted else f"refused: {event.reason}"
             return f"{event.worker} answers hold of {event.gang}: {words}"
-        case on.MemberFailed():
-            return f"member of {event.gang}.{event.generation} rank {event.rank}: {event.cause.value}"
+        case on.Formed() | on.MemberStarted() | on.MemberFailed():
+            return _of_member(event)
         case on.AcquireAsked():
             return f"acquire {event.request.id}: size {event.request.size}, {event.request.strategy.value}"
         case on.RenewAsked() | on.ReleaseAsked() | on.EndAsked():
@@ -49,6 +49,17 @@ def _event(event: Any) -> str:
         case _:
             where = f" {event.worker}" if hasattr(event, "worker") else ""
             return f"{type(event).__name__}{where}"
+
+
+def _of_member(event: on.Formed | on.MemberStarted | on.MemberFailed) -> str:
+    gang = f"{event.gang}.{event.generation}"
+    match event:
+        case on.Formed():
+            return f"{event.worker} has formed {gang}: all has started there"
+        case on.MemberStarted():
+            return f"member of {gang} rank {event.rank} has started"
+        case on.MemberFailed():
+            return f"member of {gang} rank {event.rank}: {event.cause.value}"
 
 
 def said_effect(effect: do.Effect) -> str:

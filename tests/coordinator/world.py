@@ -48,6 +48,9 @@ class World:
         self.story: list[str] = []
         self.fences: dict[str, int] = {}
         self.stopped: list[GangCore] = []
+        self.slow_starts: Callable[[str, WorkerId], bool] = lambda gang, worker: False
+        """Whether the start hooks of that gang's members run until `start_all` or `fail_starts`; else they end at once.
+        """
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +261,26 @@ class World:
             lambda: self.to_leader(on.MemberFailed, gang=gang, generation=generation, rank=rank, cause=cause),
         )
 
+    def start_all(self, gang: str) -> None:
+        """The start hooks of all its members end well: each reports."""
+        for worker in self.workers.values():
+            member = worker.members.get(gang)
+            if member is None or not member.starting:
+                continue
+            member.starting = False
+            fields = {"gang": gang, "generation": member.generation}
+            for rank, part, _ in member.tokens.values():
+                if part == 0:
+                    self.send(
+                        f"{worker.id} reports {gang} rank {rank} started",
+                        lambda rank=rank, fields=fields: self.to_leader(on.MemberStarted, rank=rank, **fields),
+                    )
+
+    def fail_starts(self, gang: str) -> None:
+        """A start hook of its first member raises."""
+        worker = next(worker for worker in self.workers.values() if gang in worker.members)
+        self.report(worker, gang, MemberCause.FAILED_AT_START)
+
     # -- effects -----------------------------------------------------------------------------------------------------
 
     def carry_out(self, core: GangCore, effect: do.Effect) -> None:
@@ -437,6 +460,9 @@ class World:
                     f"{worker.id} cannot form {request.gang}",
                     lambda e=failed: self.give(core, replace_time(e, self.now)),
                 )
+        if member is not None and mine - have == set() and not member.starting:
+            done = on.Formed(now=0, worker=worker.id, gang=request.gang, generation=request.generation)
+            self.send(f"{worker.id} has formed {request.gang}", lambda: self.give(core, replace_time(done, self.now)))
 
     def start(self, worker: SimWorker, gang: str, generation: int, tokens: dict[str, tuple[int, int, int]]) -> None:
         assert (gang, generation) in self.ledger.granted, "L7: a member started before the commit"
@@ -444,6 +470,7 @@ class World:
         member = worker.members.setdefault(gang, Member(generation, {}))
         member.generation = max(member.generation, generation)
         member.tokens.update(tokens)
+        member.starting = member.starting or self.slow_starts(gang, worker.id)
 
     def teardown(self, effect: do.SendTeardown) -> Any:
         worker, request = self.workers[effect.worker], effect.request
@@ -478,7 +505,13 @@ class World:
             if not (gang in worker.members and worker.members[gang].generation == generation)
             and not any(key[0] == gang for key in worker.holds)
         }
-        return on.PingAnswered(now=0, worker=worker.id, missing=missing)
+        asked = effect.request.gangs.items()
+        started = {
+            gang: generation
+            for gang, generation in asked
+            if gang in worker.members and gang not in missing and not worker.members[gang].starting
+        }
+        return on.PingAnswered(now=0, worker=worker.id, missing=missing, started=started)
 
     def commit(self, core: GangCore, effect: do.Commit) -> None:
         revision = self.ledger.commit(effect.writes)

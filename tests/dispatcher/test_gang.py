@@ -453,6 +453,7 @@ async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> 
 @on_gang_rig("w1", "w2", "w3")
 async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
     async with rig.client.gang(pool="train", size=2, strategy="spread", backoff_s=0) as gang:
+        await gang.ready()
         events = gang.events()
         rig.cut(gang.members[0].worker.partition(".")[2])
         kinds = []

@@ -134,6 +134,7 @@ async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: S
     async with site.connected("w1", "w2", "w3") as client:
         go = tmp_path / "go"
         async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
+            await gang.ready()
             events = gang.events()
             running = asyncio.ensure_future(gang.options(retries=1, timeout_s=PATIENCE_S).run("wait_for", str(go)))
             await until(lambda: started(go, 1) == set(range(4)))
@@ -163,6 +164,7 @@ async def test_a_frozen_member_is_found_out(site: Site, tmp_path: Path) -> None:
         client.gang(pool="train", size=2, strategy="spread", deadline_s=PATIENCE_S) as gang,
     ):
         never = tmp_path / "never"
+        await gang.ready()
         events = gang.events()
         running = asyncio.ensure_future(gang.run("wait_for", str(never)))
         await until(lambda: started(never, 1) == {0, 1})
@@ -301,6 +303,7 @@ def test_plain_code_runs_gangs_too(site: Site) -> None:
             assert [result[:2] for result in gang.run("where")] == [[0, 1], [1, 1]]
             assert gang.call(1, "where")[0] == 1
             assert gang.lost is None and gang.generation == 1
+            gang.ready()
             events = gang.events()
             gang.release()
             assert [event.kind for event in events][-1:] in ([], ["ended"], ["torn_down"])

@@ -25,6 +25,8 @@ class Leader:
         self.worker = worker or rig.worker
         self.hand: Hand
         self.reports: list[dict[str, Any]] = []
+        """Of failures."""
+        self.started: list[dict[str, Any]] = []
         self.reported = asyncio.Event()
         self.deaf = False
         self.turns_away = 0
@@ -44,7 +46,12 @@ class Leader:
     def _on_report(self, message: Message) -> None:
         if self.deaf:
             return
-        self.reports.append(codec.from_json(message.data))
+        report = codec.from_json(message.data)
+        if report["cause"] == "started":
+            self.started.append(report)
+            self.bus.publish(message.reply, b"{}")
+            return
+        self.reports.append(report)
         self.reported.set()
         away = {"Nats-Service-Error": "not now", "Nats-Service-Error-Code": "503"} if self.turns_away else None
         self.turns_away = max(0, self.turns_away - 1)
@@ -155,7 +162,8 @@ class Leader:
         assert held["accepted"], held
         seats = self.seats(held)
         await self.commit(seats, held, gang, generation=generation)
-        assert await self.form(seats, gang, generation=generation, **more) == {"formed": True, "reason": None}
+        answer = await self.form(seats, gang, generation=generation, **more)
+        assert (answer["formed"], answer["reason"]) == (True, None)
         return seats
 
     async def teardown(self, gang: str = "g", *, generation: int = 1, **more: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ async def test_a_gang_from_hold_to_teardown(rig: Rig):
     seats = leader.seats(held)
     await leader.commit(seats, held)
     assert (await rig.hand.ask(*task(1, token=seats[0].token)))[:1] == [REJECTED], "nothing starts before the commit"
-    assert await leader.form(seats) == {"formed": True, "reason": None}
+    assert await leader.form(seats) == {"formed": True, "reason": None, "starting": False}
     assert (await rig.hand.ask(*task(2, args=["hello"], token=seats[0].token)))[::2] == [OK, "hello"]
     assert load_of(rig) == (0, 2), "a seat is not used up"
     assert not rig.keys("lease."), "the member record is the seats' own"
@@ -59,7 +59,7 @@ async def test_requests_are_json_or_msgpack(rig: Rig, fmt):
     kept, _ = await rig.hand.request("keep", {"gang": "g", "slots": 5, "keep_s": 1.0}, fmt)
     assert kept["kept"] == 2
     pinged, _ = await rig.hand.request("ping", {"gangs": {"g": 1}}, fmt)
-    assert pinged == {"missing": {"g": 1}}
+    assert pinged == {"missing": {"g": 1}, "starting": {}}
 
 
 @pytest.mark.parametrize(
@@ -478,6 +478,100 @@ async def test_a_start_that_fails_is_reported_and_its_tasks_fail_without_having_
         assert (await own.leader.teardown())["stopped"]
         assert log == ["start 0 of 1", "stop 0", "stopped 0"]
         assert own.worker.core.load[:2] == (0, 0)
+
+
+@on_rig()
+async def test_a_member_is_reported_as_started_when_its_start_hooks_have_ended(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        leader = own.leader
+        held = await leader.hold(ranks=2)
+        seats = leader.seats(held)
+        await leader.commit(seats, held)
+        assert (await leader.ask("ping", gangs={"g": 1})) == {"missing": {}, "starting": {"g": 1}}, "held only"
+        assert (await leader.form(seats))["starting"] is True
+        await asyncio.sleep(5.0)
+        assert leader.started == [] and (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert sorted((report["generation"], report["rank"]) for report in leader.started) == [(1, 0), (1, 1)]
+        assert (await leader.form(seats))["starting"] is False
+        assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {}
+        assert leader.reports == []
+
+
+@on_rig()
+async def test_that_a_member_has_started_is_reported_until_somebody_leads(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        await own.leader.gang()
+        own.leader.deaf = True
+        gate.set()
+        await asyncio.sleep(10.0)
+        own.leader.deaf = False
+        await asyncio.sleep(4.0)
+        assert [report["rank"] for report in own.leader.started] == [0]
+
+
+@on_rig()
+async def test_start_hooks_that_do_not_end_in_time_are_cancelled_and_the_member_has_failed(rig: Rig):
+    log: list[str] = []
+    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
+        (seat,) = await own.leader.gang(start_timeout_s=3.0)
+        own.hand.send(task(1, "work", token=seat.token))
+        await asyncio.sleep(2.9)
+        assert own.leader.reports == []
+        report = await own.leader.report()
+        assert report["cause"] == "failed_at_start" and "start_timeout_s (3 s)" in report["detail"]
+        answer = await own.hand.answer(1)
+        assert answer[2] == "gang_failed" and answer[5] is False
+        assert (await own.leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+        assert (await own.leader.teardown())["stopped"]
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.started == []
+
+
+@on_rig()
+async def test_a_start_hook_that_ignores_that_its_time_is_over_does_not_make_its_member_start(rig: Rig):
+    pool, log = Pool("images", slots=4), []
+
+    @pool.gang_start
+    async def stubborn(gang: Any) -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            log.append("ignored")
+
+    @pool.gang_start
+    async def second(gang: Any) -> None:
+        log.append("second")
+
+    async with Own(rig, pool) as own:
+        await own.leader.gang(start_timeout_s=2.0)
+        assert (await own.leader.report())["cause"] == "failed_at_start"
+        await asyncio.sleep(5.0)
+        assert log == ["ignored"] and own.leader.started == [] and len(own.leader.reports) == 1
+
+
+@on_rig()
+async def test_the_time_for_a_start_is_not_counted_on_once_it_has_ended(rig: Rig):
+    gate = asyncio.Event()
+    gate.set()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        await own.leader.gang(start_timeout_s=1.0)
+        await asyncio.sleep(5.0)
+        assert own.leader.reports == [] and len(own.leader.started) == 1
+
+
+@on_rig()
+async def test_a_member_that_stayed_while_it_started_is_reported_in_its_new_generation(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        leader = own.leader
+        seats = await leader.gang()
+        assert (await leader.form(seats, generation=2))["starting"] is True
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert [(report["generation"], report["rank"]) for report in leader.started] == [(2, 0)]
 
 
 @on_rig()

@@ -7,13 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..schemas.gang_messages import GangReply, WhyReply
-from ..schemas.gangs import GangSetRecord
+from ..schemas.gangs import GangSetRecord, GangState
 from .output import duration, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_STYLES = {"formed": "green", "queued": "yellow", "retiring": "cyan", "tearing_down": "red", "ended": "dim"}
+_STYLES = {
+    "ready": "green",
+    "formed": "yellow",
+    "starting": "yellow",
+    "queued": "yellow",
+    "retiring": "cyan",
+    "tearing_down": "red",
+    "ended": "dim",
+}
 
 
 def gangs_table(gangs: Sequence[GangReply]) -> Table:
@@ -57,7 +65,7 @@ def seats_table(gang: GangReply) -> Table:
 
 def summary(gang: GangReply) -> str:
     """One gang in a line or two."""
-    parts = [f"gang {gang.id} is {gang.step}", f"size {gang.size}", f"generation {gang.generation}"]
+    parts = [f"gang {gang.id} is {_word(gang)}", f"size {gang.size}", f"generation {gang.generation}"]
     if gang.fence:
         parts.append(f"fence {gang.fence}")
     if gang.rendezvous is not None:
@@ -103,6 +111,12 @@ def why_lines(why: WhyReply) -> list[str]:
 
 
 def _state(gang: GangReply) -> str:
-    style = _STYLES.get(gang.state.value, "white")
-    word = gang.step if gang.step != gang.state.value else gang.state.value
-    return f"[{style}]{word}[/]"
+    word = _word(gang)
+    return f"[{_STYLES.get(word, _STYLES.get(gang.state.value, 'white'))}]{word}[/]"
+
+
+def _word(gang: GangReply) -> str:
+    """Its step; of a formed one whether its members have started, where the coordinator says so."""
+    if gang.step != GangState.FORMED.value or gang.ready is None:
+        return gang.step
+    return "ready" if gang.ready else "starting"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..schemas.gang_messages import GangEvent, GangEventKind, GangReply
-from ..schemas.gangs import GangSetRecord
+from ..schemas.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
 from ..schemas.names import WorkerId
 from .agenda import Agenda
 from .commits import CommitKind, Ledger
 from .effects import Answer, Broadcast, Effect
-from .gang import Gang
+from .gang import Failure, Gang
 from .inventory import Inventory
 from .queue import GangQueue, Head
 from .settings import CoordinatorSettings
@@ -40,10 +40,44 @@ class SetBooks:
     not_before: float = 0.0
     short: int = 0
     """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room beside."""
-    wait_until: float | None = None
-    """Monotonic; a replacement waits for room beside the old gang, at most until then."""
+    wait_from: float | None = None
+    """Monotonic; since when old gangs wait for what is to replace them, not counting what starts at its leisure."""
     places: list[float] = field(default_factory=list[float])
     """`created_at` of gangs that made way, for those that come in their place."""
+    served: bool = False
+    """A gang of the declared shape has been ready for long enough: there is no way back by itself any more."""
+    previous: StrictGangSpec | None = None
+    """Declared before, and has served."""
+    tries: int = 0
+    """Failures of gangs of the declared shape, with none of them ready for long enough since."""
+    trouble: str = ""
+    """The last of these."""
+    stopped: bool = False
+    """The roll has failed: the set is kept up in the shape of before until it is declared anew."""
+    status: GangSetStatus | None = None
+    """As the ledger has it, or is about to."""
+
+    @property
+    def before(self) -> GangSpec | None:
+        """The shape that served before, if it is another than the declared one."""
+        spec = None if self.previous is None else template_of(self.previous)
+        return None if spec == self.record.template else spec
+
+    @property
+    def template(self) -> GangSpec:
+        """What its gangs are to be."""
+        return (self.before if self.stopped else None) or self.record.template
+
+    def failed(self, gang: Gang, failure: Failure, now: float) -> None:
+        """A gang of it has failed, by its own fault as far as is known."""
+        long_ready = gang.ready and now >= gang.ready_at + self.record.min_ready_s
+        if self.stopped or long_ready or gang.spec != self.record.template:
+            return
+        self.tries += 1
+        rank = "" if failure.rank is None else f" rank {failure.rank}"
+        self.trouble = f"{gang.id}{rank}: {failure.text}"
+        if not self.served and self.before is not None and self.tries >= self.record.roll_failures:
+            self.stopped = True
 
     def take_place(self, otherwise: float) -> float:
         """`created_at` of a replacement."""

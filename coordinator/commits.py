@@ -42,6 +42,8 @@ class CommitKind(StrEnum):
     """Nothing is left of the gang; its record stays for a minute."""
     REWRITE = "rewrite"
     """Put back what a vanished bucket had."""
+    STATUS = "status"
+    """How a standing set fares."""
     SWEEP = "sweep"
     """Delete leaked member records."""
 
@@ -50,7 +52,9 @@ class CommitKind(StrEnum):
 class Pending:
     kind: CommitKind
     gang: str
-    """Empty for a sweep."""
+    """Empty for a sweep, and for a status."""
+    gangset: str = ""
+    """Of STATUS."""
     record: GangRecord | None = None
     """Of END: the gang is no longer in the books."""
     leaked: tuple[tuple[WorkerId, str], ...] = ()
@@ -82,14 +86,29 @@ class Ledger:
         kind: CommitKind,
         gang: str,
         *,
+        gangset: str = "",
         record: GangRecord | None = None,
         leaked: tuple[tuple[WorkerId, str], ...] = (),
     ) -> None:
-        self.line.append(Pending(kind=kind, gang=gang, record=record, leaked=leaked))
+        self.line.append(Pending(kind=kind, gang=gang, gangset=gangset, record=record, leaked=leaked))
 
     def waits(self, kind: CommitKind, gang: str) -> bool:
         """A batch of that kind is in the line."""
         return any(pending.kind is kind and pending.gang == gang for pending in self.line)
+
+    def pop(self) -> Pending:
+        """The next to be written. How a set fares is written when nothing else waits: nobody waits for that."""
+        if self.line[0].kind is CommitKind.STATUS:
+            for index, pending in enumerate(self.line):
+                if pending.kind is not CommitKind.STATUS:
+                    del self.line[index]
+                    return pending
+        return self.line.popleft()
+
+    def push_status(self, gangset: str) -> None:
+        """Write how that set fares; once, however often it changes until then."""
+        if not any(pending.kind is CommitKind.STATUS and pending.gangset == gangset for pending in self.line):
+            self.push(CommitKind.STATUS, "", gangset=gangset)
 
     def fenced(self, key: str, record: Record | None, *, ttl_s: float | None = None) -> LedgerWrite:
         return LedgerWrite(key=key, record=record, ttl_s=ttl_s, condition_key=self.leader_key, revision=self.fence)

@@ -253,7 +253,7 @@ class GangCore:
                 self._forming.renew_keeps()
             case ("retry" | "starve", _):
                 books.look_for_room = True
-            case ("set" | "surge", gangset):
+            case ("set" | "surge" | "ready", gangset):
                 books.sets_to_look_at[gangset] = None
             case ("forget", gang_id):
                 books.ended.pop(gang_id, None)

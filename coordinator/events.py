@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from ..schemas.frames import Load
 from ..schemas.gang_messages import AcquireRequest, EndRequest, MemberCause, OwnedRequest
-from ..schemas.gangs import GangRecord, GangSetRecord, MemberRecord
+from ..schemas.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
 from ..schemas.names import WorkerId
 
 
@@ -55,6 +55,8 @@ class LeadershipGained(Event):
     """With the revision of each."""
     members: tuple[tuple[WorkerId, MemberRecord], ...] = ()
     sets: tuple[tuple[str, GangSetRecord], ...] = ()
+    statuses: tuple[tuple[str, GangSetStatus], ...] = ()
+    """Of these sets, and of such as nobody declares any more."""
     workers: tuple[WorkerFacts, ...] = ()
     """Only those that live (heartbeat present)."""
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ..bus.port import KeyValue, KvEntry
 from ..schemas.errors import GanglineError, InvalidName
-from ..schemas.gangs import GangRecord, GangSetRecord, MemberRecord
+from ..schemas.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Heartbeat, Record, Registration
 from ..telemetry.logs import Log
@@ -29,6 +29,7 @@ class Reading:
     members: list[tuple[WorkerId, MemberRecord]] = field(default_factory=list)
     """Without those of gangs whose own record could not be read: nothing is known of them, so nothing is done."""
     sets: list[tuple[str, GangSetRecord]] = field(default_factory=list)
+    statuses: list[tuple[str, GangSetStatus]] = field(default_factory=list)
     registrations: list[tuple[Registration, int]] = field(default_factory=list)
     beats: list[tuple[WorkerId, Heartbeat]] = field(default_factory=list)
     raw_sets: dict[str, bytes] = field(default_factory=dict)
@@ -47,6 +48,7 @@ async def read_ledger(
                 shard.leader_key,
                 Names.gang_key(),
                 Names.gangset_key(),
+                Names.gangset_status_key(),
                 names.members_of(),
                 names.registrations_of(),
                 names.alive_of(),
@@ -79,6 +81,8 @@ def _of_shard(reading: Reading, shard: Shard) -> Reading:
     reading.members = [(w, member) for w, member in reading.members if ours.get(member.gang, shard.keeps(w.pool))]
     reading.gangs = [(gang, revision) for gang, revision in reading.gangs if ours[gang.id]]
     reading.sets = [(name, gangset) for name, gangset in reading.sets if shard.keeps_all(gangset.template)]
+    others = {key.partition(".")[2] for key in reading.raw_sets} - {name for name, _ in reading.sets}
+    reading.statuses = [(name, status) for name, status in reading.statuses if name not in others]
     reading.registrations = [(record, at) for record, at in reading.registrations if shard.keeps(record.pool)]
     reading.beats = [(worker, beat) for worker, beat in reading.beats if shard.keeps(worker.pool)]
     return reading
@@ -109,6 +113,10 @@ def _sorted(entries: Iterable[KvEntry], names: Names, log: Log) -> Reading:
                 gangset = parse(GangSetRecord, entry, log)
                 if gangset is not None:
                     reading.sets.append((rest, gangset))
+            case "gangset_status":
+                status = parse(GangSetStatus, entry, log)
+                if status is not None:
+                    reading.statuses.append((rest, status))
             case _:
                 _of_worker(reading, folder, entry, names, log)
     reading.members = [(worker, member) for worker, member in reading.members if member.gang not in unreadable]

@@ -11,7 +11,7 @@ from .events import Cause, MemberFailed, WorkerFacts
 from .gang import Failure, Gang
 from .restarts import FINAL, Fate, decide
 from .states import Move, Step, move
-from .teardown import Teardown
+from .teardown import BLAMELESS, Teardown
 
 
 class Members:
@@ -155,6 +155,9 @@ class Members:
         books = self._books
         if gang.ready and books.now - gang.ready_at >= books.settings.stable_after_s:
             gang.streak = 0
+        of_set = books.sets.get(gang.gangset or "")
+        if of_set is not None and failure.cause not in BLAMELESS:
+            of_set.failed(gang, failure, books.now)
         verdict = decide(
             gang.spec,
             failure.cause,

@@ -46,6 +46,8 @@ class Recovery:
             books.inventory.seen(facts)
         for name, record in event.sets:
             self._sets.declare(name, record)
+        for name, status in event.statuses:
+            self._sets.remember(name, status)
         granted = {(worker, member.gang, member.generation) for worker, member in event.members}
         for gang_record, revision in sorted(event.gangs, key=lambda item: item[0].id):
             self._restore(gang_record, revision, granted)
@@ -157,6 +159,8 @@ class Recovery:
         it; so does the end of one that closes."""
         books = self._books
         books.ledger.fence = event.fence
+        for name in books.sets:
+            books.ledger.push_status(name)
         for gang in books.gangs.values():
             if gang.step in (Step.COMMITTING, Step.REJOINING):
                 gang.lost_record = gang.persisted

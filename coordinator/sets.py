@@ -3,23 +3,29 @@
 Laws:
 
 1. A formed gang is told to retire before it is torn down, so that callers go elsewhere first.
-2. Rolling and moving replace one gang at a time. With surge 1 its replacement is formed before it retires, if there is
-   room for both. While it waits for that it stands aside: it is never the head of the queue and keeps no slots. Without
-   room for `surge_wait_s` the old gang goes first, as with surge 0, and its replacement has its place in the queue.
+2. Rolling and moving replace one gang at a time. With surge 1 its replacement has been ready for `min_ready_s` before
+   it retires, if there is room for both. While it waits for room it stands aside: it is never the head of the queue and
+   keeps no slots. Without room for `surge_wait_s` the old gang goes first, as with surge 0, and its replacement has its
+   place in the queue.
 3. A gang is out of date when its set's template is another by now, or when one of its workers drains. One that is out
    of date by its template alone goes first only if that makes room for its replacement; one on a draining worker has
    to go anyway, and does so well before the drain's grace ends.
-4. A gang that ends by its own fault is replaced after a wait that doubles; one success starts the waits from the
+4. A roll whose new gangs fail `roll_failures` times, before one has been ready for `min_ready_s`, stops: the set is
+   kept up in the shape that served before, until it is declared anew. Until a new shape has served, gangs of the one
+   before come back when they fail.
+5. A gang that ends by its own fault is replaced after a wait that doubles; one success starts the waits from the
    beginning.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
+
+from pydantic import ValidationError
 
 from ..schemas.gang_messages import GangEventKind
-from ..schemas.gangs import GangSetRecord
+from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, StrictGangSpec, template_of
 from .books import Books, SetBooks
 from .commits import CommitKind
 from .events import Cause
@@ -42,16 +48,51 @@ class Sets:
         if record is not None:
             known = books.sets.get(name)
             if known is not None:
+                if known.record.template != record.template:
+                    mine = [gang for gang in map(books.gangs.__getitem__, known.gangs) if gang.serves]
+                    if known.served or any(gang.spec == known.record.template for gang in mine):
+                        known.previous = known.record.gang
+                    known.served = False
                 known.record = record
                 known.failures, known.not_before = 0, 0.0
-                known.short, known.wait_until = 0, None
+                known.short, known.wait_from = 0, None
+                known.tries, known.trouble, known.stopped = 0, "", False
             else:
-                mine = {gang.id: None for gang in books.gangs.values() if gang.gangset == name}
-                books.sets[name] = SetBooks(record=record, gangs=mine)
+                found = {gang.id: None for gang in books.gangs.values() if gang.gangset == name}
+                books.sets[name] = SetBooks(record=record, gangs=found)
         elif name in books.sets:
             known = books.sets[name]
             known.record = known.record.model_copy(update={"gangs": 0})
         books.sets_to_look_at[name] = None
+
+    def remember(self, name: str, status: GangSetStatus) -> None:
+        """What an earlier leader wrote of a set."""
+        of_set = self._books.sets.get(name)
+        if of_set is None:
+            self._books.ledger.push_status(name)  # nobody declares it any more
+            return
+        of_set.status = status
+        current = _spec(status.current)
+        of_set.previous = _spec(status.previous)
+        if current is not None and template_of(current) == of_set.record.template:
+            of_set.served, of_set.tries, of_set.stopped = status.served, status.failures, status.stopped
+            of_set.trouble = status.last_failure
+        elif status.served:
+            of_set.previous = current
+
+    def not_told(self, name: str) -> None:
+        """Its status could not be written. Once something happens to the set it is tried again, and not before: nothing
+        depends on it, and perhaps we may not."""
+        of_set = self._books.sets.get(name)
+        if of_set is not None:
+            of_set.status = None
+
+    def status(self, name: str) -> GangSetStatus | None:
+        """As it is to be written; None: not any more."""
+        of_set = self._books.sets.get(name)
+        if of_set is None or of_set.status is None:
+            return None
+        return of_set.status.model_copy(update={"at": self._books.wall})
 
     def look(self) -> None:
         """Bring the sets that something happened to nearer to what is declared."""
@@ -66,26 +107,79 @@ class Sets:
     def _reconcile(self, name: str, of_set: SetBooks) -> None:
         books, record = self._books, of_set.record
         live = [books.gangs[gang] for gang in of_set.gangs if not _leaving(books.gangs[gang])]
-        for gang in [gang for gang in live if gang.step not in _SERVING and gang.spec != record.template]:
+        if any(self._steady(gang, of_set) for gang in live if gang.spec == record.template):
+            of_set.served, of_set.tries, of_set.trouble = True, 0, ""
+        kept = (of_set.template, None if of_set.served else of_set.before)
+        for gang in [gang for gang in live if not _serving(gang) and gang.spec not in kept]:
             # Serves nobody, and would come back in the old shape.
             self._teardown.end(gang, Failure(cause=Cause.REPLACED))
         live = [gang for gang in live if gang.id in of_set.gangs and not _leaving(gang)]
         stale = [gang for gang in live if self._out_of_date(gang, of_set)]
         fresh = [gang for gang in live if gang not in stale]
-        if any(gang.step is Step.FORMED for gang in fresh):
+        if any(self._steady(gang, of_set) for gang in fresh):
             of_set.failures = 0
         fresh = self._shrink(fresh, record.gangs)
         self._lose_patience(name, of_set, stale, fresh)
         stale = self._retire_stale(of_set, stale, fresh)
         fresh += self._grow(name, of_set, stale, fresh)
         self._stand_aside(of_set, stale, fresh)
+        self._wake(name, of_set)
         if record.gangs == 0 and not of_set.gangs:
             books.agenda.cancel(("surge", name))
+            books.agenda.cancel(("ready", name))
             del books.sets[name]
+            books.ledger.push_status(name)
+            return
+        status = self._describe(of_set)
+        if of_set.status is None or status != of_set.status.model_copy(update={"at": 0.0}):
+            of_set.status = status
+            books.ledger.push_status(name)
+
+    def _steady(self, gang: Gang, of_set: SetBooks) -> bool:
+        """Ready for long enough."""
+        return gang.serves and self._books.now >= gang.ready_at + of_set.record.min_ready_s
+
+    def _wake(self, name: str, of_set: SetBooks) -> None:
+        """Look again when the next gang has been ready for long enough."""
+        books = self._books
+        ready = [gang for gang in map(books.gangs.__getitem__, of_set.gangs) if gang.serves]
+        times = [gang.ready_at + of_set.record.min_ready_s for gang in ready if not self._steady(gang, of_set)]
+        if times:
+            books.agenda.set(("ready", name), min(times))
+
+    def _describe(self, of_set: SetBooks) -> GangSetStatus:
+        books, record = self._books, of_set.record
+        gangs = [books.gangs[gang] for gang in of_set.gangs]
+        mine = [gang for gang in gangs if gang.spec == record.template and not self._graces(gang)]
+        serving = [gang for gang in gangs if gang.ready and gang.step in (Step.FORMED, Step.RETIRING)]
+        ready = sum(gang in mine and gang.step is Step.FORMED for gang in serving)
+        old = sum(gang not in mine or gang.step is not Step.FORMED for gang in serving)
+        steady = ready == len(gangs) == record.gangs and (of_set.served or not gangs)
+        state, reason = SetState.STEADY, ""
+        if of_set.stopped or (not steady and of_set.tries >= record.roll_failures):
+            state = SetState.FAILING
+            what = "the roll was stopped, and the shape before is kept up, since its new gangs failed"
+            reason = f"{what if of_set.stopped else 'its gangs failed'} {of_set.tries} times: {of_set.trouble}"
+        elif not steady:
+            state, reason = SetState.ROLLING, _waits_for(record, mine, ready, old, of_set.trouble)
+        return GangSetStatus(
+            state=state,
+            reason=reason,
+            gangs=record.gangs,
+            formed=sum(gang.step is Step.FORMED for gang in mine),
+            ready=ready,
+            old=old,
+            failures=of_set.tries,
+            last_failure=of_set.trouble,
+            stopped=of_set.stopped,
+            served=of_set.served,
+            current=_written(record.gang),
+            previous=None if of_set.previous is None else _written(of_set.previous),
+        )
 
     def _shrink(self, fresh: list[Gang], wanted: int) -> list[Gang]:
         """Whole gangs go: those that do not serve first, then the newest."""
-        order = sorted(fresh, key=lambda gang: (gang.step in _SERVING, -gang.created_at, gang.id))
+        order = sorted(fresh, key=lambda gang: (gang.serves, _serving(gang), -gang.created_at, gang.id))
         for gang in order[: max(0, len(fresh) - wanted)]:
             self._retire(gang)
         gone = order[: max(0, len(fresh) - wanted)]
@@ -95,40 +189,44 @@ class Sets:
         """Replacements that found no room for long enough: let the set be short of one gang, so that there is room.
         Of one more each time, while gangs on draining workers are left: those have to go in any case."""
         books = self._books
-        if not stale or all(gang.step is Step.FORMED for gang in fresh):
+        patience_s = self._patience_s(of_set, stale, fresh)
+        if not stale or patience_s == math.inf:
             of_set.short = min(of_set.short, 1) if stale else 0
-            of_set.wait_until = None
+            of_set.wait_from = None
             books.agenda.cancel(("surge", name))
             return
-        patience_s = self._patience_s(of_set, stale)
-        if of_set.wait_until is None or books.now < of_set.wait_until:
-            until = books.now + patience_s
-            of_set.wait_until = until if of_set.wait_until is None else min(of_set.wait_until, until)
-        if books.now >= of_set.wait_until:
+        if of_set.wait_from is None:
+            of_set.wait_from = books.now
+        limit_s = patience_s if of_set.short == 0 else max(patience_s, _LOOK_AGAIN_S)
+        if books.now >= of_set.wait_from + limit_s:
             if of_set.short == 0 or any(self._graces(gang) for gang in stale):
                 of_set.short += 1
-            of_set.wait_until = books.now + max(patience_s, _LOOK_AGAIN_S)
-        books.agenda.set(("surge", name), of_set.wait_until)
+            of_set.wait_from, limit_s = books.now, max(patience_s, _LOOK_AGAIN_S)
+        books.agenda.set(("surge", name), of_set.wait_from + limit_s)
 
-    def _patience_s(self, of_set: SetBooks, stale: list[Gang]) -> float:
-        """A draining worker's time is short: of its grace, most is left for the move itself."""
-        graces = (grace for gang in stale for grace in self._graces(gang) if grace is not None)
-        return min(of_set.record.surge_wait_s, min(graces, default=math.inf) / _PART_OF_GRACE)
+    def _patience_s(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> float:
+        """How long the old gangs wait for their replacements. Those that have room and start are waited for; but a
+        draining worker's time is short. Of its grace, most is left for the move itself."""
+        grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
+        if any(gang.step in _WAITS_FOR_ROOM for gang in fresh):
+            return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
+        return math.inf if all(self._steady(gang, of_set) for gang in fresh) else grace_s / _PART_TO_START
 
     def _retire_stale(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
-        """Gangs out of date go one by one, as their replacements have formed; at once if there are too many anyway."""
+        """Gangs out of date go one by one, as their replacements have been ready for long enough; at once if there are
+        too many anyway."""
         books, record = self._books, of_set.record
-        formed = sum(gang.step is Step.FORMED for gang in fresh)
-        wanted = max(0, record.gangs - formed)
+        steady = sum(self._steady(gang, of_set) for gang in fresh)
+        wanted = max(0, record.gangs - steady)
         short = max(of_set.short, 1 - record.surge)
         remaining = list(stale)
-        for gang in sorted(stale, key=lambda gang: (not self._graces(gang), gang.created_at, gang.id)):
+        for gang in sorted(stale, key=lambda gang: (not self._graces(gang), gang.serves, gang.created_at, gang.id)):
             retiring = any(_leaving(books.gangs[other]) for other in of_set.gangs)
             if len(remaining) <= max(0, wanted - short):
                 break
             if retiring and len(remaining) + len(fresh) <= record.gangs + record.surge:
                 break
-            if len(remaining) <= wanted and record.surge and not self._makes_room(gang, record):
+            if len(remaining) <= wanted and record.surge and not self._makes_room(gang, of_set):
                 continue
             if len(remaining) <= wanted:
                 of_set.places.append(gang.created_at)
@@ -136,13 +234,13 @@ class Sets:
             self._retire(gang)
         return remaining
 
-    def _makes_room(self, gang: Gang, record: GangSetRecord) -> bool:
+    def _makes_room(self, gang: Gang, of_set: SetBooks) -> bool:
         """Whether a gang that has no room beside this one has it, once plain traffic is done, in its place; or whether
         this one cannot stay in any case."""
         if self._graces(gang):
             return True
         freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
-        return place(record.template, self._books.inventory.claimable, changes=freed) is not None
+        return place(of_set.template, self._books.inventory.claimable, changes=freed) is not None
 
     def _stand_aside(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> None:
         """Replacements beside gangs that still serve wait without being in anybody's way. When it is their turn, they
@@ -164,7 +262,7 @@ class Sets:
     def _grow(self, name: str, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
         books, record = self._books, of_set.record
         missing = record.gangs - len(stale) - len(fresh)
-        forming = any(gang.step is not Step.FORMED for gang in fresh)
+        forming = not all(self._steady(gang, of_set) for gang in fresh)
         surge = record.surge and not of_set.short
         if missing <= 0 and stale and surge and not forming and len(fresh) < record.gangs:
             retiring = any(_leaving(books.gangs[gang]) for gang in of_set.gangs)
@@ -177,7 +275,7 @@ class Sets:
             books.made += 1
             gang = Gang(
                 id=f"{name}-{books.term}-{books.made}",
-                spec=record.template,
+                spec=of_set.template,
                 owner_token="",
                 gangset=name,
                 created_at=of_set.take_place(books.wall),
@@ -191,7 +289,7 @@ class Sets:
         return made
 
     def _out_of_date(self, gang: Gang, of_set: SetBooks) -> bool:
-        if gang.spec != of_set.record.template:
+        if gang.spec != of_set.template:
             return True
         return bool(self._graces(gang))
 
@@ -201,7 +299,7 @@ class Sets:
         return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
 
     def _retire(self, gang: Gang) -> None:
-        if gang.step is Step.FORMED:
+        if gang.step is Step.FORMED and not gang.starting:
             move(gang, Move.RETIRE)
             self._books.commit(CommitKind.RETIRE, gang)
         else:
@@ -221,8 +319,40 @@ class Sets:
 
 _PART_OF_GRACE: Final = 5
 """Room beside the old gang is waited for at most this part of a drain's grace."""
+_PART_TO_START: Final = 2
+"""... and for a replacement that starts, at most this one."""
 _LOOK_AGAIN_S: Final = 1.0
-_SERVING = frozenset({Step.FORMED, Step.REPAIRING, Step.REJOINING, Step.RETIRING})
+_WAITS_FOR_ROOM = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING})
+
+
+def _serving(gang: Gang) -> bool:
+    """Serves callers, or will again in a moment."""
+    ready = gang.step is Step.FORMED and not gang.starting
+    return ready or gang.step in (Step.REPAIRING, Step.REJOINING, Step.RETIRING)
+
+
+def _waits_for(record: GangSetRecord, mine: list[Gang], ready: int, old: int, trouble: str) -> str:
+    parts = [f"{ready} of {record.gangs} gangs are ready"]
+    if old:
+        parts.append(f"{old} old {'gang serves' if old == 1 else 'gangs serve'} meanwhile")
+    waiting = min((gang for gang in mine if not gang.serves), key=lambda gang: (gang.made, gang.id), default=None)
+    if waiting is not None:
+        parts.append(f"{waiting.id} is {'starting' if waiting.step is Step.FORMED else waiting.state.value}")
+    if trouble:
+        parts.append(f"last failure: {trouble}")
+    return "; ".join(parts)
+
+
+def _written(gang: StrictGangSpec) -> dict[str, Any]:
+    return gang.model_dump(mode="json", exclude_unset=True)
+
+
+def _spec(written: dict[str, Any] | None) -> StrictGangSpec | None:
+    """What an earlier leader wrote; None also for what cannot be read."""
+    try:
+        return None if written is None else StrictGangSpec.model_validate(written)
+    except ValidationError:
+        return None
 
 
 def _leaving(gang: Gang) -> bool:

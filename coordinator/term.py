@@ -189,6 +189,7 @@ class Term:
             gangs=tuple(reading.gangs),
             members=tuple(reading.members),
             sets=tuple(reading.sets),
+            statuses=tuple(reading.statuses),
             workers=office.census.living(presumed),
         )
         office.census.audience = self

@@ -54,7 +54,7 @@ class Writing:
         ledger = self._books.ledger
         if ledger.busy or not ledger.line:
             return False
-        pending = ledger.line.popleft()
+        pending = ledger.pop()
         writes = self._writes(pending)
         if writes:
             ledger.in_flight = pending
@@ -66,15 +66,13 @@ class Writing:
 
     def _writes(self, pending: Pending) -> Writes | None:
         books, ledger = self._books, self._books.ledger
-        if pending.kind is CommitKind.END:
-            return end_writes(ledger, pending.record) if pending.record is not None else None
-        if pending.kind is CommitKind.SWEEP:
-            still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
-            return sweep_writes(ledger, still) if still else None
+        kind = pending.kind
+        if kind is CommitKind.END or kind is CommitKind.STATUS or kind is CommitKind.SWEEP:
+            return self._of_no_gang(pending)
         gang = books.gangs.get(pending.gang)
-        if gang is None or gang.step is not _STEP_OF.get(pending.kind, gang.step):
+        if gang is None or gang.step is not _STEP_OF.get(kind, gang.step):
             return None
-        match pending.kind:
+        match kind:
             case CommitKind.QUEUE if not gang.seats:
                 return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.QUEUED)),)
             case CommitKind.QUEUE:
@@ -97,7 +95,17 @@ class Writing:
             case CommitKind.REWRITE:
                 return rewrites(ledger, gang)
             case _:
-                assert_never(pending.kind)
+                assert_never(kind)
+
+    def _of_no_gang(self, pending: Pending) -> Writes | None:
+        """Of gangs that are no longer in the books, or of none."""
+        ledger = self._books.ledger
+        if pending.kind is CommitKind.END:
+            return end_writes(ledger, pending.record) if pending.record is not None else None
+        if pending.kind is CommitKind.STATUS:
+            return (ledger.fenced(Names.gangset_status_key(pending.gangset), self._sets.status(pending.gangset)),)
+        still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
+        return sweep_writes(ledger, still) if still else None
 
     # -- how it went -------------------------------------------------------------------------------------------------
 
@@ -161,7 +169,7 @@ class Writing:
                 return record.state is GangState.QUEUED
             case CommitKind.END:
                 return record.state is GangState.ENDED
-            case CommitKind.REWRITE | CommitKind.SWEEP:
+            case CommitKind.REWRITE | CommitKind.STATUS | CommitKind.SWEEP:
                 return False
             case _:
                 assert_never(pending.kind)
@@ -198,5 +206,7 @@ class Writing:
                     self._members.refused(gang)
             case CommitKind.SWEEP:
                 pass  # the next reading finds them again
+            case CommitKind.STATUS:
+                self._sets.not_told(pending.gangset)
             case _:
                 self._books.ledger.line.appendleft(pending)

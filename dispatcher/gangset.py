@@ -411,7 +411,7 @@ class RoutedSet:
             if self._formations:
                 raise
             raise NoWorkers(
-                f"no gang of standing set {self.name!r} is ready: 'gangline gang ls' shows what they wait for",
+                f"no gang of standing set {self.name!r} is ready: 'gangline gangset status {self.name}' tells why",
                 details=error.details,
             ) from error
 

@@ -210,6 +210,7 @@ def _records() -> list[Channel]:
         ("gang", _key(ledger, names.gang_key("GANG0")), gangs.GangRecord),
         ("member", _key(ledger, names.member_key(_WORKER, "GANG0")), gangs.MemberRecord),
         ("gangset", _key(ledger, names.gangset_key("GANGSET0")), gangs.GangSetRecord),
+        ("gangset_status", _key(ledger, names.gangset_status_key("GANGSET0")), gangs.GangSetStatus),
         ("result", _key(results, names.result_key("JOB0")), jobs.ResultRecord),
         ("try", _key(results, names.try_key("ENDPOINT0", "JOB0")), jobs.TryRecord),
         ("turn", _key(results, names.turn_key("ENDPOINT0")), jobs.TurnRecord),

@@ -314,10 +314,63 @@ class GangSetRecord(Record):
     route: Route = Route.RANK0
     retire_s: float = Field(default=1.0, ge=0.0, le=3600.0)
     """How long a replaced gang still serves after callers were told to go elsewhere."""
+    min_ready_s: float = Field(default=1.0, ge=0.0, le=3600.0)
+    """How long a replacement must have been ready before the gang that it replaces goes. Longer than what a member that
+    starts well and breaks soon after takes to break."""
+    roll_failures: int = Field(default=3, ge=1, le=1000)
+    """How often gangs of a new shape may fail, with none of them ready for `min_ready_s`, until the roll stops and the
+    set is kept up in the shape that served before. Declare it again to try again."""
 
     @property
     def template(self) -> GangSpec:
         """What each gang is asked to be. Unbounded restarts unless a bound is written."""
-        spec = self.gang.relaxed()
-        unbounded = "max_restarts" not in self.gang.model_fields_set
-        return spec.model_copy(update={"max_restarts": None}) if unbounded else spec
+        return template_of(self.gang)
+
+
+def template_of(gang: StrictGangSpec) -> GangSpec:
+    """What each gang of a set is asked to be, given what was declared."""
+    spec = gang.relaxed()
+    unbounded = "max_restarts" not in gang.model_fields_set
+    return spec.model_copy(update={"max_restarts": None}) if unbounded else spec
+
+
+class SetState(StrEnum):
+    """How a standing set fares."""
+
+    STEADY = "steady"
+    """As many gangs as declared are ready, all are of the declared shape, and some gang of that has been ready for
+    `min_ready_s`."""
+    ROLLING = "rolling"
+    """On the way there."""
+    FAILING = "failing"
+    """Gangs of the declared shape failed too often, and none has been ready for `min_ready_s`."""
+
+
+class GangSetStatus(Record):
+    """`gangset_status.<name>`: how a standing set fares. Written by the leading coordinator alone."""
+
+    state: SetState
+    reason: str = ""
+    """What it waits for, or why it fails. Empty when steady."""
+    gangs: int
+    """So many are declared."""
+    formed: int = 0
+    """Gangs of the declared shape that are formed, ..."""
+    ready: int = 0
+    """... and of these, those that callers may be sent to."""
+    old: int = 0
+    """Gangs that callers may be sent to and that are of another shape, or on draining workers."""
+    failures: int = 0
+    """Of gangs of the declared shape since it was declared, or since one was ready for `min_ready_s`."""
+    last_failure: str = ""
+    """The last of these."""
+    stopped: bool = False
+    """The roll was stopped: the set is kept up in the shape of before."""
+    served: bool = False
+    """A gang of the declared shape has been ready for `min_ready_s`."""
+    current: dict[str, Any] = Field(default_factory=dict)
+    """The `gang` of the declaration that this is about."""
+    previous: dict[str, Any] | None = None
+    """The `gang` that was declared before and has served: what a rollback declares."""
+    at: float = 0.0
+    """Unix time."""

@@ -37,6 +37,7 @@ key                                                         value
 `gang.<gang>`                                               GangRecord
 `member.<pool>.<worker>.<gang>`                             MemberRecord
 `gangset.<name>`                                            GangSetRecord
+`gangset_status.<name>`                                     GangSetStatus
 ==========================================================  ==================================================
 
 Keys of the bucket of results (`<NS>_RESULTS`), of which a task's are never used again by another one:
@@ -446,6 +447,10 @@ class Names:
     @staticmethod
     def gangset_key(name: str = "*") -> str:
         return f"gangset.{name}"
+
+    @staticmethod
+    def gangset_status_key(name: str = "*") -> str:
+        return f"gangset_status.{name}"
 
     @staticmethod
     def member_key(worker: WorkerId, gang: str) -> str:

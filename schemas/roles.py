@@ -270,7 +270,16 @@ def _dispatcher(names: Names) -> Permissions:
 
 def _coordinator(names: Names) -> Permissions:
     ns, ledger = names.namespace, names.ledger_bucket
-    keys = ("leader", "leader.*", "leader_alive", "leader_alive.*", "shards", "gang.*", "member.*.*.*")
+    keys = (
+        "leader",
+        "leader.*",
+        "leader_alive",
+        "leader_alive.*",
+        "shards",
+        "gang.*",
+        "member.*.*.*",
+        "gangset_status.*",
+    )
     leading = Permissions(
         publish=(
             f"{INBOXES}.>",

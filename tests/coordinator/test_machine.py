@@ -67,6 +67,8 @@ class Gangs(RuleBasedStateMachine):
         size=st.integers(min_value=1, max_value=2),
         surge=st.integers(min_value=0, max_value=1),
         surge_wait_s=st.sampled_from([0.0, 0.5, 3.0]),
+        min_ready_s=st.sampled_from([0.0, 1.0, 5.0]),
+        roll_failures=st.sampled_from([1, 3]),
     )
     def declare(self, count: int, **fields) -> None:
         self.world.declare("s", count, **fields)

@@ -146,7 +146,7 @@ def a_standing_gang_moves_away_from_a_draining_worker(world: World) -> None:
     worker.draining = True
     world.register(worker)
     world.flush()
-    world.advance(1.0)
+    world.advance(2.1)
 
 
 @story
@@ -174,6 +174,35 @@ def a_gang_leaves_a_draining_worker_though_there_is_no_room_elsewhere(world: Wor
     world.restart(draining)
     world.flush()
     assert world.states() == {"web-1-2": "formed"}
+
+
+@story
+def a_roll_waits_for_gangs_that_are_ready(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=1)
+    world.advance(1.5)
+    world.story.clear()
+    world.slow_starts = lambda gang, worker: True
+    world.declare("web", 1, size=1, owner="version 2", retire_s=0.2)
+    world.advance(0.4)
+    world.start_all("web-1-2")
+    world.advance(1.5)
+    assert world.states() == {"web-1-2": "formed"}
+
+
+@story
+def a_roll_to_gangs_that_fail_at_their_start_is_stopped(world: World) -> None:
+    begin(world, 1, 1)
+    world.declare("web", 1, size=1)
+    world.advance(1.5)
+    world.story.clear()
+    world.slow_starts = lambda gang, worker: True
+    world.declare("web", 1, size=1, owner="version 2", roll_failures=2, backoff_s=0.1)
+    for _ in range(2):
+        world.advance(0.2)
+        world.fail_starts("web-1-2")
+    world.advance(0.2)
+    assert world.states() == {"web-1-1": "formed"}
 
 
 @story

@@ -22,7 +22,7 @@ from gangline.schemas.gang_messages import (
     TeardownRequest,
     UnholdRequest,
 )
-from gangline.schemas.gangs import GangSetRecord, LeaderRecord
+from gangline.schemas.gangs import GangSetRecord, GangSetStatus, LeaderRecord
 from gangline.schemas.names import WorkerId
 
 from .model import NAMES, WALL, Ledger, Member, SimWorker
@@ -194,6 +194,11 @@ class World:
                 for key, (record, _) in self.ledger.keys.items()
                 if isinstance(record, GangSetRecord)
             ),
+            statuses=tuple(
+                (key.split(".")[1], record)
+                for key, (record, _) in self.ledger.keys.items()
+                if isinstance(record, GangSetStatus)
+            ),
             workers=tuple(self.facts(worker) for worker in self.workers.values() if worker.alive),
         )
 
@@ -239,7 +244,7 @@ class World:
 
     def declare(self, name: str, gangs: int, **gang: Any) -> None:
         fields = {"pool": "p", "size": 2, **gang}
-        more = {key: fields.pop(key) for key in ("surge", "surge_wait_s", "retire_s") if key in fields}
+        more = {key: fields.pop(key) for key in _OF_SET if key in fields}
         record = GangSetRecord.model_validate({"gangs": gangs, "gang": fields, **more})
         self.ledger.put(f"gangset.{name}", record)
         self.to_leader(on.SetSeen, name=name, record=record)
@@ -555,6 +560,9 @@ class World:
 
     def kinds(self, gang: str) -> list[str]:
         return [event.kind.value for event in self.events if event.gang == gang]
+
+
+_OF_SET = ("surge", "surge_wait_s", "retire_s", "min_ready_s", "roll_failures")
 
 
 def replace_time(event: Any, now: float) -> Any:

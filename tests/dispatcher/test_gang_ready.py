@@ -1,4 +1,4 @@
-"""Gangs whose members take time to start, fail or hang: readiness, as owners see it."""
+"""Gangs whose members take time to start, fail or hang: readiness, as owners and callers see it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors import InvalidRequest
+from gangline.schemas.errors import GanglineError, InvalidRequest, NoWorkers
 from gangline.schemas.gang_errors import GangEnded, GangFailed, GangNotFormed
-from gangline.schemas.names import GangOperation
+from gangline.schemas.gangs import GangSetStatus, SetState
+from gangline.schemas.names import GangOperation, Names
 from gangline.worker.pool import Pool
 
 from .gang_rig import GangRig, on_gang_rig, pool_of, until
@@ -124,3 +125,120 @@ async def test_a_new_leader_learns_that_a_gang_is_ready(rig: GangRig) -> None:
         desk = rig.client.router.gangs.desk
         await asyncio.sleep(1.0)
         assert (await desk.ask(GangOperation.RENEW, gang._owner._owned, 1.0)).ready
+
+
+# -- standing sets -----------------------------------------------------------------------------------------------------
+
+PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
+
+
+async def status_of(rig: GangRig, name: str) -> GangSetStatus | None:
+    ledger = await rig.client.router.ledger()
+    entry = await ledger.get(Names.gangset_status_key(name))
+    return None if entry is None else GangSetStatus.model_validate_json(entry.value)
+
+
+async def steady(rig: GangRig, name: str, limit_s: float = 60.0) -> GangSetStatus:
+    for _ in range(int(limit_s / 0.05)):
+        status = await status_of(rig, name)
+        if status is not None and status.state is SetState.STEADY:
+            return status
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{name} never came up: {await status_of(rig, name)}")
+
+
+class Calls:
+    """Calls to a set all the time; how long each took."""
+
+    def __init__(self, rig: GangRig, name: str) -> None:
+        self.took: list[float] = []
+        self.errors: list[GanglineError] = []
+        self._client = rig.client.options(timeout_s=30)
+        self._name = name
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self._client.call(f"{self._name}.who", "x")
+            except GanglineError as error:
+                self.errors.append(error)
+            self.took.append(loop.time() - began)
+            await asyncio.sleep(0.05)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+
+@on_gang_rig()
+async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2", "w3", "w4")
+    starts.takes_s = 3.0
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await until(lambda: len(starts.began) == 2)
+    with pytest.raises(NoWorkers, match="gangset status llm"):
+        await rig.client.options(timeout_s=0.5).call("llm.who", "too early")
+    assert (await steady(rig, "llm")).ready == 1
+    calls = Calls(rig, "llm")
+    await rig.declare("llm", gangs=1, gang={**PAIR, "owner": "v2"})
+    await until(lambda: len(starts.began) == 4)
+    await asyncio.sleep(6.0)
+    assert (await steady(rig, "llm")).served
+    await calls.stop()
+    assert not calls.errors and len(calls.took) > 100 and max(calls.took) < 0.5, "nobody waits for a start"
+
+
+@on_gang_rig()
+async def test_a_roll_to_gangs_that_fail_at_their_start_harms_no_caller_and_is_rolled_back(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2", "w3", "w4", "w5", "w6")
+    await rig.declare("llm", gangs=2, gang=PAIR)
+    await steady(rig, "llm")
+    calls = Calls(rig, "llm")
+    starts.takes_s, starts.fails = 0.2, set(range(1, 100))
+    await rig.declare("llm", gangs=2, gang={**PAIR, "owner": "bad"})
+    await asyncio.sleep(20.0)
+    status = await status_of(rig, "llm")
+    assert status is not None and status.state is SetState.FAILING and status.stopped
+    assert "RuntimeError: no weights" in status.reason and "stopped" in status.reason
+    assert (status.gangs, status.ready, status.old) == (2, 0, 2)
+    assert status.previous is not None
+    await rig.declare("llm", gangs=2, gang=status.previous)
+    await asyncio.sleep(3.0)
+    assert (await steady(rig, "llm")).ready == 2
+    await calls.stop()
+    assert not calls.errors and len(calls.took) > 100 and max(calls.took) < 0.5
+
+
+@on_gang_rig()
+async def test_a_roll_to_gangs_whose_start_hangs_is_stopped_after_their_time(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2", "w3", "w4")
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await steady(rig, "llm")
+    starts.takes_s = 1e6
+    await rig.declare("llm", gangs=1, roll_failures=2, gang={**PAIR, "owner": "hangs", "start_timeout_s": 5})
+    await asyncio.sleep(4.0)
+    status = await status_of(rig, "llm")
+    assert status is not None and status.state is SetState.ROLLING and "starting" in status.reason
+    await asyncio.sleep(20.0)
+    status = await status_of(rig, "llm")
+    assert status is not None and status.stopped and "start_timeout_s (5 s)" in status.reason
+    assert (await rig.client.call("llm.who", "x"))[3] == "x"
+    await until(lambda: sum(rig.free(name) for name in rig.workers) == 6)
+
+
+@on_gang_rig()
+async def test_a_member_that_is_replaced_starts_before_callers_are_sent_to_its_gang_again(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2", "w3")
+    await rig.declare("llm", gangs=1, gang={**PAIR, "restart": "restart_member"})
+    await steady(rig, "llm")
+    assert (await rig.client.call("llm.who"))[2] == 1
+    starts.takes_s = 3.0
+    gang = next(iter(rig.client.router.sets._sets["llm"]._formations.values()))
+    rig.cut(gang.members[1].worker.partition(".")[2])
+    await until(lambda: (2, 1) in starts.began)
+    assert rig.gangs("llm") == []
+    await steady(rig, "llm")
+    assert (await rig.client.call("llm.who"))[2] == 2

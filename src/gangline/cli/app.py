@@ -33,7 +33,7 @@ COMMANDS: Final = {
     "route": "Split, mirror, limit and pause an endpoint's traffic, live.",
     "dead": "Dead letters: tasks that will not be tried again. Read, replay, drop.",
     "gang": "Gangs: who holds what, acquire and release by hand, events.",
-    "gangset": "Standing gangs: declare, scale and remove sets that are kept up.",
+    "gangset": "Standing gangs: declare, scale, roll back and remove sets that are kept up.",
     "why": "What a gang or a submitted task waits for, and what stands in its way.",
     "roles": "Users and permissions for a nats-server: configuration to include.",
     "health": "Whether a worker, gateway or dispatcher of this machine answers; for probes.",

@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..schemas.gang_messages import GangReply, WhyReply
-from ..schemas.gangs import GangSetRecord, GangState
+from ..schemas.gangs import GangSetRecord, GangSetStatus, GangState
 from .output import duration, table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _STYLES = {
-    "ready": "green",
-    "formed": "yellow",
-    "starting": "yellow",
+    "formed": "green",
+    "formed, starting": "yellow",
     "queued": "yellow",
     "retiring": "cyan",
     "tearing_down": "red",
@@ -91,6 +90,18 @@ def sets_table(sets: Sequence[tuple[str, GangSetRecord, list[GangReply] | None]]
     return table(("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"), lines, right=("FORMED", "SIZE"))
 
 
+def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None) -> list[str]:
+    """How a set fares, in sentences."""
+    if status is None:
+        return [f"{name} is declared, and no coordinator has said how it fares"]
+    lines = [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
+    wanted = f"{record.gangs} gang{'s'[: record.gangs != 1]} wanted"
+    lines.append(f"{wanted}, {status.formed} formed, {status.ready} ready, {status.old} old")
+    if status.stopped:
+        lines.append(f"'gangline gangset rollback {name}' declares what serves; applying it again tries again")
+    return lines
+
+
 def why_lines(why: WhyReply) -> list[str]:
     """What a gang waits for, in sentences."""
     place = "" if why.place is None else f", number {why.place + 1} in the queue"
@@ -116,7 +127,7 @@ def _state(gang: GangReply) -> str:
 
 
 def _word(gang: GangReply) -> str:
-    """Its step; of a formed one whether its members have started, where the coordinator says so."""
+    """Its step; of a formed one also whether its members have started, where the coordinator says so."""
     if gang.step != GangState.FORMED.value or gang.ready is None:
         return gang.step
-    return "ready" if gang.ready else "starting"
+    return f"{gang.step}, {'ready' if gang.ready else 'starting'}"

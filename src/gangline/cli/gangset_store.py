@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..bus.port import Conflict, KeyValue
-from ..schemas.errors import GanglineError, Unavailable
+from ..schemas.errors import GanglineError, InvalidRequest, Unavailable
 from ..schemas.gang_errors import UnknownGang
 from ..schemas.gang_messages import GangListReply, GangReply
-from ..schemas.gangs import GangSetRecord
+from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, StrictGangSpec, template_of
 from ..schemas.names import GangOperation, Names, check_name
 from .gang_requests import ask
 from .options import Connection
@@ -69,6 +69,63 @@ async def scale_set(connection: Connection, name: str, gangs: int) -> int:
             except Conflict:
                 continue  # somebody else changed it just now
             return record.gangs
+
+
+async def read_status(connection: Connection, name: str) -> tuple[GangSetRecord, GangSetStatus | None]:
+    """A declaration, and how it fares, if a coordinator has said so since.
+
+    Raises:
+        UnknownGang: no such set.
+    """
+    async with open_bus(connection, "gangline gangset") as bus:
+        return await _read(await open_ledger(bus, connection), name)
+
+
+async def roll_back(connection: Connection, name: str) -> GangSetRecord:
+    """Declare the `gang` again that served before the present one. Returns what stands now.
+
+    Raises:
+        UnknownGang: no such set.
+        InvalidRequest: there is nothing to go back to.
+    """
+    async with open_bus(connection, "gangline gangset") as bus:
+        ledger = await open_ledger(bus, connection)
+        while True:
+            entry = await ledger.get(Names.gangset_key(check_name(name, "set")))
+            record, status = await _read(ledger, name)
+            if status is None or status.previous is None:
+                raise InvalidRequest(f"set {name!r} has nothing to go back to: no other gang of it has served")
+            wanted = record.model_copy(update={"gang": StrictGangSpec.model_validate(status.previous)})
+            if wanted.template == record.template:
+                raise InvalidRequest(f"set {name!r} has gone back already: what it declares is what served before")
+            body = wanted.model_dump_json(exclude_unset=True).encode()
+            try:
+                await ledger.put(Names.gangset_key(name), body, revision=entry.revision if entry is not None else 0)
+            except Conflict:
+                continue  # somebody else changed it just now
+            return wanted
+
+
+async def _read(ledger: KeyValue, name: str) -> tuple[GangSetRecord, GangSetStatus | None]:
+    entry = await ledger.get(Names.gangset_key(check_name(name, "set")))
+    record = parse(GangSetRecord, entry) if entry is not None else None
+    if record is None:
+        raise _unknown(name)
+    said = await ledger.get(Names.gangset_status_key(name))
+    status = parse(GangSetStatus, said) if said is not None else None
+    current = record.gang.model_dump(mode="json", exclude_unset=True)
+    about = status is not None and template_of(StrictGangSpec.model_validate(status.current)) == record.template
+    if status is not None and not about and status.served:
+        status = status.model_copy(update={"previous": status.current})
+    if status is not None and not about:
+        # What was declared just now is not in it yet.
+        news = {
+            "state": SetState.ROLLING,
+            "reason": "no coordinator has looked at what is declared",
+            "current": current,
+        }
+        status = status.model_copy(update=news)
+    return record, status
 
 
 async def delete_set(connection: Connection, name: str) -> None:

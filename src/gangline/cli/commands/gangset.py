@@ -1,4 +1,4 @@
-"""`gangline gangset apply|ls|scale|delete`"""
+"""`gangline gangset apply|ls|status|scale|rollback|delete`"""
 
 from __future__ import annotations
 
@@ -76,6 +76,45 @@ def ls(connection: Connection, as_json: bool) -> None:
         from ..gang_tables import sets_table
 
         console().print(sets_table(sets))
+
+
+@command.command(short_help="How one set fares: steady, rolling or failing, and why.")
+@click.argument("name")
+@json_option
+@connection_options
+def status(connection: Connection, name: str, as_json: bool) -> None:
+    """How one set fares: steady, rolling or failing, and why.
+
+    The same is in the ledger, under `gangset_status.NAME`.
+    """
+    from ..gang_tables import status_lines
+    from ..gangset_store import read_status
+    from ..output import print_json
+    from ..session import run
+
+    record, told = run(read_status(connection, name))
+    if as_json:
+        print_json({"name": name, **({} if told is None else told.model_dump(mode="json", exclude={"v"}))})
+        return
+    for line in status_lines(name, record, told):
+        click.echo(line)
+
+
+@command.command(short_help="Declare the gang again that served before.")
+@click.argument("name")
+@json_option
+@connection_options
+def rollback(connection: Connection, name: str, as_json: bool) -> None:
+    """Declare the gang of NAME again that served before the present one; the rest of the declaration stays."""
+    from ..gangset_store import roll_back
+    from ..output import print_json
+    from ..session import run
+
+    record = run(roll_back(connection, name))
+    if as_json:
+        print_json({"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)})
+    else:
+        click.echo(f"{name} rolled back: {record.gangs} gang{'s'[: record.gangs != 1]} of {record.gang.size}")
 
 
 @command.command(short_help="Change the number of gangs of a set.")

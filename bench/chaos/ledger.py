@@ -21,9 +21,19 @@ class LossyAudit(Audit):
     def __init__(self) -> None:
         super().__init__()
         self.gaps = 0
+        """Places where revisions were overwritten, or had expired, before they were delivered."""
         self._newest = 0
         self._gap_at = -_BATCH
         self._unknown: set[str] = set()
+
+    def summary(self) -> str:
+        """How much of it was judged."""
+        grants = sum(len(generations) for gang, generations in self.formed.items() if gang not in self._unknown)
+        left_out = sum(map(len, self.formed.values())) - grants
+        return (
+            f"the ledger's reader saw {self.revisions} revisions with {self.gaps} gaps, and judged {grants} grants of"
+            f" gangs; {left_out} may not have been seen whole"
+        )
 
     def _see(self, entry: KvEntry) -> None:
         if entry.revision > self._newest:

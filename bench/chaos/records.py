@@ -169,6 +169,9 @@ def read(folder: Path) -> History:
         _read_tasks(history, lines_of(path))
     for path in sorted(folder.glob("client-*.jsonl")):
         history.requests += requests_of(lines_of(path)).values()
+        for line in lines_of(path):
+            if line["e"] == "over":
+                history.leaks += [f"client {line['pid']} ended with {held}" for held in _held(line["statistics"])]
     history.runs.sort(key=lambda run: run.began)
     return history
 
@@ -200,6 +203,18 @@ def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
                     members[place].ended = line["at"]
             case _:
                 pass
+
+
+def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
+    """What a client that has had all its answers still counts."""
+    for name in ("holds", "gangs", "in_flight"):
+        if statistics[name]:
+            yield f"{name} {statistics[name]}"
+    for kind in ("pools", "gangsets"):
+        for name, counts in statistics[kind].items():
+            for what in ("waiting", "placed"):
+                if counts[what]:
+                    yield f"{what} {counts[what]} in {name}"
 
 
 def requests_of(lines: Iterator[dict[str, Any]]) -> dict[str, Request]:

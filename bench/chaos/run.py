@@ -197,7 +197,7 @@ class _Play:
         history = _with(read(self.system.folder), history.results)
         history.lives, history.troubles = self.system.lives, self.system.troubles
         history.ledger = list(self.system.audit.broken)
-        history.leaks = [*hung, *leaks]
+        history.leaks += [*hung, *leaks]
         history.unrecovered = self.unrecovered
         return history
 
@@ -235,7 +235,8 @@ async def chaos(
                 await play.faults(minutes, order(seed, only))
             history = await play.end()
         save(history, folder / "harness.jsonl")
-        return Outcome(played=play.played, history=history, verdicts=judge(history), notes=list(system.exits))
+        notes = [*system.exits, system.audit.summary()]
+        return Outcome(played=play.played, history=history, verdicts=judge(history), notes=notes)
     finally:
         if keep is not None:
             shutil.copytree(folder, keep, dirs_exist_ok=True, ignore=shutil.ignore_patterns("data"))

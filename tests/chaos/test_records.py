@@ -28,6 +28,14 @@ def test_what_was_noted_is_read_back(tmp_path: Path) -> None:
     assert (waiting.answers, waiting.told) == (0, NEVER)
 
 
+def test_what_a_client_holds_at_its_end_is_a_leak(tmp_path: Path) -> None:
+    book = Notebook(tmp_path, "client")
+    pools = {"chaos": {"waiting": 0, "placed": 2}}
+    book.note("over", statistics={"holds": 1, "gangs": 0, "in_flight": 0, "pools": pools, "gangsets": {}})
+    whose = f"client {os.getpid()} ended with"
+    assert read(tmp_path).leaks == [f"{whose} holds 1", f"{whose} placed 2 in chaos"]
+
+
 def test_a_line_that_was_not_finished_is_no_line(tmp_path: Path) -> None:
     book = Notebook(tmp_path, "client")
     book.note("ask", id="c1", kind="call", due=7.0)

@@ -26,7 +26,7 @@ class EmbeddedCluster:
     def __init__(self, size: int = 3, *, config: str = "") -> None:
         if not 2 <= size <= 9:
             raise InvalidSettings(f"a cluster of {size}: give 3 or 5")
-        ports = _free_ports(size)
+        ports = free_ports(size)
         routes = ", ".join(f"nats://127.0.0.1:{port}" for port in ports)
         self.servers = [
             EmbeddedServer(
@@ -91,7 +91,7 @@ class EmbeddedCluster:
             await asyncio.shield(asyncio.to_thread(self.stop))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports for the routes, which each server must know of the others beforehand."""
     sockets = [socket.socket() for _ in range(count)]
     try:

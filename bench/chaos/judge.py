@@ -24,8 +24,8 @@ SLACK_S: Final = 3.0
 """How late an answer may be on a machine that is busy."""
 SLOTS: Final = 4
 PER_KEY: Final = 2
-_TAKES_OVER_S: Final = 10.0
-"""For so long after it was cut off a process may not have reached storage again: two pings, and a reconnection."""
+_TAKES_OVER_S: Final = 5.0
+"""For so long after it was cut off a process may not have reached storage again: a dial that hangs, and a pause."""
 
 
 class Judge:

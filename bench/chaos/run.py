@@ -78,8 +78,8 @@ class _Play:
 
     async def fault(self, kind: str) -> None:
         text, act = FAULTS[kind](self.system, self.draw)
-        if kind in SERVER_FAULTS:
-            await self._storage_whole(f"before: {text}")
+        if kind in SERVER_FAULTS and not await self._storage_whole(f"left out: {text}"):
+            return
         began = time.monotonic()
         await act()
         ended = time.monotonic()
@@ -95,10 +95,11 @@ class _Play:
             await self._storage_whole(f"after: {text}")
         await asyncio.sleep(_STEADY_S)
 
-    async def _storage_whole(self, when: str) -> None:
+    async def _storage_whole(self, when: str) -> bool:
         missing = await self.system.storage_is_whole(_WHOLE_S)
         if missing:
             self.system.exits.append(f"storage is not whole after {_WHOLE_S:g} s, {when}: {'; '.join(missing)}")
+        return not missing
 
     async def faults(self, minutes: float, kinds: list[str]) -> None:
         until = time.monotonic() + 60 * minutes
@@ -193,18 +194,14 @@ class _Play:
             await ledger.delete(self.system.names.gangset_key(SET))
         history = read(self.system.folder)
         await self.results(history)
-        leaks = await self.leaks()
-        history = _with(read(self.system.folder), history.results)
+        leaks, results = await self.leaks(), history.results
+        history = read(self.system.folder)  # by now every task has noted its end
+        history.results = results
         history.lives, history.troubles = self.system.lives, self.system.troubles
         history.ledger = list(self.system.audit.broken)
         history.leaks += [*hung, *leaks]
         history.unrecovered = self.unrecovered
         return history
-
-
-def _with(history: History, results: dict[str, tuple[str, Any]]) -> History:
-    history.results = results
-    return history
 
 
 async def chaos(

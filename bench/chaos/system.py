@@ -23,7 +23,7 @@ from bench.chaos.proxy import Link, Proxy
 from bench.chaos.records import FOLDER, Life, Trouble
 from bench.faults.crew import ROOT, new_interpreter
 from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.embedded_cluster import _free_ports
+from gangline.bus.embedded_cluster import free_ports
 from gangline.bus.jetstream import JetStreamBus
 from gangline.bus.jetstream import connect as connect_bus
 from gangline.bus.port import BucketSettings, Storage
@@ -93,7 +93,7 @@ class System:
     # -- servers --------------------------------------------------------------------------------------------------
 
     async def start_servers(self) -> None:
-        routes = dict(zip(SERVERS, _free_ports(len(SERVERS)), strict=True))
+        routes = dict(zip(SERVERS, free_ports(len(SERVERS)), strict=True))
         nowhere = await self.proxy.closed_port()
         for name in SERVERS:
             others = [other for other in SERVERS if other != name]

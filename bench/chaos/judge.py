@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
-from bench.chaos.records import NEVER, History, Life, Request, Run
+from bench.chaos.records import NEVER, History, Life, Request, Run, Trouble
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,7 +24,7 @@ SLACK_S: Final = 3.0
 """How late an answer may be on a machine that is busy."""
 SLOTS: Final = 4
 PER_KEY: Final = 2
-_TAKES_OVER_S: Final = 5.0
+_REACHES_STORAGE_S: Final = 5.0
 """For so long after it was cut off a process may not have reached storage again: a dial that hangs, and a pause."""
 
 
@@ -47,14 +47,13 @@ class Judge:
         life = self.lives.get(pid)
         return NEVER if life is None else life.ended
 
-    def lost(self, pid: int, since: float, until: float, how: Sequence[str] = ("frozen", "cut off")) -> bool:
+    def lost(self, pid: int, since: float, until: float) -> bool:
         """Whether that process was killed, frozen or cut off in that time."""
         life = self.lives.get(pid)
         if life is not None and life.killed and since <= life.ended <= until:
             return True
         return any(
-            trouble.pid == pid and trouble.how in how and trouble.since <= until
-            and since <= trouble.until + (_TAKES_OVER_S if trouble.how == "cut off" else 0.0)
+            trouble.pid == pid and trouble.since <= until and since <= _over_at(trouble)
             for trouble in self.history.troubles
         )  # fmt: skip
 
@@ -75,11 +74,20 @@ class Judge:
                     yield f"{slots} slots of {worker} (all its processes) were in use when {run.id} began"
 
     def _counts_beside(self, run: Run, began: Run) -> bool:
-        """Whether `run` counts when `began` begins: not if it has been running on since its process was lost."""
-        return run.pid == began.pid or not any(
-            trouble.pid == run.pid and trouble.since <= began.began and run.began <= trouble.until
-            for trouble in self.history.troubles
-        )
+        """Whether `run` counts when `began` begins.
+
+        Not if it has been running on since its process was lost. And a process that is cut off keeps to its own slots,
+        but serves on until it reaches storage again, which tells it of the other one.
+        """
+        if run.pid == began.pid:
+            return True
+        for trouble in self.history.troubles:
+            until = _over_at(trouble)
+            if trouble.pid == run.pid and trouble.since <= began.began and run.began <= until:
+                return False
+            if trouble.pid == began.pid and trouble.how == "cut off" and trouble.since <= began.began <= until:
+                return False
+        return True
 
     def _at_each_start(self, runs: Sequence[Run], counts: Callable[[Run, Run], bool]) -> Iterable[tuple[Run, int]]:
         """Each run with the slots in use at its beginning, its own included."""
@@ -252,6 +260,10 @@ def judge(history: History) -> dict[str, list[str]]:
     """Breaches by law; every law is there."""
     it = Judge(history)
     return {law: list(check(it)) for law, check in LAWS.items()}
+
+
+def _over_at(trouble: Trouble) -> float:
+    return trouble.until + (_REACHES_STORAGE_S if trouble.how == "cut off" else 0.0)
 
 
 def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -263,6 +263,16 @@ def test_what_ran_on_when_its_process_was_frozen_does_not_count_beside_its_succe
     assert broken(history) == set()
 
 
+def test_a_process_that_was_cut_off_serves_on_until_it_reaches_storage() -> None:
+    history = clean()
+    second_process_of_the_same_worker(history)
+    history.troubles[0].how = "cut off"
+    assert broken(history) == set()
+    for late in history.runs[-5:]:  # long after it could have reached storage
+        late.began, late.ended = late.began + 10.0, late.ended + 10.0
+    assert broken(history) == {"L1 capacity"}
+
+
 def test_each_process_of_an_id_keeps_to_its_own_slots_whatever_happens_to_it() -> None:
     history = clean()
     fifth_slot(history)

@@ -10,6 +10,7 @@ from typing import Final
 
 from bench.faults.audit import Audit
 from gangline.bus.port import KvEntry
+from gangline.schemas.gangs import GangRecord, MemberRecord
 
 _BATCH: Final = 50
 """A batch that was under way at a gap has been written whole after so many revisions more."""
@@ -22,17 +23,18 @@ class LossyAudit(Audit):
         super().__init__()
         self.gaps = 0
         """Places where revisions were overwritten, or had expired, before they were delivered."""
+        self.judged = 0
+        """Records of granted gangs, and those that were left out."""
+        self.left_out = 0
         self._newest = 0
         self._gap_at = -_BATCH
         self._unknown: set[str] = set()
 
     def summary(self) -> str:
         """How much of it was judged."""
-        grants = sum(len(generations) for gang, generations in self.formed.items() if gang not in self._unknown)
-        left_out = sum(map(len, self.formed.values())) - grants
         return (
-            f"the ledger's reader saw {self.revisions} revisions with {self.gaps} gaps, and judged {grants} grants of"
-            f" gangs; {left_out} may not have been seen whole"
+            f"the ledger's reader saw {self.revisions} revisions with {self.gaps} gaps, and judged {self.judged} grants of"
+            f" gangs; {self.left_out} may not have been seen whole"
         )
 
     def _see(self, entry: KvEntry) -> None:
@@ -46,6 +48,13 @@ class LossyAudit(Audit):
         if folder in ("gang", "member") and entry.revision < self._gap_at + _BATCH:
             self._unknown.add(rest.rpartition(".")[2])
         super()._see(entry)
+
+    def _judge_formed(self, entry: KvEntry, record: GangRecord, here: dict[str, MemberRecord]) -> None:
+        if record.id in self._unknown:
+            self.left_out += 1
+            return
+        self.judged += 1
+        super()._judge_formed(entry, record, here)
 
     def _complain(self, entry: KvEntry, text: str) -> None:
         if text.partition(" ")[0] not in self._unknown:

@@ -60,7 +60,7 @@ def test_a_gang_that_is_granted_in_part_is_found(book: Book) -> None:
     book.others()
     book.member("g", "w1")
     book.formed("g", "w1", "w2")
-    assert len(book.audit.broken) == 1
+    assert (len(book.audit.broken), book.audit.judged) == (1, 1)
 
 
 def test_a_gang_whose_records_may_have_been_missed_is_left_out(book: Book) -> None:
@@ -68,7 +68,7 @@ def test_a_gang_whose_records_may_have_been_missed_is_left_out(book: Book) -> No
     book.member("g", "w1")
     book.lose(1)
     book.formed("g", "w1", "w2")
-    assert (book.audit.broken, book.audit.gaps) == ([], 1)
+    assert (book.audit.broken, book.audit.gaps, book.audit.left_out) == ([], 1, 1)
 
 
 def test_a_gang_that_comes_after_a_gap_is_judged(book: Book) -> None:
@@ -77,4 +77,4 @@ def test_a_gang_that_comes_after_a_gap_is_judged(book: Book) -> None:
     book.others()
     book.member("g", "w1")
     book.formed("g", "w1", "w2")
-    assert len(book.audit.broken) == 1
+    assert (len(book.audit.broken), book.audit.judged) == (1, 1)

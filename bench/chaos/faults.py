@@ -114,9 +114,7 @@ def _rolling(system: System, draw: Random) -> tuple[str, Act]:
 
     async def act() -> None:
         for name in names[:3]:
-            system.signal(name, signal.SIGTERM)
-            await system.ended(name)
-            await asyncio.sleep(1.5)
+            await system.restarted(name)
 
     return f"every {role} is restarted in turn: {', '.join(names[:3])}", act
 

@@ -33,8 +33,8 @@ class LossyAudit(Audit):
     def summary(self) -> str:
         """How much of it was judged."""
         return (
-            f"the ledger's reader saw {self.revisions} revisions with {self.gaps} gaps, and judged {self.judged} grants of"
-            f" gangs; {self.left_out} may not have been seen whole"
+            f"the ledger's reader saw {self.revisions} revisions with {self.gaps} gaps, and judged {self.judged} grants"
+            f" of gangs; {self.left_out} more may not have been seen whole"
         )
 
     def _see(self, entry: KvEntry) -> None:

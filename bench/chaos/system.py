@@ -64,6 +64,8 @@ class Child:
     life: Life
     tie: int
     log: Path
+    log_begins: int
+    """Where its part of the log begins."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -210,6 +212,7 @@ class System:
         }  # fmt: skip
         theirs, tie = os.pipe()
         log = self.folder / f"{name}.log"
+        log_begins = log.stat().st_size if log.exists() else 0
         try:
             with log.open("ab") as err:
                 made = new_interpreter(
@@ -222,7 +225,7 @@ class System:
         worker = plain if role == "worker" else ""
         life = Life(name=name, role=role, pid=made.pid, began=time.monotonic(), worker=worker)
         self.lives.append(life)
-        self.children[name] = child = Child(name, party, made, life, tie, log)
+        self.children[name] = child = Child(name, party, made, life, tie, log, log_begins)
         if wanted:
             self._wanted.add(name)
         watch = asyncio.ensure_future(self._watch(child))
@@ -281,6 +284,21 @@ class System:
             self.exits.append(f"{name} did not end within {_DRAIN_S:g} s of being told to, and was killed")
             self.signal(name, signal.SIGKILL)
             await child.ended.wait()
+
+    async def restarted(self, name: str) -> None:
+        """Have a process end in order, and wait until the next one has started, as whoever deploys does."""
+        before = self.children.get(name)
+        self.signal(name, signal.SIGTERM)
+        await self.ended(name)
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until:
+            child = self.children.get(name)
+            if child is not None and child is not before:
+                said = child.log.read_bytes()[child.log_begins :]
+                if f"{child.life.role}.started".encode() in said:
+                    return
+            await asyncio.sleep(0.1)
+        self.exits.append(f"{name} did not start again within {_START_S:g} s")
 
     # -- what is done to it -----------------------------------------------------------------------------------------
 

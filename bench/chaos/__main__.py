@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import random
 import signal
 import sys
@@ -63,6 +64,7 @@ def main() -> int:
     unknown = [kind for kind in only if kind not in FAULTS]
     if unknown or given.minutes < 0 or given.seeds < 1:
         parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes and --seeds must not be negative")
+    logging.getLogger("gangline").setLevel(logging.ERROR)  # that our own connection comes and goes is no news
     seed = random.randrange(1_000_000) if given.seed is None else given.seed
     try:
         return run(_play_all(given, seed, only))

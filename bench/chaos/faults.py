@@ -32,15 +32,16 @@ def _nothing(system: System, draw: Random) -> tuple[str, Act]:
 
 def _kill(role: str) -> Fault:
     def drawn(system: System, draw: Random) -> tuple[str, Act]:
-        name = draw.choice(ROLES[role])
+        names = ROLES[role] if draw.random() < 0.2 else (draw.choice(ROLES[role]),)
 
         async def act() -> None:
-            child = system.children.get(name)
-            system.signal(name, signal.SIGKILL)
-            if child is not None:
+            children = [child for name in names if (child := system.children.get(name)) is not None]
+            for name in names:
+                system.signal(name, signal.SIGKILL)
+            for child in children:
                 await child.ended.wait()
 
-        return f"{name} is killed, and started again", act
+        return f"{', '.join(names)} killed, and started again", act
 
     return drawn
 
@@ -178,19 +179,21 @@ def _delay(system: System, draw: Random) -> tuple[str, Act]:
 def _server_partition(system: System, draw: Random) -> tuple[str, Act]:
     name, seconds = draw.choice(SERVERS), draw.uniform(3.0, 12.0)
     way = draw.choice(("both ways", "out", "in"))
-    whole = draw.random() < 0.4
+    whom = draw.choice(("all", "all", "the other servers", "the other servers", "one other server"))
+    other_server = draw.choice([other for other in SERVERS if other != name])
 
     async def act() -> None:
         links = system.links(name)
+        if whom == "one other server":
+            links = [system.proxy.between(name, other_server)]
         with system.troubled("cut off", system.connected(name)):
             for link in links:
                 other = link.b if link.a == name else link.a
-                if whole or other in SERVERS:
+                if whom == "all" or other in SERVERS:
                     link.silence(*{"both ways": (name, other), "out": (name,), "in": (other,)}[way])
             await asyncio.sleep(seconds)
             system.proxy.heal(links)
 
-    whom = "all" if whole else "the other servers"
     return f"{name} is cut off from {whom}, {way}, for {seconds:.1f} s", act
 
 
@@ -209,6 +212,26 @@ def _kill_server(system: System, draw: Random) -> tuple[str, Act]:
         await system.servers[name].astart()
 
     return f"{name} is killed, {'loses its disk, ' if wiped else ''}and is back after {seconds:.1f} s", act
+
+
+def _restart_servers(system: System, draw: Random) -> tuple[str, Act]:
+    """Cleanly. All killed at once would be a power cut: a server acknowledges before the disk has it."""
+    at_once = draw.random() < 0.4
+    names = list(SERVERS)
+    draw.shuffle(names)
+
+    async def act() -> None:
+        servers = [system.servers[name] for name in names]
+        if at_once:
+            with system.troubled("cut off", NAMES):
+                await asyncio.gather(*(asyncio.to_thread(server.restart) for server in servers))
+            return
+        for server in servers:
+            with system.troubled("cut off", system.connected(names[servers.index(server)])):
+                await asyncio.to_thread(server.restart)
+            await system.storage_is_whole(_SERVE_S)
+
+    return f"all servers are restarted, {'at once' if at_once else 'in turn: ' + ', '.join(names)}", act
 
 
 def _freeze_server(system: System, draw: Random) -> tuple[str, Act]:
@@ -253,12 +276,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "partition server": _server_partition,
     "kill server": _kill_server,
     "freeze server": _freeze_server,
+    "restart servers": _restart_servers,
     "two at once": _two,
 }
 _TOGETHER: Final = tuple(
     f"{what} {role}" for what in ("kill", "freeze") for role in ("worker", "dispatcher", "coordinator", "client")
 ) + ("twins", "restart leader", "partition process", "cut process", "delay", "freeze server")
-SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "two at once"})
+SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "restart servers", "two at once"})
 """Before one of these, and before the next fault after it, all copies of all streams must be up to date: two servers
 that lack the newest entries are more than any replication bears."""
 

@@ -132,21 +132,24 @@ def _restart_leader(system: System, draw: Random) -> tuple[str, Act]:
 # -- links ----------------------------------------------------------------------------------------------------------
 
 
-def _partition(system: System, draw: Random) -> tuple[str, Act]:
-    name, seconds = draw.choice(NAMES), draw.uniform(1.0, 8.0)
-    way = draw.choice(("both ways", "out", "in"))
+def _partition(role: str) -> Fault:
+    def drawn(system: System, draw: Random) -> tuple[str, Act]:
+        name, seconds = draw.choice(ROLES[role]), draw.uniform(1.0, 8.0)
+        way = draw.choice(("both ways", "out", "in"))
 
-    async def act() -> None:
-        links = system.links(name)
-        with system.troubled("cut off", [name]):
-            for link in links:
-                server = link.b if link.b in SERVERS else link.a
-                party = link.a if server == link.b else link.b
-                link.silence(*{"both ways": (party, server), "out": (party,), "in": (server,)}[way])
-            await asyncio.sleep(seconds)
-            system.proxy.heal(links)
+        async def act() -> None:
+            links = system.links(name)
+            with system.troubled("cut off", [name]):
+                for link in links:
+                    server = link.b if link.b in SERVERS else link.a
+                    party = link.a if server == link.b else link.b
+                    link.silence(*{"both ways": (party, server), "out": (party,), "in": (server,)}[way])
+                await asyncio.sleep(seconds)
+                system.proxy.heal(links)
 
-    return f"{name} is cut off from all servers, {way}, for {seconds:.1f} s", act
+        return f"{name} is cut off from all servers, {way}, for {seconds:.1f} s", act
+
+    return drawn
 
 
 def _cut(system: System, draw: Random) -> tuple[str, Act]:
@@ -270,7 +273,10 @@ FAULTS: Final[dict[str, Fault]] = {
     "twins": _twins,
     "rolling restart": _rolling,
     "restart leader": _restart_leader,
-    "partition process": _partition,
+    "partition worker": _partition("worker"),
+    "partition dispatcher": _partition("dispatcher"),
+    "partition coordinator": _partition("coordinator"),
+    "partition client": _partition("client"),
     "cut process": _cut,
     "delay": _delay,
     "partition server": _server_partition,
@@ -279,9 +285,13 @@ FAULTS: Final[dict[str, Fault]] = {
     "restart servers": _restart_servers,
     "two at once": _two,
 }
-_TOGETHER: Final = tuple(
-    f"{what} {role}" for what in ("kill", "freeze") for role in ("worker", "dispatcher", "coordinator", "client")
-) + ("twins", "restart leader", "partition process", "cut process", "delay", "freeze server")
+_TOGETHER: Final = tuple(f"{what} {role}" for what in ("kill", "freeze", "partition") for role in ROLES) + (
+    "twins",
+    "restart leader",
+    "cut process",
+    "delay",
+    "freeze server",
+)
 SERVER_FAULTS: Final = frozenset({"partition server", "kill server", "freeze server", "restart servers", "two at once"})
 """Before one of these, and before the next fault after it, all copies of all streams must be up to date: two servers
 that lack the newest entries are more than any replication bears."""

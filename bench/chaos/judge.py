@@ -193,8 +193,12 @@ class Judge:
             both = f"job {before.job} ({_where(before)}, then {_where(after)})"
             if after.fence <= before.fence:
                 yield f"{both}: attempt {after.attempt} has fence {after.fence}, that before it {before.fence}"
-            if self.ended(before) > after.began and not self.lost(before.pid, before.began, after.began):
+            if self.lost(before.pid, before.began, after.began):
+                continue
+            if self.ended(before) > after.began:
                 yield f"{both} started again while it ran"
+            elif before.done and self._life_end(before.pid) > after.began:
+                yield f"{both} ended well, on a process that is still there, and started again"
 
     def keys(self) -> Iterable[str]:
         """No more of a key run at once than its limit says; what a lost process runs does not count."""

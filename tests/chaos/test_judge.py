@@ -166,6 +166,10 @@ def job_started_while_it_runs(history: History) -> None:
     history.runs[4].ended = 13.6
 
 
+def job_started_again_after_it_ended_well(history: History) -> None:
+    history.runs[4].done = True
+
+
 def job_started_after_its_result(history: History) -> None:
     history.runs.append(attempt("j1", 3, 16.0, 16.1))
 
@@ -229,6 +233,7 @@ PLANTED: list[tuple[Callable[[History], None], set[str]]] = [
     (unknown_job, {"L10 durable tasks"}),
     (fence_that_stays, {"L10 durable tasks"}),
     (job_started_while_it_runs, {"L10 durable tasks"}),
+    (job_started_again_after_it_ended_well, {"L10 durable tasks"}),
     (job_started_after_its_result, {"L10 durable tasks"}),
     (two_jobs_of_one_submission, {"L10 durable tasks"}),
     (job_before_its_time, {"L10 durable tasks"}),

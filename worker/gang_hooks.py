@@ -143,7 +143,7 @@ class GangHooks:
     def _too_late(self, form: FormRequest, seat: SeatHere, start: _Start, timeout_s: float) -> None:
         """Its hooks have had their time. It has failed now, even if they cannot be stopped."""
         detail = f"its gang_start functions had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
-        self._log.error(
+        self._log.warning(
             "rank %d of gang %s did not start: %s", seat.rank, form.gang, detail,
             extra={"action": "gang.start_timeout", "gang": form.gang, "rank": seat.rank},
         )  # fmt: skip

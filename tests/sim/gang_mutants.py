@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,15 @@ from gangline.coordinator.gang import Gang
 from gangline.coordinator.granting import Granting
 from gangline.coordinator.leader_key import LeaderKey
 from gangline.coordinator.scribe import Scribe
+from gangline.coordinator.sets import Sets
+from gangline.coordinator.states import Step
 from gangline.coordinator.teardown import Teardown
 from gangline.dispatcher import gang_core as owner_module
 from gangline.schemas.gangs import LeaderRecord
 from gangline.schemas.names import Names
 from gangline.testing.sim.gang_draw import draw_gang_plan
-from gangline.testing.sim.gang_plan import Breaking, GangKind
-from gangline.testing.sim.plan import Accident, Plan
+from gangline.testing.sim.gang_plan import BadStart, Breaking, GangKind
+from gangline.testing.sim.plan import POOLS, Accident, Plan
 from gangline.worker.gang_reconcile import form_request_of
 from gangline.worker.gang_seats import GangSeats
 
@@ -173,3 +176,19 @@ def a_new_ledger_counts_from_one(patch: pytest.MonkeyPatch) -> None:
 @gang_mutant("L5", needs=_cuts_owners_off, seeds=150)
 def an_owner_trusts_its_gang_a_second_too_long(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(owner_module, "margin_s", lambda ttl_s: -1.0)
+
+
+# -- rolls of standing sets -------------------------------------------------------------------------------------------
+
+
+def _rolls_badly(plan: Plan) -> bool:
+    """Plans in which members of one version of a set with several gangs do not start."""
+    assert plan.gangs is not None
+    sets = [json.loads(step.record) for step in plan.gangs.sets if step.record is not None]
+    several = any(each["gangs"] > 1 and each["gang"]["pool"] == POOLS[-1] for each in sets)
+    return several and plan.gangs.starts.bad is not BadStart.NOTHING
+
+
+@gang_mutant("roll", needs=_rolls_badly, seeds=150)
+def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Sets, "_steady", lambda self, gang, of_set: gang.step is Step.FORMED)

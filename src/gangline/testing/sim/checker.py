@@ -14,7 +14,8 @@ class Violation:
     """A law was broken."""
 
     law: str
-    """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `hang`, `error` (an unexpected one)."""
+    """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `roll` (a roll took the last gang that
+    served), `hang`, `error` (an unexpected one)."""
     at_s: float
     """Virtual seconds since the beginning."""
     text: str

@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 
 from ...schemas.gangs import Bundle, Part, RestartPolicy, Strategy
-from .gang_plan import Breaking, GangKind, GangStep, GangTraffic, SetStep
+from .gang_plan import BadStart, Breaking, GangKind, GangStep, GangTraffic, SetStep, Starts
 from .plan import COORDINATOR_FAULTS, POOLS, Accident, Event, Plan, WorkerPlan, draw_plan
 
 LEADER = "leader"
@@ -42,7 +42,17 @@ def draw_gang_plan(seed: int) -> Plan:
             sets=sets,
             starve_after_s=rng.choice((0.5, 2.0)),
             failing_starts=rng.choice((0.0, 0.0, 0.1)),
+            starts=_starts(seed),
         ),
+    )
+
+
+def _starts(seed: int) -> Starts:
+    rng = random.Random(f"gangline starts {seed}")
+    return Starts(
+        takes_s=rng.choice((0.0, 0.0, 0.3, 2.0)),
+        bad=rng.choice((BadStart.NOTHING, BadStart.RAISE, BadStart.RAISE, BadStart.HANG)),
+        version=f"version {rng.randint(0, 1)}",
     )
 
 
@@ -87,6 +97,8 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
                 "surge_wait_s": patience.choice((0.0, 0.5, 3.0)),
                 "route": rng.choice(("rank0", "all")),
                 "retire_s": 0.3,
+                "min_ready_s": patience.choice((0.0, 0.2, 1.0)),
+                "roll_failures": 2,
                 "gang": {
                     "pool": pool,
                     "size": size,
@@ -94,6 +106,7 @@ def _sets(rng: random.Random, plan: Plan) -> tuple[SetStep, ...]:
                     "restart": rng.choice(("restart_gang", "restart_gang", "restart_member", "fail")),
                     "grace_s": 0.5,
                     "backoff_s": 0.1,
+                    "start_timeout_s": 3.0,
                     "owner": f"version {rng.randint(0, 1)}",
                 },
             }

@@ -10,11 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...bus.port import KvEntry, KvOperation, KvWrite
-from ...schemas.gangs import GangRecord, GangState, LeaderRecord, MemberRecord, Seat
+from ...schemas.gangs import GangRecord, GangSetRecord, GangState, LeaderRecord, MemberRecord, Seat
 from ...schemas.names import Names, WorkerId
 from ...schemas.records import Registration
 from .checker import Checker
 
+_HEARD_WITHIN_S = 2.0
+"""Within this a leader has heard of a declaration."""
+_SETTLED_AFTER_S = 5.0
+"""Within this everybody has written again what a vanished bucket had."""
 STANDING = (GangState.FORMED, GangState.RETIRING)
 
 
@@ -84,6 +88,11 @@ class GangLedger:
         """Revision and epoch."""
         self._touched: dict[str, None] = {}
         """Gangs of which something was written in the batch under way."""
+        self._draining: dict[WorkerId, bool] = {}
+        self._sets: dict[str, tuple[float, GangSetRecord]] = {}
+        """Since when they are declared like this."""
+        self._unsettled_until = 0.0
+        """The bucket vanished: not everything has been written again yet."""
         self.held: dict[str, Held] = {}
         """By token; told by the wire."""
         self.granted: dict[str, Granted] = {}
@@ -113,9 +122,16 @@ class GangLedger:
                 if value is None:
                     self._registrations.pop(worker, None)
                 else:
-                    self._registrations[worker] = (entry.revision, Registration.model_validate_json(value).epoch)
+                    registration = Registration.model_validate_json(value)
+                    self._registrations[worker] = (entry.revision, registration.epoch)
+                    self._draining[worker] = registration.state == "draining"
             case "member":
                 self._member(entry.key, value)
+            case "gangset" if value is not None:
+                declared = GangSetRecord.model_validate_json(value)
+                self._sets[entry.key.partition(".")[2]] = (self._clock(), declared)
+            case "gangset":
+                self._sets.pop(entry.key.partition(".")[2], None)
             case "gang":
                 self._gang(entry.key.partition(".")[2], value)
             case _:
@@ -142,6 +158,8 @@ class GangLedger:
         self._gangs.clear()
         self._registrations.clear()
         self._touched.clear()
+        self._sets.clear()
+        self._unsettled_until = self._clock() + _SETTLED_AFTER_S
         for history in self.history.values():
             history.lost = True
 
@@ -189,7 +207,9 @@ class GangLedger:
             self._gangs.pop(gang, None)
             return
         record = GangRecord.model_validate_json(value)
+        before = self._gangs.get(gang)
         self._gangs[gang] = record
+        self._retires(record, before)
         if record.state in STANDING:
             self._judge(gang, "at its record")
             self._granted(record, history)
@@ -225,6 +245,24 @@ class GangLedger:
         wants = sorted((r, p, part.pool, part.slots) for r, rank in parts for p, part in enumerate(rank))
         if has != wants:
             self._fail("L7", f"gang {record.id} was asked for as {wants} and stands as {has}")
+
+    def _retires(self, record: GangRecord, before: GangRecord | None) -> None:
+        """A roll (or a move, or fewer gangs) takes a gang away from callers: another one must be there for them. A set
+        of one gang may have no room for two; and a draining worker's gangs have to go."""
+        name = record.gangset or ""
+        if record.state is not GangState.RETIRING or before is None or before.state is not GangState.FORMED:
+            return
+        if not before.ready or self._clock() < self._unsettled_until:
+            return
+        declared_at, declared = self._sets.get(name, (0.0, None))
+        if declared is None or declared.gangs < 2 or self._clock() - declared_at < _HEARD_WITHIN_S:
+            return
+        if any(self._draining.get(WorkerId(seat.pool, seat.worker)) for seat in record.seats):
+            return
+        if not any(
+            other.gangset == name and other.state is GangState.FORMED and other.ready for other in self._gangs.values()
+        ):
+            self._fail("roll", f"gang {record.id} retires, and no other of the {declared.gangs} of {name} is ready")
 
     def _granted(self, record: GangRecord, history: History) -> None:
         """A generation stands: is it the next one, with tokens that nobody had before?"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ...schemas.gangs import Bundle, RestartPolicy, Strategy
@@ -82,6 +82,24 @@ class SetStep:
     """As it is written into the ledger."""
 
 
+class BadStart(StrEnum):
+    """What members of one version of the standing sets do when they start."""
+
+    NOTHING = "nothing"
+    RAISE = "raise"
+    HANG = "hang"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starts:
+    """Of members of standing gangs."""
+
+    takes_s: float = 0.0
+    bad: BadStart = BadStart.NOTHING
+    """... those of this version; the others start well."""
+    version: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangTraffic:
     """The part of a plan that is about gangs."""
@@ -93,6 +111,8 @@ class GangTraffic:
     """When slots begin to be kept for the head of the queue."""
     failing_starts: float
     """How many members fail in their start hook, where the pool has one."""
+    starts: Starts = field(default_factory=lambda: Starts())
+    """What the start hooks of standing gangs do, where the pool has one, as long as there is traffic."""
 
     def summary(self) -> str:
         return (

@@ -32,6 +32,9 @@ class Observer(Protocol):
         """It has passed, and gathered these."""
         ...
 
+    async def starts(self, gang: GangContext) -> None:
+        """What the plan lets a start hook of this member do."""
+
     def hook_started(self, what: str, gang: GangContext) -> int:
         """A hook of a member begins. Returns a number for it.
 
@@ -114,6 +117,8 @@ async def _hook(what: str, gang: GangContext) -> None:
     number = observer.hook_started(what, gang)
     try:
         await asyncio.sleep(HOOK_S)
+        if what == "start hook":
+            await observer.starts(gang)
     finally:
         observer.hook_ended(number)
 

@@ -29,6 +29,7 @@ from .durable_idle import Room
 from .durable_laws import JobWatch
 from .durable_rest import check_durable, durable_at_rest
 from .durable_tasks import JOBS, JobBroke
+from .gang_plan import BadStart
 from .gang_wire import GangWire
 from .gangs import GangWatch, meeting_value
 from .ledger import LedgerWatch
@@ -67,6 +68,8 @@ class World:
         self.plan = plan
         self.loop = loop
         self._began = loop.time()
+        self._quiet = False
+        """Traffic has ended: whatever starts from now on starts well."""
         self.trace = Trace(self.now, echo)
         self._over: asyncio.Future[None] = loop.create_future()
         self.checker = Checker(self.now, self.trace, self._end)
@@ -319,6 +322,21 @@ class World:
                 raise TaskBroke(f"rank {gang.rank} does not start, by its plan")
         return number
 
+    async def starts(self, gang: GangContext) -> None:
+        """See tasks.Observer: members of standing gangs take time, raise or hang, as long as there is traffic."""
+        history = self.gangs.ledger.history.get(gang.id)
+        record = None if history is None else history.formed
+        if self.plan.gangs is None or record is None or record.gangset is None or self._quiet:
+            return
+        starts = self.plan.gangs.starts
+        await asyncio.sleep(starts.takes_s)
+        if starts.version != record.spec.owner or self._quiet:
+            return
+        if starts.bad is BadStart.RAISE:
+            raise TaskBroke(f"rank {gang.rank} does not start, by its plan for {starts.version}")
+        if starts.bad is BadStart.HANG:
+            await asyncio.sleep(1e6)
+
     def hook_ended(self, number: int) -> None:
         self.gangs.stops(number)
 
@@ -376,6 +394,7 @@ class World:
                 self.loop.call_at(begin + job_step.at_s, self.clients[job_step.client].begin, job_step)
         await asyncio.sleep(plan.traffic_s)
         self.trace.note("sim", "traffic ends, everything heals")
+        self._quiet = True
         self.accidents.heal()
         if self.operator.sets:
             self.operator.again()

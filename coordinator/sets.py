@@ -20,12 +20,10 @@ Laws:
 from __future__ import annotations
 
 import math
-from typing import Any, Final
-
-from pydantic import ValidationError
+from typing import Final
 
 from ..schemas.gang_messages import GangEventKind
-from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, StrictGangSpec, template_of
+from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, read_gang, template_of, write_gang
 from .books import Books, SetBooks
 from .commits import CommitKind
 from .events import Cause
@@ -72,8 +70,8 @@ class Sets:
             self._books.ledger.push_status(name)  # nobody declares it any more
             return
         of_set.status = status
-        current = _spec(status.current)
-        of_set.previous = _spec(status.previous)
+        current = read_gang(status.current)
+        of_set.previous = read_gang(status.previous)
         if current is not None and template_of(current) == of_set.record.template:
             of_set.served, of_set.tries, of_set.stopped = status.served, status.failures, status.stopped
             of_set.trouble = status.last_failure
@@ -173,8 +171,8 @@ class Sets:
             last_failure=of_set.trouble,
             stopped=of_set.stopped,
             served=of_set.served,
-            current=_written(record.gang),
-            previous=None if of_set.previous is None else _written(of_set.previous),
+            current=write_gang(record.gang),
+            previous=None if of_set.previous is None else write_gang(of_set.previous),
         )
 
     def _shrink(self, fresh: list[Gang], wanted: int) -> list[Gang]:
@@ -341,18 +339,6 @@ def _waits_for(record: GangSetRecord, mine: list[Gang], ready: int, old: int, tr
     if trouble:
         parts.append(f"last failure: {trouble}")
     return "; ".join(parts)
-
-
-def _written(gang: StrictGangSpec) -> dict[str, Any]:
-    return gang.model_dump(mode="json", exclude_unset=True)
-
-
-def _spec(written: dict[str, Any] | None) -> StrictGangSpec | None:
-    """What an earlier leader wrote; None also for what cannot be read."""
-    try:
-        return None if written is None else StrictGangSpec.model_validate(written)
-    except ValidationError:
-        return None
 
 
 def _leaving(gang: Gang) -> bool:

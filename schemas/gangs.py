@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import chain, repeat
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .limits import MAX_NAME_CHARS, MAX_SLOTS, MAX_TOKEN_CHARS, MAX_TTL_S, MIN_TTL_S
 from .names import check_name
@@ -332,6 +332,19 @@ def template_of(gang: StrictGangSpec) -> GangSpec:
     spec = gang.relaxed()
     unbounded = "max_restarts" not in gang.model_fields_set
     return spec.model_copy(update={"max_restarts": None}) if unbounded else spec
+
+
+def write_gang(gang: StrictGangSpec) -> dict[str, Any]:
+    """As it was declared: only what was said of it."""
+    return gang.model_dump(mode="json", exclude_unset=True)
+
+
+def read_gang(written: dict[str, Any] | None) -> StrictGangSpec | None:
+    """The inverse; None also for what cannot be read."""
+    try:
+        return None if written is None else StrictGangSpec.model_validate(written)
+    except ValidationError:
+        return None
 
 
 class SetState(StrEnum):

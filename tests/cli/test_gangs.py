@@ -136,6 +136,16 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
 
     until(lambda: formed() == 2, "two are not formed")
     assert re.search(r"llama +2/2 +2 +2 x 1 words +spread", commands.run("gangset", "ls").stdout)
+
+    def state():
+        return commands.json("gangset", "status", "llama")["state"]
+
+    until(lambda: state() == "steady", "it is not steady")
+    assert (
+        "llama is steady\n2 gangs wanted, 2 formed, 2 ready, 0 old" in commands.run("gangset", "status", "llama").stdout
+    )
+    refused = commands.run("gangset", "rollback", "llama")
+    assert (refused.returncode, "nothing to go back to" in refused.stderr) == (2, True)
     assert commands.json("gangset", "scale", "llama", "3") == {"name": "llama", "gangs": 3, "before": 2}
     until(lambda: formed() == 3, "three are not formed")
     assert len(commands.json("gang", "ls", "--set", "llama")) == 3
@@ -143,6 +153,9 @@ def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):
     done = commands.run("gangset", "apply", "-", stdin=as_json)
     assert done.stdout.strip() == "llama changed: 1 gang of 2"
     until(lambda: len(commands.json("gangset", "ls")[0]["living"]) == 1, "did not shrink")
+    until(lambda: state() == "steady", "it is not rolled")
+    assert commands.run("gangset", "rollback", "llama").stdout.strip() == "llama rolled back: 1 gang of 2"
+    assert commands.json("gangset", "ls")[0]["gang"]["strategy"] == "spread"
     assert commands.run("gangset", "delete", "llama").stdout.strip() == "llama deleted"
     until(lambda: commands.json("gang", "ls") == [], "gangs are left")
     assert commands.json("gangset", "ls") == []

@@ -130,7 +130,7 @@ async def test_a_gang_by_plain_requests_from_acquire_to_release(nats_url, namesp
         released = json.loads((await request(f"{namespace}.gang.release", owned, timeout_s=PATIENCE_S)).data)
         assert released["state"] == "ended"
         assert system.slots_in_use == 0
-        assert [event["kind"] for event in system.events] == ["queued", "formed", "torn_down", "ended"]
+        assert [event["kind"] for event in system.events] == ["queued", "formed", "ready", "torn_down", "ended"]
         refused = await request(f"{namespace}.gang.renew", owned, timeout_s=PATIENCE_S)
         assert refused.headers["Nats-Service-Error-Code"] == "410"
         assert "released" in refused.headers["Nats-Service-Error"]

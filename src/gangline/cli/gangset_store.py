@@ -6,7 +6,7 @@ from ..bus.port import Conflict, KeyValue
 from ..schemas.errors import GanglineError, InvalidRequest, Unavailable
 from ..schemas.gang_errors import UnknownGang
 from ..schemas.gang_messages import GangListReply, GangReply
-from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, StrictGangSpec, template_of
+from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, StrictGangSpec, read_gang, template_of, write_gang
 from ..schemas.names import GangOperation, Names, check_name
 from .gang_requests import ask
 from .options import Connection
@@ -113,8 +113,8 @@ async def _read(ledger: KeyValue, name: str) -> tuple[GangSetRecord, GangSetStat
         raise _unknown(name)
     said = await ledger.get(Names.gangset_status_key(name))
     status = parse(GangSetStatus, said) if said is not None else None
-    current = record.gang.model_dump(mode="json", exclude_unset=True)
-    about = status is not None and template_of(StrictGangSpec.model_validate(status.current)) == record.template
+    current = None if status is None else read_gang(status.current)
+    about = current is not None and template_of(current) == record.template
     if status is not None and not about and status.served:
         status = status.model_copy(update={"previous": status.current})
     if status is not None and not about:
@@ -122,7 +122,7 @@ async def _read(ledger: KeyValue, name: str) -> tuple[GangSetRecord, GangSetStat
         news = {
             "state": SetState.ROLLING,
             "reason": "no coordinator has looked at what is declared",
-            "current": current,
+            "current": write_gang(record.gang),
         }
         status = status.model_copy(update=news)
     return record, status

@@ -8,8 +8,9 @@ from bench.chaos.faults import FAULTS
 from bench.chaos.run import chaos
 
 SILENT = ("freeze server", "partition server", "partition dispatcher", "two at once")
-"""Left out here: a dispatcher whose server falls silent takes all workers for lost after 3 s, long before it gives up
-the connection itself, and starts again what runs on healthy ones (dispatcher/pool.py, `tick`). `make chaos` plays them."""
+"""Left out here: a dispatcher whose server falls silent takes all workers for lost after 3 s, long before it gives
+up the connection itself, and starts again what runs on healthy ones (dispatcher/pool.py, `tick`). `make chaos` plays
+them."""
 
 
 @pytest.mark.long  # test_judge shows that it would find what is broken, tests/faults plays single faults

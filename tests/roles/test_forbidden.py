@@ -121,7 +121,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "gangline.job.>": set(),
     "gangline.job.j.>": {P},
     "gangline.dead.>": set(),
-    "gangline.event.gang.*": {R, G},
+    "gangline.event.gang.*": {R, G, D},
     "gangline.event.worker.images.w1": set(),
     f"{LEDGER}.alive.images.*": {R, G, D, C},
     f"{LEDGER}.reg.images.*": {R, G, D},

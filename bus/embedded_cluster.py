@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import socket
 from types import TracebackType
 from typing import Final, Self
 
-from ..schemas.errors import InvalidSettings
+from ..schemas.errors import InvalidSettings, ServerUnreachable
 from .embedded import EmbeddedServer
 
 _LEADER_TIMEOUT_S: Final = 30.0
 _CLUSTER: Final = "gangline-embedded"
+_PORTS: Final = (10_240, 32_768)
+_TRIES: Final = 1000
 
 
 class EmbeddedCluster:
@@ -92,12 +95,22 @@ class EmbeddedCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports for the routes, which each server must know of the others beforehand."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Ports for the routes, which each server must know of the others beforehand.
+
+    They are below those that a system gives out by itself (from 32768 on Linux, from 49152 elsewhere), where any
+    connection of any process could take one before its server does.
+    """
+    chance = random.SystemRandom()
+    found: list[int] = []
+    for _ in range(_TRIES):
+        port = chance.randrange(*_PORTS)
+        with socket.socket() as probe:
+            # As the server binds: what was used a moment ago and only lingers is free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+        found = list(dict.fromkeys(found))
+        if len(found) == count:
+            return found
+    raise ServerUnreachable(f"no {count} free ports were found between {_PORTS[0]} and {_PORTS[1]} on 127.0.0.1")

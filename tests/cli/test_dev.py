@@ -126,7 +126,8 @@ async def loads():
     source.write_text(good.replace("text.upper()", "text.upper() + '!'") + lifespan)
     dev.await_output(r"^loads")
     assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
-    (commands.folder / "go").write_text("fail")
+    (commands.folder / "fail").write_text("fail")
+    (commands.folder / "fail").rename(commands.folder / "go")  # at once: it is read as soon as it is there
     dev.await_output(r"the last good version goes on")
     assert commands.run("call", "words.shout", '["a"]').stdout == "A\n"
 

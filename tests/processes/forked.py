@@ -55,7 +55,8 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Does nothing once it has ended, as far as can be known."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended, and the fork server is about to say so
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)

@@ -339,7 +339,7 @@ class Client(DurableTasks, RouteOperations):
             "bundles": None if bundles is None else tuple(_plain(bundle) for bundle in bundles),
             "strategy": strategy,
             "deadline_s": deadline_s,
-            "wait_for_workers": wait_for_workers or None,
+            "wait_for_workers": wait_for_workers,
             "priority": priority,
             "preempt": preempt,
             "restart": restart,

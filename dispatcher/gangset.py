@@ -324,7 +324,7 @@ class RoutedSet:
             self.pool.refused(ticket, worker, fate)
 
     async def dispatch(
-        self, hold: GangHold, order: Order, ticket: Ticket, span: Span, moving: Callable[[str], None]
+        self, hold: GangHold, order: Order, ticket: Ticket, span: Span, moving: Callable[[Fate], None]
     ) -> Any:
         """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
         task has not started or may be repeated. Cancelling stops it.
@@ -353,10 +353,10 @@ class RoutedSet:
         else:
             hold.release()
         if fate.may_have_started:
-            if not self._repeatable(hold, order):
+            if not hold.allows_repeat(order):
                 raise outcome_unknown(fate, str(hold.worker.id), 1)
             ticket.uncertain = fate
-        moving(fate.value)
+        moving(fate)
         return await self.run(order, ticket, span)
 
     async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:
@@ -397,12 +397,6 @@ class RoutedSet:
         )
 
     # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _repeatable(self, hold: GangHold, order: Order) -> bool:
-        if order.options.idempotent is not None:
-            return order.options.idempotent
-        method = hold.worker.methods.get(order.method)
-        return method is not None and method.idempotent
 
     async def _place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
         try:

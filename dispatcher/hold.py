@@ -18,7 +18,7 @@ from ..schemas.frames import Answer, Frame, Request, ReserveFlag
 from .core import stale
 from .exchange import Exchange
 from .inflight import Awaited, Flight, Outcome, ReserveFlight
-from .order import error_of
+from .order import Order, error_of
 from .pool import RoutedPool
 from .retry import Fate
 from .settings import RouterSettings
@@ -126,6 +126,13 @@ class Hold:
         self.asked_at = asked_at
         self.trusted_until = asked_at + terms.first_s
         pool.held.count += 1
+
+    def allows_repeat(self, order: Order) -> bool:
+        """Whether a task that may have started here may be sent once more."""
+        if order.options.idempotent is not None:
+            return order.options.idempotent
+        method = self.worker.methods.get(order.method)
+        return method is not None and method.idempotent
 
     def is_of(self, exchange: Exchange) -> bool:
         """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""

@@ -63,16 +63,20 @@ class Selection(Held):
         """Its task was sent there instead."""
         self._moved = worker
 
-    def moving(self, why: str) -> None:
-        """
+    def moving(self, fate: Fate) -> None:
+        """To be called before its task is sent elsewhere, for what became of it where it was.
+
         Raises:
-            WorkerLost: its task is to run on the worker that was chosen, or not at all.
+            WorkerLost, ResultLost: it is to run on the worker that was chosen, or not at all.
         """
-        if self.choice is not None and not self.choice.move:
-            raise WorkerLost(
-                f"{self.worker} was chosen with move=False, and the task cannot start there ({why}): choose again",
-                may_have_started=False,
-            )
+        if self.choice is None or self.choice.move:
+            return
+        if fate.may_have_started:
+            raise outcome_unknown(fate, self.worker, 1)
+        raise WorkerLost(
+            f"{self.worker} was chosen with move=False, and the task cannot start there ({fate.value}): choose again",
+            may_have_started=False,
+        )
 
     def check_usable(self, pool: str) -> None:
         """Whether it can be dispatched; asked before anything is sent.
@@ -219,16 +223,13 @@ class Dispatcher:
     async def _after(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
         hold = selection.hold
         fate = fate_of(outcome)
-        if fate is not None and fate.may_have_started and not self._idempotent(selection, order):
+        if fate is not None and fate.may_have_started and not hold.allows_repeat(order):
             raise outcome_unknown(fate, selection.worker, 1)
         hold.give_back()
         return await self._elsewhere(selection, order, span, fate)
 
     async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
-        if selection.choice is not None and not selection.choice.move:
-            if fate is not None and fate.may_have_started:
-                raise outcome_unknown(fate, selection.worker, 1)
-            selection.moving(Fate.GONE.value if fate is None else fate.value)
+        selection.moving(fate or Fate.GONE)
         ticket = order.ticket(self._max_attempts)
         ticket.attempts = 1
         ticket.last = selection.hold.worker.id
@@ -240,9 +241,3 @@ class Dispatcher:
             return await self._caller.run(selection.hold.pool, order, ticket, span)
         finally:
             selection.moved_to(ticket.last)
-
-    def _idempotent(self, selection: Selection, order: Order) -> bool:
-        if order.options.idempotent is not None:
-            return order.options.idempotent
-        method = selection.hold.worker.methods.get(order.method)
-        return method is not None and method.idempotent

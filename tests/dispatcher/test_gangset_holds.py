@@ -230,6 +230,25 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears_that_it_may_have_started(
+    rig: GangRig,
+) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    client = rig.client.options(timeout_s=60)
+    async with client.choose_worker("llm", move=False) as selection:
+        assert selection.gang is not None
+        task = asyncio.ensure_future(client.dispatch(selection, "slow", 1.0))
+        await until(lambda: rig.probe.started)
+        await report(rig, selection.gang, 1)
+        with pytest.raises(WorkerLost) as caught:
+            await task
+        assert caught.value.may_have_started and len(rig.probe.started) == 1
+    await ready(rig, "llm", 1)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
 async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_only_if_it_may_be(rig: GangRig) -> None:
     for route, method, error in (
         ("rank0", "slow", None),

@@ -11,6 +11,7 @@ from ..schemas.gang_messages import FormRequest
 from ..telemetry.logs import Log
 from .gang_context import GangContext
 from .gang_parts import Leaving, SeatHere
+from .health import look_at
 from .leases import Lease
 from .pool import GangHook, Pool
 
@@ -76,7 +77,7 @@ class GangHooks:
         for seat in seats:
             if seat.part == 0:
                 start = self._starts[seat.lease.token] = _Start(self._context(form, seat), loop.create_future())
-                start.ready.add_done_callback(_look_at)
+                start.ready.add_done_callback(look_at)
                 if form.start_timeout_s is not None:
                     late = (form, seat, start, form.start_timeout_s)
                     start.timer = loop.call_later(form.start_timeout_s, self._too_late, *late)
@@ -185,12 +186,6 @@ def _disarm(start: _Start) -> None:
     if start.timer is not None:
         start.timer.cancel()
         start.timer = None
-
-
-def _look_at(ready: asyncio.Future[None]) -> None:
-    """So that a failure that no task waited for is not complained about."""
-    if not ready.cancelled():
-        ready.exception()
 
 
 async def _run(hook: GangHook, context: GangContext) -> None:

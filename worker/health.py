@@ -78,7 +78,7 @@ class HealthWatch:
                         answer = await check.function()
                     else:
                         thread = asyncio.get_running_loop().run_in_executor(None, check.function)
-                        thread.add_done_callback(_look_at)
+                        thread.add_done_callback(look_at)
                         answer = await asyncio.shield(thread)
                 if answer is False:
                     raise RuntimeError("it returned False")
@@ -108,7 +108,7 @@ class HealthWatch:
         return f"{type(error).__name__}: {error}"
 
 
-def _look_at(thread: asyncio.Future[Any]) -> None:
-    """So that the failure of one that answers too late is not complained about."""
-    if not thread.cancelled():
-        thread.exception()
+def look_at(done: asyncio.Future[Any]) -> None:
+    """A callback for what nobody may wait for any more, so that its failure is not complained about."""
+    if not done.cancelled():
+        done.exception()

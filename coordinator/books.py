@@ -15,7 +15,7 @@ from .inventory import Inventory
 from .queue import GangQueue, Head
 from .settings import CoordinatorSettings
 from .shards import WHOLE, Shard
-from .states import Step
+from .states import GRANTED, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +153,15 @@ class Books:
                 self.on.pop(worker, None)
             self.inventory.grant(worker, -sum(seat.slots for seat in seats))
         self.look_for_room = True
+
+    def is_leaked(self, worker: WorkerId, gang_id: str) -> bool:
+        """Whether no present or coming member of that gang is on that worker; asked again when the batch is made."""
+        gang = self.gangs.get(gang_id)
+        if gang is None:
+            return True
+        if gang.step in (Step.COMMITTING, Step.REJOINING):
+            return False
+        return gang.step not in GRANTED or worker not in gang.seats_by_worker
 
     def next_attempt(self) -> int:
         """Grows over all leaders: holds of an earlier one are never taken for ours."""

@@ -58,7 +58,7 @@ class GangCore:
         self._sets = Sets(books, self._teardown)
         self._liveness = Liveness(books, self._members, self._granting)
         self._recovery = Recovery(books, self._members, self._teardown, self._granting, self._sets)
-        self._writing = Writing(books, self._members, self._teardown, self._granting, self._sets, self._recovery)
+        self._writing = Writing(books, self._members, self._teardown, self._granting, self._sets)
         self._wake_at: float | None = None
         self._timers: dict[str, Callable[[Gang], None]] = {
             "hold": self._forming.timed_out,

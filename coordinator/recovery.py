@@ -24,7 +24,7 @@ from .gang import Closing, Failure, Gang
 from .granting import Granting
 from .members import Members
 from .sets import Sets
-from .states import GRANTED, Step
+from .states import Step
 from .teardown import Teardown
 
 
@@ -139,18 +139,9 @@ class Recovery:
 
     def sweep(self, members: Iterable[tuple[WorkerId, MemberRecord]]) -> None:
         """Remove the records of members that no gang has."""
-        leaked = [(worker, member.gang) for worker, member in members if self.is_leaked(worker, member.gang)]
+        leaked = [(worker, member.gang) for worker, member in members if self._books.is_leaked(worker, member.gang)]
         for start in range(0, len(leaked), MAX_SEATS):
             self._books.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
-
-    def is_leaked(self, worker: WorkerId, gang_id: str) -> bool:
-        """Whether no present or coming member of that gang is on that worker; asked again when the batch is made."""
-        gang = self._books.gangs.get(gang_id)
-        if gang is None:
-            return True
-        if gang.step in (Step.COMMITTING, Step.REJOINING):
-            return False
-        return gang.step not in GRANTED or worker not in gang.seats_by_worker
 
     def vanished(self, event: LedgerVanished) -> None:
         """Write again what the books have. Workers do the same for their own keys.

@@ -13,7 +13,6 @@ from .events import CommitRefused, Committed, CommitUnknown, Refenced
 from .gang import Gang
 from .granting import Granting
 from .members import Members
-from .recovery import Recovery
 from .sets import Sets
 from .states import Step
 from .teardown import Teardown
@@ -40,14 +39,12 @@ class Writing:
         teardown: Teardown,
         granting: Granting,
         sets: Sets,
-        recovery: Recovery,
     ) -> None:
         self._books = books
         self._members = members
         self._teardown = teardown
         self._granting = granting
         self._sets = sets
-        self._recovery = recovery
 
     def next(self) -> bool:
         """Send the next batch, if none is in flight. True: something was taken from the line."""
@@ -104,7 +101,7 @@ class Writing:
             return end_writes(ledger, pending.record) if pending.record is not None else None
         if pending.kind is CommitKind.STATUS:
             return (ledger.fenced(Names.gangset_status_key(pending.gangset), self._sets.status(pending.gangset)),)
-        still = tuple(item for item in pending.leaked if self._recovery.is_leaked(*item))
+        still = tuple(item for item in pending.leaked if self._books.is_leaked(*item))
         return sweep_writes(ledger, still) if still else None
 
     # -- how it went -------------------------------------------------------------------------------------------------

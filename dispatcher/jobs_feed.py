@@ -41,12 +41,16 @@ class _Ended:
 
 
 async def follow(
-    desk: JobDesk, ref: JobRef, *kinds: JobFeed, gap: Callable[[], GanglineError | None] = lambda: None
+    desk: JobDesk,
+    ref: JobRef,
+    *kinds: JobFeed,
+    gap: Callable[[ResultRecord | None], GanglineError | None] = lambda record: None,
 ) -> AsyncGenerator[StreamMessage | ResultRecord, None]:
     """Messages of these kinds, oldest first and then as they come; last, the record of how the job ended.
 
     Args:
-        gap: an error to be raised if nothing comes for GAP_S; None: no haste.
+        gap: given how the job ended, or None before its end: an error to be raised if nothing more comes for GAP_S;
+            None: nothing is missing.
 
     Raises:
         UnknownJob: there is no such job.
@@ -72,10 +76,12 @@ async def follow(
     waiting = asyncio.create_task(wait(), name="gangline job end")
     seen, end = 0, None
     try:
-        while end is None or seen < end.last:
-            missing = gap() if end is None else None
+        while True:
+            missing = gap(None if end is None else end.record)
+            if end is not None and missing is None and seen >= end.last:
+                break
             try:
-                async with asyncio.timeout(REST_S if end is not None else GAP_S if missing is not None else None):
+                async with asyncio.timeout(GAP_S if missing is not None else None if end is None else REST_S):
                     item = await news.get()
             except TimeoutError:
                 if missing is not None:
@@ -189,19 +195,20 @@ class _Items:
             raise self._missing(min(self._early))
         return found
 
-    def gap(self) -> StreamBroken | None:
-        """What is missing, if something that came later is here."""
-        return self._missing(min(self._early)) if self._early else None
+    def gap(self, record: ResultRecord | None) -> StreamBroken | None:
+        """What is missing, if something that came later is here: another item, or the end that tells how many there
+        are."""
+        if record is not None and record.state is JobState.DONE and self._next < (record.items or 0):
+            return self._missing(record.items or 0)
+        return self._missing(min(self._early)) if self._early and record is None else None
 
     async def end(self, desk: JobDesk, record: ResultRecord) -> None:
-        """Raises what became of the job, if that is not that it is done, with all its items."""
+        """Raises what became of the job, if it is not done or yields no items."""
         if record.state is not JobState.DONE:
             await value_of(desk.streams, record)
             raise failure_of(record)
         if record.items is None:
             raise InvalidRequest(f"job {self._job!r} yields no items: result() has what it returned")
-        if self._next < record.items:
-            raise self._missing(record.items)
 
     def _missing(self, index: int) -> StreamBroken:
         return StreamBroken(

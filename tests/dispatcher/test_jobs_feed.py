@@ -9,13 +9,17 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.ambient import Ambient
+from gangline.bus.memory import MemoryHub
 from gangline.dispatcher import jobs_feed
+from gangline.dispatcher.client import Client
 from gangline.schemas import codec
 from gangline.schemas.errors import InvalidRequest, StreamBroken
 from gangline.schemas.jobs import DeadReason, JobEvent, JobItem, JobProgress, JobState
+from gangline.schemas.names import Names
 from gangline.schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
 
-from .jobs_rig import JobsRig, on_both_buses
+from .jobs_rig import STORAGE, JobsRig, on_both_buses
 
 
 async def collect(source: AsyncIterable[Any]) -> list[Any]:
@@ -37,8 +41,8 @@ async def test_events_are_read_from_the_first_and_end_with_the_job(rig: JobsRig)
     await rig.tell(JobEvent(job=job.id, state=JobState.RUNNING, attempt=1, at=1.0))
     await rig.tell(JobProgress(job=job.id, attempt=1, number=1, at=2.0, value="half"))
     await rig.tell(JobItem(job=job.id, attempt=1, index=0))
-    await rig.end(job.id)
     await rig.tell(JobEvent(job=job.id, state=JobState.DONE, attempt=1, at=3.0))
+    await rig.end(job.id)
     late = await collect(rig.client.job(job.id).events())
     assert await early == late
     assert [event.state if isinstance(event, JobEvent) else event.value for event in late] == [
@@ -150,6 +154,24 @@ async def test_an_item_that_others_have_overtaken_is_waited_for(rig: JobsRig) ->
     await rig.end(job.id, items=6)
     await tell_items(rig, job.id, "e", start=4)
     assert await items == list("abcdef")
+
+
+async def test_an_item_that_comes_after_the_end_is_waited_for() -> None:
+    """Storage failed for it at first, and the end was stored before it."""
+    names, hub, ambient = Names(), MemoryHub(), Ambient()
+    its = hub.connect("dispatcher")
+    async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
+        rig = JobsRig(names, client, its, hub, ambient)
+        job = await client.submit("images.frames")
+        items = asyncio.ensure_future(collect(job.items()))
+        await tell_items(rig, job.id, "ab")
+        await rig.end(job.id, items=4)
+        await tell_items(rig, job.id, "d", start=3)
+        await asyncio.sleep(jobs_feed.GAP_S - 1)
+        assert not items.done()
+        await tell_items(rig, job.id, "c", start=2)
+        assert await items == list("abcd")
+    await its.close()
 
 
 @on_both_buses

@@ -39,6 +39,7 @@ class Worker:
 
     __slots__ = (
         "_index",
+        "acks",
         "address",
         "chosen",
         "confirmed",
@@ -70,6 +71,8 @@ class Worker:
     def __init__(self, id: WorkerId, instance: str) -> None:
         self.id = id
         self.instance = instance
+        self.acks = False
+        """It wants to be told when the end of a durable task is stored."""
         self.known = False
         """Whether it is in its pool's view: false again for one that left or is lost."""
         self.epoch = 0
@@ -370,6 +373,7 @@ class PoolView:
         self._index_labels(worker, self._labels.setdefault(tuple(labels.items()), labels))
         worker.node, worker.zone, worker.address = record.node, record.zone, record.address
         worker.max_models = record.max_models
+        worker.acks = record.acks
         if record.models != worker.models and not worker.routed_models:
             self._index_models(worker, record.models)
 

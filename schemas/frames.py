@@ -6,9 +6,9 @@ here: every frame from outside is checked by `decode_request` / `decode_answer`,
 
 Request envelope `[version, epoch, sender, frames]`, published to `<ns>.worker.<pool>.<worker>.frames` with a reply
 subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it; a worker of
-another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL, CHECK and a
-TASK that only attaches are safe in any epoch and are honoured). `sender` is unguessable and unique for each router;
-with it, ids are unique.
+another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL, CHECK, ACK
+and a TASK that only attaches are safe in any epoch and are honoured). `sender` is unguessable and unique for each
+router; with it, ids are unique.
 
 =========  ==============================================================================================
 TASK       `[1, id, method, args, kwargs, deadline_ms, token, trace, flags, meta]`
@@ -19,6 +19,7 @@ CANCEL     `[5, id]`, answered by the task's own answer
 CHECK      `[6, id, [task ids]]`
 CREDIT     `[7, id, items]`, room for so many more items of a stream
 BEGIN      `[8, id]`, a task that was to be held begins now
+ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: that end of a durable task is stored
 =========  ==============================================================================================
 
 Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
@@ -57,6 +58,11 @@ no slot and no token, and gets the same answer under its own id. One with STREAM
 its meta on (unsaid: from the first one on), as far as they were not credited before; from then on only its CREDIT
 counts.
 
+With `acks` in its meta (true) the sender promises an ACK for the job's end, once that is stored. Until then, within
+bounds, the worker keeps the answer for whoever asks, and waits for the ACK before it leaves. ACK is for workers whose
+registration has `acks` (true): to others it is an unknown operation. It names the job as `meta` does, 0 for a sequence
+or a rank that is not said there; one of an earlier attempt than the last, or of what is not known, is a no-op.
+
 Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
 while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
 """
@@ -87,6 +93,7 @@ class Request(IntEnum):
     CHECK = 6
     CREDIT = 7
     BEGIN = 8
+    ACK = 9
 
 
 class Answer(IntEnum):
@@ -388,6 +395,7 @@ _REQUEST_PLACES: dict[int, _Places] = {
     Request.CHECK: (("id", _id), ("task_ids", _ints)),
     Request.CREDIT: (("id", _id), ("items", _int)),
     Request.BEGIN: (("id", _id),),
+    Request.ACK: (("endpoint", _text), ("job", _text), ("sequence", _int), ("rank", _int), ("attempt", _int)),
 }
 
 _ANSWER_PLACES: dict[int, _Places] = {

@@ -254,12 +254,14 @@ class WorkerJob(Reply):
     """On how many ranks of a gang it runs, if on all of them; else 0."""
     pool: str = ""
     """The pool or standing set that it was sent to by name; empty: not said."""
+    unstored: bool = False
+    """The worker waits for an ACK of its end, or will when it ends."""
 
 
 class JobsReply(Reply):
     epoch: int
     jobs: tuple[WorkerJob, ...] = ()
-    """What runs, then what ended, the newest end first."""
+    """What runs, then ends that nobody has stored yet, then what else ended, the newest end first."""
     next: str | None = None
     """There are more: ask again with this as `after`."""
 

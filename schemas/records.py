@@ -60,6 +60,8 @@ class Registration(Record):
     """Version of the gangline package."""
     started_at: float = 0.0
     """Unix time."""
+    acks: bool = False
+    """It keeps the ends of durable tasks until it is told, by ACK frames, that they are stored."""
 
 
 class Heartbeat(Record):

@@ -64,7 +64,7 @@ class Books:
         self.ledger: LedgerWriter | None = None
         """Set once the bucket is open; before that nothing can be granted."""
         self.on_rest: Callable[[], None] | None = None
-        """Called when nothing is held any more while the core drains."""
+        """Called when nothing is held any more while the core drains; and again when it may leave."""
         self.on_gangs: Callable[[], None] | None = None
         """Called after decisions while this worker has something of a gang."""
         self.contenders: Contenders | None = None

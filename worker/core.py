@@ -53,6 +53,12 @@ class CoreSettings:
     """Most of each."""
     keep_bytes: int = 64 * 1024 * 1024
     """Most bytes of answers."""
+    unstored_s: float = 600.0
+    """How long the end of a durable task is kept for a dispatcher that has not stored it."""
+    unstored: int = 10_000
+    """Most such ends."""
+    unstored_bytes: int = 64 * 1024 * 1024
+    """Most bytes of them."""
 
 
 class Repeat(NamedTuple):
@@ -122,7 +128,14 @@ class WorkerCore:
         """What became of leases since `take_changes`; not to be changed."""
         self.gangs = GangCore(self._limiter, self._leases, keep_s=settings.keep_s, keep=settings.keep)
         """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
-        self.jobs = JobTable(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
+        self.jobs = JobTable(
+            keep=settings.keep,
+            keep_bytes=settings.keep_bytes,
+            keep_s=settings.keep_s,
+            unstored=settings.unstored,
+            unstored_bytes=settings.unstored_bytes,
+            unstored_s=settings.unstored_s,
+        )
         """Durable jobs that run here, or ended a moment ago; to be read. Changed by the methods below."""
         self._memory = Memory(keep=settings.keep, keep_bytes=settings.keep_bytes, keep_s=settings.keep_s)
         self._deadlines: DeadlineHeap[TaskRecord] = DeadlineHeap()
@@ -160,6 +173,11 @@ class WorkerCore:
     def at_rest(self) -> bool:
         """Nothing is held: no lease, no task, nothing of a gang."""
         return not (self._leases.living or self.tasks or self.gangs.holding)
+
+    @property
+    def may_leave(self) -> bool:
+        """At rest, and nobody is still to ask how a durable task ended."""
+        return not self.jobs.unstored and self.at_rest
 
     @property
     def tasks(self) -> KeysView[TaskRecord]:
@@ -484,6 +502,7 @@ class WorkerCore:
             "leases": len(self._leases.living),
             "tasks": len(self.tasks),
             "jobs": len(self.jobs),
+            "unstored": self.jobs.unstored,
             **self._memory.statistics(),
         }
 

@@ -59,6 +59,7 @@ class Description:
             pid=os.getpid(),
             version=self._version,
             started_at=self._started_at,
+            acks=True,
         )
 
     def heartbeat(self) -> Heartbeat:

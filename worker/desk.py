@@ -293,15 +293,20 @@ class Desk:
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    async def rest(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound)."""
+    async def rest(self, timeout_s: float | None, *, stored: bool = False) -> bool:
+        """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound).
+
+        Args:
+            stored: ... and until the ends of durable tasks are stored by who asked for them.
+        """
+        core = self.core
         try:
             async with asyncio.timeout(timeout_s):
-                while not self.core.at_rest:
+                while not (core.may_leave if stored else core.at_rest):
                     self._at_rest.clear()
                     await self._at_rest.wait()
         except TimeoutError:
-            return self.core.at_rest
+            return core.may_leave if stored else core.at_rest
         return True
 
     def cancel_all(self, why: str) -> int:

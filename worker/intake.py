@@ -131,6 +131,8 @@ class Intake:
             self._begin(sender, frame)
         elif operation == Request.CANCEL:
             self._cancel(sender, frame, now)
+        elif operation == Request.ACK:
+            self._jobs.stored(frame, now)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ memory that keeps answers.
 - While a job runs, no second execution of it starts. Who sends or asks for it is one more *hearer*, without a slot.
 - An ended job is known for as long as its answer is kept. It starts again only for a later attempt than the one that
   failed: an attempt that succeeded is never repeated.
+- The end of a job whose hearer promised to say when it is stored is *unstored* until then: kept beside the memory, for
+  longer, and within bounds of its own. A draining worker waits for it.
 - Of a job that yields, items that its *reader* (the newest hearer that reads items) has not taken yet are kept, so that
   the next reader misses none.
 
@@ -56,11 +58,13 @@ class Job:
     """One execution of a job. Only the table changes it."""
 
     __slots__ = (
+        "acks",
         "attempt",
         "failed",
         "hearers",
         "item_bytes",
         "items",
+        "kept",
         "key",
         "number",
         "pool",
@@ -81,6 +85,7 @@ class Job:
         *,
         ranks: int = 0,
         pool: str = "",
+        acks: bool = False,
     ) -> None:
         self.key = key
         self.attempt = attempt
@@ -105,6 +110,10 @@ class Job:
         self.items: deque[bytes] = deque()
         """As they were sent: those from `read` to `sent`, or only the newest of them, if they were too many to keep."""
         self.item_bytes = 0
+        self.acks = acks
+        """Whoever asked last says when its end is stored."""
+        self.kept: bytes | None = None
+        """The answer, of an unstored end."""
 
     @property
     def running(self) -> bool:
@@ -113,13 +122,15 @@ class Job:
     @property
     def answer(self) -> bytes | None:
         """The kept answer of one that ended."""
+        if self.kept is not None:
+            return self.kept
         frame = self.record.sender.done.get(self.record.id)
         return None if frame is None or frame == WITHDRAWN else frame
 
     @property
     def place(self) -> str:
         """In a listing."""
-        return f"{'r' if self.failed is None else 'e'}{self.number}"
+        return f"{'r' if self.failed is None else 'u' if self.kept is not None else 'e'}{self.number}"
 
     def __repr__(self) -> str:
         state = "running" if self.failed is None else "failed" if self.failed else "done"
@@ -138,11 +149,27 @@ class JobTable:
         "_keep_s",
         "_number",
         "_running",
+        "_unstored",
+        "_unstored_bytes",
+        "_unstored_keep",
+        "_unstored_keep_bytes",
+        "_unstored_keep_s",
         "_with_items",
     )
 
-    def __init__(self, *, keep: int, keep_bytes: int, keep_s: float) -> None:
-        """Ended jobs are known for `keep_s` seconds and at most `keep` of them; items are kept up to `keep_bytes`."""
+    def __init__(
+        self,
+        *,
+        keep: int,
+        keep_bytes: int,
+        keep_s: float,
+        unstored: int = 0,
+        unstored_bytes: int = 0,
+        unstored_s: float = 0.0,
+    ) -> None:
+        """Ended jobs are known for `keep_s` seconds and at most `keep` of them; items are kept up to `keep_bytes`. Ends
+        that are not stored are kept for `unstored_s` seconds, at most `unstored` of them, and up to `unstored_bytes` of
+        answers: the oldest goes first, and is known from then on as the others are."""
         self._keep = keep
         self._keep_bytes = keep_bytes
         self._keep_s = keep_s
@@ -152,12 +179,23 @@ class JobTable:
         """In the order of their starts."""
         self._ended: deque[tuple[float, Job]] = deque()
         """In the order of their ends, with when to forget; those that were started again are in here no less."""
+        self._unstored: dict[Job, float] = {}
+        """In the order of their ends, with until when they are kept."""
+        self._unstored_bytes = 0
+        self._unstored_keep = unstored
+        self._unstored_keep_bytes = unstored_bytes
+        self._unstored_keep_s = unstored_s
         self._with_items: dict[Job, None] = {}
         """That keep items, oldest first."""
         self._item_bytes = 0
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    @property
+    def unstored(self) -> int:
+        """Ends of which nobody has said that they are stored, though somebody will."""
+        return len(self._unstored)
 
     def find(self, key: JobKey) -> Job | None:
         """The job, if it runs, or ended and its answer is still kept."""
@@ -168,15 +206,23 @@ class JobTable:
         return job
 
     def begin(
-        self, key: JobKey, attempt: int, record: TaskRecord, first: Hearer, *, ranks: int = 0, pool: str = ""
+        self,
+        key: JobKey,
+        attempt: int,
+        record: TaskRecord,
+        first: Hearer,
+        *,
+        ranks: int = 0,
+        pool: str = "",
+        acks: bool = False,
     ) -> Job:
-        """An execution starts. The job must not run. See Job for the last two."""
+        """An execution starts. The job must not run. See Job for the last three."""
         before = self._jobs.get(key)
         if before is not None:
             assert not before.running, before
             self._drop(before)
         self._number += 1
-        job = self._jobs[key] = Job(key, attempt, record, self._number, first, ranks=ranks, pool=pool)
+        job = self._jobs[key] = Job(key, attempt, record, self._number, first, ranks=ranks, pool=pool, acks=acks)
         self._running[job] = None
         return job
 
@@ -218,7 +264,7 @@ class JobTable:
             self._with_items.pop(job, None)
         return more
 
-    def end(self, job: Job, *, failed: bool, now: float) -> None:
+    def end(self, job: Job, answer: bytes, *, failed: bool, now: float) -> None:
         """All its hearers were answered, and its code has stopped."""
         del self._running[job]
         self._number += 1
@@ -226,6 +272,38 @@ class JobTable:
         job.failed = failed
         job.hearers = []
         job.reader = None
+        if not job.acks:
+            self._note_ended(job, now)
+            return
+        job.kept = answer
+        self._unstored[job] = now + self._unstored_keep_s
+        self._unstored_bytes += len(answer)
+        while len(self._unstored) > self._unstored_keep or self._unstored_bytes > self._unstored_keep_bytes:
+            self._let_go(next(iter(self._unstored)), now)
+
+    def asked(self, job: Job, *, acks: bool, now: float) -> None:
+        """Somebody attaches, and will say when the end is stored, or will not: then nobody need wait for that."""
+        job.acks = acks
+        if not acks and job.kept is not None:
+            self._let_go(job, now)
+
+    def stored(self, key: JobKey, attempt: int, now: float) -> None:
+        """Somebody says that the end of that attempt is stored, or of no interest any more. No-op if it is unknown."""
+        job = self._jobs.get(key)
+        if job is not None and job.attempt <= attempt:
+            self.asked(job, acks=False, now=now)
+
+    def _let_go(self, job: Job, now: float) -> None:
+        """Its end is kept no more than any other."""
+        assert job.kept is not None
+        del self._unstored[job]
+        self._unstored_bytes -= len(job.kept)
+        job.kept, job.acks = None, False
+        self._number += 1
+        job.number = self._number
+        self._note_ended(job, now)
+
+    def _note_ended(self, job: Job, now: float) -> None:
         self._ended.append((now + self._keep_s, job))
         if len(self._ended) > self._keep:
             self._drop(self._ended.popleft()[1])
@@ -239,19 +317,24 @@ class JobTable:
 
     def sweep(self, now: float) -> None:
         """Forget what is too old."""
+        while self._unstored and next(iter(self._unstored.values())) <= now:
+            self._let_go(next(iter(self._unstored)), now)
         while self._ended and self._ended[0][0] <= now:
             self._drop(self._ended.popleft()[1])
 
     def listing(self, endpoint: str | None, after: str, most: int) -> tuple[list[Job], str | None]:
-        """Jobs of an endpoint (None: of all), at most so many: what runs, then what ended, the newest end first. With
-        them the place after which to go on; None: there are no more. One that ends between two parts of a listing may
-        be named in both."""
+        """Jobs of an endpoint (None: of all), at most so many: what runs, then unstored ends, then others, the newest
+        first. With them the place after which to go on; None: there are no more. One that ends between two parts of a
+        listing, or is stored then, may be named in both."""
         found: list[Job] = []
-        ended = after[:1] == "e"
+        part, ended = after[:1], after[:1] == "e"
         number = int(after[1:]) if after[1:].isdigit() else 0
-        if not ended:
-            for job in self._running:
-                if job.number > number and endpoint in (None, job.key.endpoint):
+        for place, jobs in (("r", self._running), ("u", self._unstored)):
+            if ended or (part == "u" and place == "r"):
+                continue  # they were named before
+            since = number if part == place else 0
+            for job in jobs:
+                if job.number > since and endpoint in (None, job.key.endpoint):
                     found.append(job)
                     if len(found) == most:
                         return found, job.place
@@ -277,6 +360,10 @@ class JobTable:
         """Raise AssertionError if an invariant is broken."""
         assert self._item_bytes == sum(job.item_bytes for job in self._jobs.values()) <= self._keep_bytes
         assert len(self._ended) <= self._keep
+        assert len(self._unstored) <= self._unstored_keep
+        assert self._unstored_bytes == sum(len(job.kept or b"") for job in self._unstored) <= self._unstored_keep_bytes
+        for job in self._unstored:
+            assert self._jobs.get(job.key) is job and not job.running and job.kept is not None, job
         for job in self._running:
             assert self._jobs.get(job.key) is job and job.running, job
             assert job.hearers, job
@@ -284,6 +371,7 @@ class JobTable:
                 assert hearer.sender.running.get(hearer.id) is job.record, (job, hearer.sender, hearer.id)
         for key, job in self._jobs.items():
             assert job.key == key and job.running == (job in self._running), job
+            assert (job.kept is not None) == (job in self._unstored), job
             assert len(job.items) <= job.sent - job.read, job
             assert job.item_bytes == sum(map(len, job.items)), job
             assert (job in self._with_items) == bool(job.items), job
@@ -296,6 +384,10 @@ class JobTable:
         if self._jobs.get(job.key) is job:
             del self._jobs[job.key]
             self._forget_items(job)
+            if job.kept is not None:
+                del self._unstored[job]
+                self._unstored_bytes -= len(job.kept)
+                job.kept = None
 
     def _forget_items(self, job: Job) -> None:
         self._with_items.pop(job, None)

@@ -55,6 +55,7 @@ class JobName(NamedTuple):
     """Nothing is to start."""
     ranks: int = 0
     pool: str = ""
+    acks: bool = False
     """See job_table.Job."""
 
     @classmethod
@@ -80,6 +81,7 @@ class JobName(NamedTuple):
             attach,
             _number(meta.get("ranks"), 0),
             sent_to[:_MOST_CHARS] if isinstance(sent_to, str) else "",
+            meta.get("acks") is True,
         )
 
 
@@ -115,14 +117,14 @@ class JobRun:
         if error is not None and not error.may_have_started:
             core.jobs.undo(self.job.key)  # the same attempt may come again
         else:
-            core.jobs.end(self.job, failed=error is not None, now=now)
+            core.jobs.end(self.job, frame, failed=error is not None, now=now)
         return error
 
     def completed(self, answer: bytes, now: float) -> None:
         """It ended well, in the turn in which it began: nobody else has asked for it since."""
         self.progress.close()
         _caller(self.job.hearers[0]).send(answer)
-        self._books.core.jobs.end(self.job, failed=False, now=now)
+        self._books.core.jobs.end(self.job, answer, failed=False, now=now)
 
     def item(self, run: Run, sequence: int, value: Any) -> None:
         """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
@@ -171,6 +173,7 @@ class Jobs:
         if len(job.hearers) >= MOST_HEARERS:
             return Reason.FULL
         task_id, meta = frame[1], frame[9]
+        self._core.jobs.asked(job, acks=name.acks, now=now)
         hearer = Hearer(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
         items = meta.get("items")
         start = items if type(items) is int and items >= 0 else None
@@ -188,7 +191,9 @@ class Jobs:
     def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
         """An execution starts: who is to be told."""
         first = Hearer(record.sender, record.id, caller, streams=stream)
-        job = self._core.jobs.begin(name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool)
+        job = self._core.jobs.begin(
+            name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool, acks=name.acks
+        )
         progress = ProgressFeed(
             self._bus,
             self._names,
@@ -199,6 +204,11 @@ class Jobs:
             log=self._log,
         )
         return JobRun(job, progress, self._books, self._outbox)
+
+    def stored(self, frame: Frame, now: float) -> None:
+        """An ACK frame: a dispatcher has stored how a job ended."""
+        _, endpoint, job, sequence, rank, attempt = frame
+        self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
 
     def on_list(self, requester: Requester, body: Any) -> None:
         """The operation `jobs`."""
@@ -248,6 +258,7 @@ def _listed(job: Job) -> jobs.WorkerJob:
         rank=rank,
         ranks=job.ranks,
         pool=job.pool,
+        unstored=job.acks,
     )
 
 

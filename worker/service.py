@@ -187,7 +187,8 @@ class Worker:
 
     async def drain(self, grace_s: float | None = None) -> None:
         """Grant nothing new from this moment on, honour what was granted, finish, cancel what is left after `grace_s`
-        (None: the setting), take registration and leases away, leave. Returns when all that is done.
+        (None: the setting), take registration and leases away, leave. Returns when all that is done. The ends of
+        durable tasks that no dispatcher has stored yet are waited for as tasks are, within the same `grace_s`.
 
         Cancelling the wait does not stop the drain. When called again the earlier end counts.
         """
@@ -262,18 +263,24 @@ class Worker:
         self._closed.set()
 
     async def _drain(self, desk: Desk) -> None:
-        while not self.core.at_rest:
+        while not self.core.may_leave:
             self._grace.clear()
             left_s = self._leave_by - desk.books.now()
             if left_s <= 0:
                 break
-            resting = asyncio.ensure_future(desk.rest(left_s))
+            resting = asyncio.ensure_future(desk.rest(left_s, stored=True))
             shortened = asyncio.ensure_future(self._grace.wait())
             try:
                 await asyncio.wait((resting, shortened), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 resting.cancel()
                 shortened.cancel()
+        if unstored := self.core.jobs.unstored:
+            self._log.warning(
+                "leaves with the ends of %s, which no dispatcher has said are stored: it may start again elsewhere",
+                count_of(unstored, "durable task"),
+                extra={"action": "worker.unstored", "count": unstored},
+            )
         try:
             await self._leave()
         except Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...bus.port import StreamMessage
 from ...schemas.submission import Submission
 from ...telemetry.tracing import NO_SPAN, Span
@@ -30,6 +32,8 @@ class Entry:
     """The attempt that is to be stopped, if one is."""
     worker = ""
     """`<pool>.<worker>` of the last try."""
+    workers: Sequence[str] = ()
+    """... by rank, if it was on all ranks of a gang; empty: of that rank nobody knows."""
     body: bytes | None = None
     """The result of the last try that succeeded, in the format of the submission."""
     items: int | None = None

@@ -48,6 +48,7 @@ from .vigil import Vigil
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
 _TASK: Final = int(Request.TASK)
+_ACK: Final = int(Request.ACK)
 _OK: Final = int(Answer.OK)
 _JSON: Final = int(TaskFlag.JSON)
 _STREAM: Final = int(TaskFlag.STREAM)
@@ -118,7 +119,7 @@ class Flights:
             self._ended(entry, start.attempt, LeaseBusy(text))
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
-        entry.worker, entry.started, entry.items = lease.name, True, None
+        entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
         entry.count_items(known=True)
         if isinstance(lease.hold, GangHold) and lease.hold.on_all:
             self.started += 1
@@ -154,6 +155,7 @@ class Flights:
     def _launch_jointly(
         self, entry: Entry, names: Sequence[str], frame_of: Callable[[JobFlight, int], Frame], *, attached: bool
     ) -> None:
+        entry.workers = names
         worker = next((worker for name in names if name and (worker := self._worker(name)) is not None), None)
         if worker is None:
             lost = WorkerLost(f"{', '.join(filter(None, names))}: gone", may_have_started=attached)
@@ -198,7 +200,7 @@ class Flights:
     def attach(self, entry: Entry, attach: Attach) -> None:
         """Be told how a try ends that another dispatcher began."""
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
-        entry.worker, entry.started, entry.fence = attach.worker, True, 0
+        entry.worker, entry.workers, entry.started, entry.fence = attach.worker, (), True, 0
         entry.count_items(known=False)
         attempt, names = self._adopted.get(attach.job, (0, ()))
         if attempt == attach.attempt:
@@ -300,12 +302,31 @@ class Flights:
             "endpoint": self._endpoint,
             "attempt": entry.attempt,
             "sequence": entry.seq,
+            "acks": True,
         }
         if submission.key is not None:
             meta["key"] = submission.key
         if submission.model is not None:
             meta["model"] = submission.model
         return meta
+
+    # -- after the end --------------------------------------------------------------------------------------------
+
+    def acknowledge(self, entry: Entry) -> None:
+        """Tell whoever ran its last try that the end of that is stored, or of no interest any more."""
+        if entry.submission is None or not entry.started:
+            return
+        job, seq, attempt = entry.submission.job, entry.seq, entry.attempt
+        if not entry.workers:
+            self.acknowledge_on(entry.worker, job, seq, 0, attempt)
+        for rank, name in enumerate(entry.workers):
+            self.acknowledge_on(name, job, seq, rank, attempt)
+
+    def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
+        """Likewise of one execution. A worker that never hears it forgets the end by itself, later."""
+        worker = self._worker(name) if name else None
+        if worker is not None and worker.acks:
+            self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -445,6 +466,9 @@ class Flights:
         self._finish(entry, flight)
         if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
             self._ask_again(entry, flight)
+            return
+        if fate is Fate.FORGOTTEN and not flight.attached and flight.worker.acks:
+            self._ask_again(entry, flight)  # the answer is forgotten, and the end kept for longer
             return
         error = error_of_fate(fate, entry.worker)
         entry.span.end(error)

@@ -73,6 +73,8 @@ class Hands:
         self.pulled = 0
         """Messages asked for so far."""
         self._consumer: Consumer | None = None
+        self._acking: dict[int, Entry] = {}
+        """Acknowledged, and not confirmed to be; by sequence."""
         self._tried: dict[int, str] = {}
         """Jobs that are acknowledged, and whose TryRecord may stand; by sequence."""
         self._last: Entry | None = None
@@ -167,7 +169,7 @@ class Hands:
                 outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
             case do.Note():
                 metrics.retried(self._endpoint, effect.error.code)
-                outcomes.note(self._endpoint, effect, lambda: tell(on.Noted, seq=seq))
+                outcomes.note(self._endpoint, effect, lambda: self._noted(seq))
             case do.Mark():
                 outcomes.mark(self._endpoint, effect, lambda: tell(on.Marked, seq=seq))
             case do.Bury():
@@ -177,6 +179,11 @@ class Hands:
                 outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
             case _:
                 assert_never(effect)
+
+    def _noted(self, seq: int) -> None:
+        if (entry := self._entries.get(seq)) is not None:
+            self.flights.acknowledge(entry)
+        self._tell(on.Noted, seq=seq)
 
     def _scheduled(self, seq: int, error: GanglineError | None) -> None:
         if error is None:
@@ -189,6 +196,8 @@ class Hands:
         entry = self._entries.pop(effect.seq, None)
         if entry is not None:
             self._last = entry
+            if entry.started:
+                self._acking[effect.seq] = entry
             self._consumer.ack(entry.message)
         if effect.tried:
             self._tried[effect.seq] = effect.job
@@ -289,6 +298,9 @@ class Hands:
             return
         for seq in sequences:
             self._tell_soon(on.Acked, seq=seq)
+            # Not before: whoever would have the queue next asks the worker, as long as the message is there.
+            if (entry := self._acking.pop(seq, None)) is not None:
+                self.flights.acknowledge(entry)
             if (job := self._tried.pop(seq, None)) is not None:
                 self.outcomes.forget_try(self._endpoint, job)
 

@@ -24,7 +24,8 @@ from typing import Any, Final
 
 from ...bus.port import Consumer, ConsumerLost, ConsumerSettings, ConsumerState, ConsumerTaken, Stream, StreamMessage
 from ...schemas.errors import GanglineError
-from ...schemas.jobs import JobInfo, QueueStats, TryRecord
+from ...schemas.jobs import JobInfo, QueueStats, TryRecord, WorkerJob
+from ...schemas.names import WorkerId
 from ...schemas.routes import QueueRules, RouteRecord
 from ...schemas.submission import Submission
 from ...schemas.task_errors import NoDispatcher
@@ -165,6 +166,7 @@ class Queue:
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
         self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
         self._tries = await recovery.tries()
+        noted = {(record.job, record.sequence): record.attempts for record in self._tries.values()}
         if not waiting:
             self._newest = self._old_to  # nothing of what was there before will come
         flights = self._hands.flights
@@ -193,6 +195,7 @@ class Queue:
         self._asked_of = False
         self.tell(on.Recovered)
         self._forget_orphans()
+        self._acknowledge(jobs, noted)
         self._log.info(
             "has the queue, after %.3f s: %d tasks seen, %d running",
             self.recovery_s,
@@ -228,6 +231,15 @@ class Queue:
                 del self._tries[job]
                 if record.sequence not in self.entries:
                     self._hands.outcomes.forget_try(self.endpoint, job)
+
+    def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
+        """Workers keep ends for whoever had the queue before us: those that it stored, and had no time to say so."""
+        for worker, job in jobs:
+            if not job.unstored:
+                continue
+            gone = 0 < job.sequence <= self._newest and job.sequence not in self.entries
+            if gone or job.attempt <= noted.get((job.job, job.sequence), 0):
+                self._hands.flights.acknowledge_on(str(worker), job.job, job.sequence, job.rank, job.attempt)
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:

@@ -25,6 +25,7 @@ GOOD_REQUESTS: dict[Request, list] = {
     Request.CHECK: [6, 7, [1, 2, 3]],
     Request.CREDIT: [7, 7, 64],
     Request.BEGIN: [8, 7],
+    Request.ACK: [9, "thumbs", "j1", 12, 0, 1],
 }
 GOOD_ANSWERS: dict[Answer, list] = {
     Answer.OK: [1, 7, {"any": ["thing", None]}],
@@ -68,6 +69,7 @@ WRONG_REQUESTS = {
     Request.CHECK: [NO_ID, [None, 1, "x", {}, [1, -1], [None], [True]]],
     Request.CREDIT: [NO_ID, NO_INT],
     Request.BEGIN: [NO_ID],
+    Request.ACK: [NO_TEXT, NO_TEXT, NO_INT, NO_INT, NO_INT],
 }
 WRONG_ANSWERS = {
     Answer.OK: [NO_ID, []],

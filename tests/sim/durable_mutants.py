@@ -12,6 +12,7 @@ import pytest
 
 from gangline.bus.port import Published, StreamMessage
 from gangline.dispatcher.dead_letters import DeadLetter, DeadLetters
+from gangline.dispatcher.durable import flights as flights_module
 from gangline.dispatcher.durable import keys as keys_module
 from gangline.dispatcher.durable import records
 from gangline.dispatcher.durable.admission import Admission
@@ -20,6 +21,7 @@ from gangline.dispatcher.durable.effects import Store
 from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.events import Arrived
 from gangline.dispatcher.durable.feeder import Feeder
+from gangline.dispatcher.durable.flights import Flights
 from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
@@ -28,11 +30,16 @@ from gangline.dispatcher.durable.starting import Starting
 from gangline.dispatcher.durable.task import Task
 from gangline.dispatcher.jobs_desk import JobDesk
 from gangline.schemas import headers
+from gangline.schemas.frames import Frame, Reason
 from gangline.schemas.names import Names
 from gangline.schemas.submission import Submission
 from gangline.testing.sim.durable_draw import draw_durable_plan
 from gangline.testing.sim.durable_plan import JobKind
 from gangline.testing.sim.plan import Accident, Plan
+from gangline.worker.core import WorkerCore
+from gangline.worker.frame_caller import FrameCaller
+from gangline.worker.jobs import JobName, Jobs
+from gangline.worker.memory import Sender
 
 from .mutants import mutant
 
@@ -52,6 +59,12 @@ def _rule(name: str) -> Callable[[Plan], bool]:
 def _hands_over(plan: Plan) -> bool:
     """Plans in which a dispatcher leaves, so that nothing explains a second start."""
     return any(event.accident is Accident.DISPATCHER_STOP for event in plan.events)
+
+
+def _rolls_out(plan: Plan) -> bool:
+    """Plans in which dispatchers and a worker are replaced at the same time, and little else befalls them."""
+    rolls = any(event.accident is Accident.ROLL_OUT for event in plan.events)
+    return rolls and not plan.storms and len(plan.events) < 8
 
 
 def _ordered(plan: Plan) -> bool:
@@ -129,6 +142,49 @@ def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> 
 
     original = ending.max_attempts
     patch.setattr(ending, "max_attempts", lambda *args: original(*args) + 1)
+
+
+# -- roll-outs --------------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("roll-out", needs=_rolls_out, seeds=60)
+def a_draining_worker_leaves_before_its_ends_are_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(WorkerCore, "may_leave", property(lambda self: self.at_rest))
+
+
+@durable_mutant("roll-out", needs=_rolls_out, seeds=60)
+def a_dispatcher_that_attaches_does_not_promise_to_store_the_end(patch: pytest.MonkeyPatch) -> None:
+    """So the worker leaves as soon as it has answered, whether or not that dispatcher is there to hear it."""
+    original = Flights._meta
+
+    def meta(self: Flights, entry: Entry, submission: Submission) -> dict[str, Any]:
+        return {name: value for name, value in original(self, entry, submission).items() if name != "acks"}
+
+    patch.setattr(Flights, "_meta", meta)
+
+
+@durable_mutant("roll-out", needs=_rolls_out, seeds=60)
+def a_new_dispatcher_looks_only_at_what_runs(patch: pytest.MonkeyPatch) -> None:
+    original = Recovery.jobs
+
+    async def jobs(self: Recovery) -> list[Any]:
+        return [(worker, job) for worker, job in await original(self) if job.running]
+
+    patch.setattr(Recovery, "jobs", jobs)
+
+
+# -- busy -------------------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("busy")
+def a_refused_attach_is_repeated_at_once(patch: pytest.MonkeyPatch) -> None:
+    original = Jobs.attach
+
+    def attach(self: Jobs, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> Any:
+        return Reason.FULL if name.attach else original(self, name, sender, caller, frame, now)
+
+    patch.setattr(Jobs, "attach", attach)
+    patch.setattr(flights_module, "_ATTACH_AGAIN_S", 0.001)
 
 
 # -- replays ----------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ class Bench:
     """A table, and the little of a core that it looks at."""
 
     def __init__(self, *, keep: int = 100, keep_bytes: int = 1000, keep_s: float = 60.0) -> None:
-        self.table = JobTable(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
+        self.table = JobTable(
+            keep=keep, keep_bytes=keep_bytes, keep_s=keep_s, unstored=3, unstored_bytes=100, unstored_s=600.0
+        )
         self.sender = Sender("s", doubtful=False)
         self.ids = 0
 
@@ -19,22 +21,24 @@ class Bench:
         self.ids += 1
         return Hearer(self.sender, self.ids, None, streams=streams)
 
-    def begin(self, job: str, attempt: int = 1, *, endpoint: str = "e", streams: bool = False) -> Job:
+    def begin(
+        self, job: str, attempt: int = 1, *, endpoint: str = "e", streams: bool = False, acks: bool = False
+    ) -> Job:
         first = self.hearer(streams=streams)
         record = TaskRecord(self.sender, first.id, 1, None, NEVER)
         self.sender.running[first.id] = record
-        return self.table.begin(JobKey(endpoint, job), attempt, record, first)
+        return self.table.begin(JobKey(endpoint, job), attempt, record, first, acks=acks)
 
     def attach(self, job: Job, *, streams: bool = False, items: int | None = None) -> tuple[Hearer, list[bytes]]:
         hearer = self.hearer(streams=streams)
         self.sender.running[hearer.id] = job.record
         return hearer, list(self.table.attach(job, hearer, items))
 
-    def end(self, job: Job, *, failed: bool = False, now: float = 0.0) -> None:
+    def end(self, job: Job, *, failed: bool = False, now: float = 0.0, answer: bytes = b"answer") -> None:
         for hearer in job.hearers:
             del self.sender.running[hearer.id]
-            self.sender.done[hearer.id] = b"answer"
-        self.table.end(job, failed=failed, now=now)
+            self.sender.done[hearer.id] = answer
+        self.table.end(job, answer, failed=failed, now=now)
 
     def names(self, endpoint: str | None = None, after: str = FIRST, most: int = 100) -> tuple[list[str], str | None]:
         found, more = self.table.listing(endpoint, after, most)
@@ -143,3 +147,95 @@ def test_a_listing_names_what_runs_and_then_what_ended_in_parts():
     assert more is not None
     assert bench.names("e", more, 2) == ([], None)
     assert bench.names("e", "nonsense")[0] == bench.names("e")[0]
+
+
+# -- unstored ends ----------------------------------------------------------------------------------------------------
+
+
+def test_an_end_that_nobody_has_stored_outlives_the_answer():
+    bench = Bench()
+    job = bench.begin("j", acks=True)
+    bench.end(job, now=10.0)
+    bench.sender.done.clear()
+    bench.table.sweep(609.9)
+    assert (bench.table.find(job.key), job.answer, bench.table.unstored) == (job, b"answer", 1)
+    bench.table.check()
+    bench.table.sweep(610.0)
+    assert (bench.table.find(job.key), bench.table.unstored) == (None, 0), "nobody came for it"
+    bench.table.check()
+
+
+def test_an_end_that_is_stored_is_known_as_any_other():
+    bench = Bench()
+    job = bench.begin("j", 2, acks=True)
+    bench.end(job, now=10.0)
+    bench.table.stored(job.key, 1, 11.0)
+    bench.table.stored(JobKey("e", "other"), 2, 11.0)
+    assert bench.table.unstored == 1, "it was the end of another try, or of another job"
+    bench.table.stored(job.key, 2, 20.0)
+    assert (bench.table.unstored, bench.table.find(job.key)) == (0, job)
+    bench.table.check()
+    bench.table.sweep(80.0)
+    assert bench.table.find(job.key) is None
+
+
+def test_an_end_of_no_interest_is_not_kept():
+    bench = Bench()
+    job = bench.begin("j", acks=True)
+    bench.table.stored(job.key, 1, 0.0)
+    bench.end(job)
+    assert bench.table.unstored == 0
+    bench.table.check()
+
+
+def test_whoever_attaches_and_says_nothing_of_the_end_is_not_waited_for():
+    bench = Bench()
+    runs, ended = bench.begin("runs", acks=True), bench.begin("ended", acks=True)
+    bench.end(ended)
+    for job in (runs, ended):
+        bench.table.asked(job, acks=False, now=1.0)
+    assert (bench.table.unstored, bench.table.find(ended.key)) == (0, ended)
+    bench.table.asked(runs, acks=True, now=2.0)
+    bench.end(runs, now=3.0)
+    assert bench.table.unstored == 1, "the last word counts"
+    bench.table.check()
+
+
+def test_of_too_many_unstored_ends_the_oldest_go_first():
+    bench = Bench()
+    jobs = [bench.begin(name, acks=True) for name in "abcd"]
+    for job in jobs:
+        bench.end(job)
+    assert [job.kept is not None for job in jobs] == [False, True, True, True], "so many"
+    bench.table.check()
+    large = bench.begin("large", acks=True)
+    bench.end(large, answer=b"x" * 90)
+    assert [job.kept is not None for job in (*jobs, large)] == [False, False, False, True, True], "so many bytes"
+    bench.table.check()
+    huge = bench.begin("huge", acks=True)
+    bench.end(huge, answer=b"x" * 101)
+    assert bench.table.unstored == 0
+    bench.table.check()
+
+
+def test_a_later_try_takes_the_place_of_an_unstored_end():
+    bench = Bench()
+    bench.end(bench.begin("j", acks=True), failed=True)
+    bench.begin("j", 2)
+    assert bench.table.unstored == 0
+    bench.table.check()
+
+
+def test_a_listing_names_unstored_ends_before_the_others_in_parts():
+    bench = Bench()
+    bench.end(bench.begin("e1"))
+    for name in ("u1", "u2", "u3"):
+        bench.end(bench.begin(name, acks=True))
+    bench.begin("r1")
+    assert bench.names() == (["r1", "u1", "u2", "u3", "e1"], None)
+    found, more = bench.names(most=2)
+    assert found == ["r1", "u1"] and more is not None
+    found, more = bench.names(after=more, most=2)
+    assert found == ["u2", "u3"] and more is not None
+    bench.table.stored(JobKey("e", "u3"), 1, 1.0)
+    assert bench.names(after=more) == (["u3", "e1"], None), "stored meanwhile, and named no less"

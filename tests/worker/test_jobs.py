@@ -11,6 +11,7 @@ from gangline.schemas.frames import Answer, Load, Request, TaskFlag, TaskState
 from gangline.worker.context import current_task
 from gangline.worker.job_table import JobKey
 from gangline.worker.jobs import MOST_HEARERS
+from gangline.worker.service import WorkerState
 from gangline.worker.tasks import Outcome
 
 from .rig import Hand, Rig, on_rig, reserve, task
@@ -353,6 +354,70 @@ async def test_a_result_that_just_fits_fits_every_request(rig: Rig):
     assert (await rig.hand.ask(*task(3, "big", [most + 8], meta=meta("j2"))))[2] == "invalid_result"
 
 
+# -- ends that are to be stored ---------------------------------------------------------------------------------------
+
+
+def ack(job: str = "j1", attempt: int = 1, sequence: int = 0, rank: int = 0) -> tuple[Any, ...]:
+    return (int(Request.ACK), "thumbs", job, sequence, rank, attempt)
+
+
+@on_rig()
+async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta(acks=True)))
+    await rig.hand.quiet()
+    rig.worker.begin_drain(20.0)
+    rig.gates.open.set()
+    assert await rig.hand.answer(1) == [OK, 1, "a done"]
+    await asyncio.sleep(5.0)
+    assert rig.worker.state is WorkerState.DRAINING and rig.worker.core.load == Load(0, 0, 2, 1)
+    body, _ = await rig.hand.request("jobs", None)
+    assert [(entry["running"], entry["unstored"]) for entry in body["jobs"]] == [(False, True)]
+    other = await rig.new_hand("other")
+    assert await other.ask(*attach(7, acks=True)) == [OK, 7, "a done"]
+    other.send(ack(attempt=1, sequence=3))
+    await asyncio.sleep(1.0)
+    assert rig.worker.state is WorkerState.DRAINING, "that was another job"
+    other.send(ack())
+    await rig.worker.wait_closed()
+    assert "leave" in rig.events("leave")
+
+
+@on_rig()
+async def test_a_draining_worker_waits_for_no_longer_than_its_grace(rig: Rig):
+    rig.hand.send(task(1, "double", [4], meta=meta(acks=True)))
+    await rig.hand.answer(1)
+    now = asyncio.get_running_loop().time()
+    await rig.worker.drain(20.0)
+    assert 20.0 <= asyncio.get_running_loop().time() - now < 21.0
+
+
+@on_rig()
+async def test_a_draining_worker_does_not_wait_for_who_says_nothing_of_ends(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "wait", ["a"], meta=meta(acks=True)), task(2, "double", [4], meta=meta("j2", acks=True)))
+    await first.answer(2)
+    assert await second.ask(*attach(1, "j2")) == [OK, 1, 8]
+    second.send(attach(2))
+    rig.gates.open.set()
+    assert await second.answer(2) == [OK, 2, "a done"]
+    now = asyncio.get_running_loop().time()
+    await rig.worker.drain(20.0)
+    assert asyncio.get_running_loop().time() - now < 1.0
+
+
+@on_rig()
+async def test_the_end_of_a_job_is_kept_longer_than_answers_are(rig: Rig):
+    await rig.hand.ask(*task(1, "double", [4], meta=meta(acks=True)))
+    await rig.hand.ask(*task(2, "double", [4], meta=meta("j2")))
+    await asyncio.sleep(300.0)
+    assert await rig.hand.ask(*attach(3, acks=True)) == [OK, 3, 8]
+    assert (await rig.hand.ask(*attach(4, "j2", acks=True)))[0] == REJECTED
+    assert await rig.hand.ask(*task(5, "double", [4], meta=meta(acks=True))) == [OK, 5, 8], "it ended: nothing starts"
+    await asyncio.sleep(400.0)
+    assert (await rig.hand.ask(*attach(6, acks=True)))[0] == REJECTED
+    rig.worker.core.check()
+
+
 # -- what the worker tells of them ------------------------------------------------------------------------------------
 
 
@@ -365,7 +430,7 @@ async def test_the_operation_jobs_lists_what_runs_and_what_ended(rig: Rig):
     )
     await rig.hand.quiet()
     body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs"})
-    alone = {"rank": 0, "ranks": 0, "pool": ""}
+    alone = {"rank": 0, "ranks": 0, "pool": "", "unstored": False}
     assert body == {
         "epoch": rig.worker.core.epoch,
         "jobs": [

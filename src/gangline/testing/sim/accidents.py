@@ -94,6 +94,10 @@ class Accidents:
                 self._begin("storage outage", event.for_s, self._world.hub.storage_back, SERVER)
             case Accident.RESIZE | Accident.DRAIN:
                 self._world.workers[event.target].operate(event)
+            case Accident.ROLL_OUT:
+                for dispatcher in self._world.dispatchers.values():
+                    dispatcher.stop()
+                asyncio.get_running_loop().call_later(event.for_s, self._world.workers[event.target].operate, event)
             case Accident.DISPATCHER_STOP:
                 if process is not None:
                     self._world.dispatchers[process.name].stop()

@@ -15,7 +15,8 @@ class Violation:
 
     law: str
     """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `roll` (a roll took the last gang that
-    served), `hang`, `error` (an unexpected one)."""
+    served), `roll-out` (a task that ended well while its worker drained started again), `busy` (one request sent over
+    and over), `hang`, `error` (an unexpected one)."""
     at_s: float
     """Virtual seconds since the beginning."""
     text: str

@@ -21,6 +21,8 @@ class Body:
     ended_at: float | None = None
     how: str = ""
     """returned, raised, stopped; or died, with its process."""
+    drained_s: float | None = None
+    """For how long its worker had been draining when it ended, if it was."""
     late: bool = False
     """It was on its way for long, from a dispatcher that had handed the queue over meanwhile."""
 

@@ -44,6 +44,7 @@ def draw_durable_plan(seed: int) -> Plan:
     steps += _replayed(more, plan, endpoints, len(steps))
     steps = _sorted(steps + _repeated(more, plan, endpoints, len(steps)))
     events = [*plan.events, *_events(rng, plan, dispatchers, steps)]
+    events += _roll_outs(random.Random(f"{seed}-roll-outs"), plan, steps)
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
@@ -319,6 +320,22 @@ def _events(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...], steps:
             else:
                 at_s = rng.uniform(0, plan.traffic_s)
             events.append(_event(rng, kind, plan, dispatchers, min(at_s, plan.traffic_s)))
+    return events
+
+
+def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> list[Event]:
+    """Now and then dispatchers and a worker are replaced at the same time, while something runs."""
+    if rng.random() < 0.85:
+        return []
+    long = [step for step in steps if step.duration_s > 0.1 and step.endings[0] is JobEnding.RETURN] or list(steps)
+    events: list[Event] = []
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        step = rng.choice(long)
+        at_s = step.at_s + (step.delay_s or 0.0) + rng.uniform(0.0, max(0.05, step.duration_s))
+        pools = [worker.name for worker in plan.workers if worker.pool == step.endpoint]
+        worker = rng.choice(pools or [worker.name for worker in plan.workers])
+        late_s = rng.choice((0.0, 0.0, 0.002, 0.2))
+        events.append(Event(at_s=min(at_s, plan.traffic_s), accident=Accident.ROLL_OUT, target=worker, for_s=late_s))
     return events
 
 

@@ -40,6 +40,10 @@ ON_ITS_WAY_CALM_S = 4 * LATENCY_S
 """... and while all is well."""
 
 
+TAKEN_OVER_S = 2.0
+"""Within that much of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
+
+
 class JobWatch:
     """All durable tasks of a run.
 
@@ -49,6 +53,7 @@ class JobWatch:
         lossy: whether messages have got lost on connections that held.
         doubling: whether messages may have come twice.
         quiet_for: seconds since anything has gone wrong.
+        drains_for: how long that worker process has been draining, and its grace; None: it does not.
         rooms: see durable_idle.
     """
 
@@ -66,6 +71,7 @@ class JobWatch:
         lossy: Callable[[], bool],
         doubling: Callable[[], bool],
         quiet_for: Callable[[], float],
+        drains_for: Callable[[str], tuple[float, float] | None],
         rooms: Callable[[], list[Room] | None],
     ) -> None:
         self._checker = checker
@@ -78,6 +84,8 @@ class JobWatch:
         self._excused = excused
         self._calm = calm
         self._doubling = doubling
+        self._quiet_for = quiet_for
+        self._drains_for = drains_for
         self.models: dict[str, JobModel] = {}
         """By request."""
         self.ends = Ends(
@@ -224,6 +232,9 @@ class JobWatch:
             return
         _, body = self.by_number[number]
         body.ended_at, body.how = self._clock(), how
+        drains = self._drains_for(body.node)
+        if drains is not None and drains[0] < drains[1] - TAKEN_OVER_S:
+            body.drained_s = drains[0]
 
     def look(self) -> None:
         """Compare what should have happened by now with the time."""
@@ -273,6 +284,13 @@ class JobWatch:
                     "L10",
                     f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
                     f"{other.attempt})",
+                )
+        for other in model.life:
+            if other.how == "returned" and other.drained_s is not None and self._quiet_for() >= now - other.since:
+                self._fail(
+                    "roll-out",
+                    f"{model} starts on {body.node} (attempt {body.attempt}), though it ended well on {other.node} at "
+                    f"{other.ended_at:.3f} s (attempt {other.attempt}), {other.drained_s:.3f} s into its drain",
                 )
         end = self.ends.records.get(model.job or "")
         if end is not None and end.state is not JobState.CANCELLED:
@@ -358,6 +376,8 @@ class JobWatch:
                 "slow stops",
                 sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
             )
+        returned = [body for model in self.models.values() for body in model.bodies if body.how == "returned"]
+        add("ended well in a drain", sum(1 for body in returned if body.drained_s is not None))
         add("large results", sum(1 for record in self.ends.records.values() if record.object is not None))
         add("firings of schedules", self.crons.firings())
         add("waits looked at", 0 if self._idle is None else self._idle.looked)

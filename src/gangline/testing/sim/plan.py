@@ -66,6 +66,8 @@ class Accident(StrEnum):
     DISPATCHER_STOP = "dispatcher stop"
     WORKER_TWIN = "worker twin"
     """A worker stands still until a second process of its id has taken its place, and wakes."""
+    ROLL_OUT = "roll-out"
+    """All dispatchers stop and a worker drains at the same time, and all of them are started again."""
 
 
 FAULTS = (
@@ -78,7 +80,8 @@ FAULTS = (
     Accident.SERVER_RESTART,
     Accident.STORAGE_OUTAGE,
 )
-"""Accidents that nobody asked for; DRAIN, RESIZE and DISPATCHER_STOP are an operator's own doing. Besides: twins."""
+"""Accidents that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are an operator's own doing. Besides:
+twins."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
 """Those of plans with gangs."""

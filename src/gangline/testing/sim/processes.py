@@ -230,7 +230,7 @@ class WorkerProcess(Process):
         if worker is None or worker.state != "serving":
             return
         context = node_context(self.node)
-        if event.accident is Accident.DRAIN:
+        if event.accident is not Accident.RESIZE:
             self.world.loop.call_soon(worker.begin_drain, context=context)
         else:
             self.world.loop.call_soon(worker.resize, event.amount, context=context)

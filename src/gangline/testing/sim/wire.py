@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from ...bus.port import Message
@@ -11,6 +12,9 @@ from ...schemas.frames import Answer, Request, ReserveFlag
 from .checker import Checker
 from .slots import Terms, WorkerModel
 from .trace import Trace
+
+BUSY = 100
+"""Law `busy`: nobody sends one request, or asks after one job, more often than that to one worker in a second."""
 
 Asked = tuple[str, str, int]
 """Which process was asked, the reply subject, and the id: while two processes have one id, both are asked."""
@@ -22,6 +26,7 @@ class WireWatch:
     Args:
         models: the worker process with that bus name, if it is one.
         turn: number of the loop's present turn.
+        clock: seconds since the beginning of the run.
         durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
     """
 
@@ -31,12 +36,14 @@ class WireWatch:
         trace: Trace,
         models: Callable[[str], WorkerModel | None],
         turn: Callable[[], int],
+        clock: Callable[[], float],
         durable: Callable[[str, str, str], None],
     ) -> None:
         self._checker = checker
         self._trace = trace
         self._models = models
         self._turn = turn
+        self._clock = clock
         self._durable = durable
         self._tasks: dict[Asked, str] = {}
         """The task's name there."""
@@ -44,6 +51,8 @@ class WireWatch:
         self._timely_renewals: set[Asked] = set()
         self._late_renewals: dict[Asked, str] = {}
         """Their tokens."""
+        self._sent_at: dict[tuple[str, str, object], deque[float]] = {}
+        """When a request was last sent, by worker process, sender, and what it is about."""
 
     def on_message(self, sender: str, message: Message) -> None:
         """Something has reached the server."""
@@ -75,6 +84,7 @@ class WireWatch:
                 model.task_delivered(task_id, envelope.epoch, frame[6])
                 self._tasks[model.node, reply, frame[1]] = task_id
                 job = (frame[9] or {}).get("job") if len(frame) > 9 else None
+                self._busy(model, envelope, "task", job or frame[1])
                 if job is not None:
                     self._durable(envelope.sender, model.node, job)
             case Request.RESERVE:
@@ -82,6 +92,10 @@ class WireWatch:
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
                 model.reserve_delivered(terms, self._turn())
                 self._reserves[model.node, reply, frame[1]] = terms
+                self._busy(model, envelope, "reserve", frame[1])
+            case Request.CHECK:
+                for task_id in frame[2]:
+                    self._busy(model, envelope, "check", task_id)
             case Request.RENEW:
                 key = (model.node, reply, frame[1])
                 if model.renewal_delivered(frame[2], frame[3] / 1000):
@@ -90,6 +104,15 @@ class WireWatch:
                     self._late_renewals[key] = frame[2]
             case _:
                 pass
+
+    def _busy(self, model: WorkerModel, envelope: frames.RequestEnvelope, what: str, which: object) -> None:
+        now = self._clock()
+        times = self._sent_at.setdefault((model.node, envelope.sender, (what, which)), deque(maxlen=BUSY + 1))
+        times.append(now)
+        if len(times) > BUSY and now - times[0] < 1.0:
+            self._checker.fail(
+                "busy", f"{envelope.sender} sent {what} {which} to {model.node} {BUSY} times in a second"
+            )
 
     def _answers(self, model: WorkerModel, message: Message) -> None:
         try:

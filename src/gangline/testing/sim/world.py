@@ -93,7 +93,7 @@ class World:
             frozen=loop.frozen,
             quiet_for=self.ledger.quiet_for,
         )
-        wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran, self._durable_sent)
+        wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran, self.now, self._durable_sent)
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
@@ -131,8 +131,15 @@ class World:
             lossy=lambda: self.accidents.lossy,
             doubling=lambda: self.accidents.doubling,
             quiet_for=self.ledger.quiet_for,
+            drains_for=self._drains_for,
             rooms=self._rooms,
         )
+
+    def _drains_for(self, node: str) -> tuple[float, float] | None:
+        model = self.models.get(node)
+        if model is None or model.draining_since is None:
+            return None
+        return self.now() - model.draining_since, model.drain_grace_s
 
     def _rooms(self) -> list[Room] | None:
         """What workers have free; None: clients call them, or have leases or selections; or a message may have got lost

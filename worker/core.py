@@ -53,6 +53,8 @@ class CoreSettings:
     """Most of each."""
     keep_bytes: int = 64 * 1024 * 1024
     """Most bytes of answers."""
+    item_bytes: int = 64 * 1024 * 1024
+    """Most bytes of items of durable tasks that their readers have not taken."""
     unstored_s: float = 600.0
     """How long the end of a durable task is kept for a dispatcher that has not stored it."""
     unstored: int = 10_000
@@ -130,7 +132,7 @@ class WorkerCore:
         """What this worker has of gangs. Its decisions are made through it, with `epoch` and the time."""
         self.jobs = JobTable(
             keep=settings.keep,
-            keep_bytes=settings.keep_bytes,
+            keep_bytes=settings.item_bytes,
             keep_s=settings.keep_s,
             unstored=settings.unstored,
             unstored_bytes=settings.unstored_bytes,
@@ -413,9 +415,11 @@ class WorkerCore:
 
     def known_job(self, key: JobKey, attempt: int, *, attach: bool) -> Job | None:
         """The job whose answer a request for an attempt of it is to get, in place of a start: it runs; or it ended, in
-        that attempt or a later one, or well. `attach`: nothing is to start, so whatever is known of it will do."""
+        that attempt or a later one, or well (with all items that nobody took). `attach`: nothing is to start, so
+        whatever is known of it will do."""
         job = self.jobs.find(key)
-        if job is None or job.running or attach or not job.failed or attempt <= job.attempt:
+        ended_well = job is not None and not job.failed and not job.lost(0)
+        if job is None or job.running or attach or ended_well or attempt <= job.attempt:
             return job
         return None
 

@@ -127,6 +127,10 @@ class Job:
         frame = self.record.sender.done.get(self.record.id)
         return None if frame is None or frame == WITHDRAWN else frame
 
+    def lost(self, start: int) -> bool:
+        """Whether the item of that number, or the first one after it that nobody took, is no longer kept."""
+        return max(start, self.read) < self.sent - len(self.items)
+
     @property
     def place(self) -> str:
         """In a listing."""
@@ -192,6 +196,12 @@ class JobTable:
     def __len__(self) -> int:
         return len(self._jobs)
 
+    def keep_items(self, keep_bytes: int) -> None:
+        """From now on, keep up to so many bytes of items."""
+        self._keep_bytes = keep_bytes
+        while self._item_bytes > self._keep_bytes:
+            self._lose_items()
+
     @property
     def unstored(self) -> int:
         """Ends of which nobody has said that they are stored, though somebody will."""
@@ -247,8 +257,7 @@ class JobTable:
         job.item_bytes += len(frame)
         self._item_bytes += len(frame)
         self._with_items[job] = None
-        while self._item_bytes > self._keep_bytes:
-            self._lose_items()
+        self.keep_items(self._keep_bytes)
 
     def take_items(self, job: Job, upto: int) -> int:
         """The reader has taken all items before number `upto`. Returns how many more that are than was known."""

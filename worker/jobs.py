@@ -7,8 +7,8 @@ The frames of attached requests are those of any task: ITEM, OK, END or ERROR wi
 - CANCEL from any of those that hear of it cancels the job. The deadline is that of the request that started it.
 - Of a job that yields, a request that attaches with STREAM gets the items that were not credited yet, from number
   `meta["items"]` on if it says so, and then all that follow, with their own numbers. It is the *reader* from then on:
-  its credit counts, and nobody else's. What it attaches to is as it was started: without STREAM there are no items, but
-  one list of them.
+  its credit counts, and nobody else's. If some of those items are no longer kept, the job fails with StreamBroken. What
+  it attaches to is as it was started: without STREAM there are no items, but one list of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ..bus.port import Bus
 from ..schemas import codec, jobs, messages
-from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
+from ..schemas.errors import GanglineError, InvalidRequest, InvalidResult, StreamBroken, TaskCancelled
 from ..schemas.frames import Frame, Reason, TaskFlag, encode_frame
 from ..schemas.names import Names, check_name, is_name
 from ..telemetry.logs import Log
@@ -133,13 +133,17 @@ class JobRun:
         try:
             frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, ID_BYTES)
         except InvalidResult as error:
-            self._failure = error
-            run.cancel(TaskCancelled(error.message))
+            self.fail(run, error)
             return
         self._books.core.jobs.add_item(self.job, frame)
         for hearer in self.job.hearers:
             if hearer.streams:
                 _caller(hearer).send(frame if hearer.id == run.record.id else _readdressed(frame, hearer.id))
+
+    def fail(self, run: Run, error: GanglineError) -> None:
+        """Stop it, for a reason that is none of its own."""
+        self._failure = error
+        run.cancel(TaskCancelled(error.message))
 
     def credit(self, sender: Sender, task_id: int, items: int, run: Run) -> None:
         """One of them has taken so many items."""
@@ -184,6 +188,9 @@ class Jobs:
         run = job.record.handle
         if hearer.streams and start is not None and isinstance(run, Run):
             run.credit(self._core.jobs.take_items(job, start))
+        if hearer.streams and job.lost(start or 0) and isinstance(run, Run) and isinstance(run.caller, JobRun):
+            # Else its reader would wait for them, and it for its reader, for ever.
+            run.caller.fail(run, _items_lost(job, start))
         for item in self._core.attach(job, hearer, start):
             caller.send(_readdressed(item, task_id))
         return None
@@ -228,12 +235,25 @@ class Jobs:
         """Give the kept answer of a job that has ended, and the items that nobody has taken."""
         caller, answer = _caller(hearer), job.answer
         assert answer is not None
+        if hearer.streams and not job.failed and job.lost(start or 0):
+            frame = error_frame(hearer.id, _items_lost(job, start), self._outbox.largest_frame)
+            self._core.settle_new(hearer.sender, hearer.id, frame, now)
+            caller.send(frame)
+            return
         if hearer.streams:
             for item in self._core.jobs.items(job, start):
                 caller.send(_readdressed(item, hearer.id))
         own = _readdressed(answer, hearer.id)
         self._core.settle_new(hearer.sender, hearer.id, own, now)
         caller.send(own)
+
+
+def _items_lost(job: Job, start: int | None) -> StreamBroken:
+    first, kept = max(start or 0, job.read), job.sent - len(job.items)
+    return StreamBroken(
+        f"items {first} to {kept - 1} are no longer kept: they were too many bytes for the worker's memory",
+        may_have_started=True,
+    )
 
 
 def _caller(hearer: Hearer) -> FrameCaller:

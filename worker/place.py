@@ -41,6 +41,7 @@ class Place:
                 keep_s=settings.answer_retention_s,
                 keep=settings.answer_retention_count,
                 keep_bytes=settings.answer_retention_bytes,
+                item_bytes=settings.answer_retention_bytes,
             ),
             declared=pool.slots,
         )

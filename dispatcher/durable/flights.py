@@ -372,7 +372,7 @@ class Flights:
         submission, count, index = entry.submission, entry.item_count, frame[2]
         match count.take(index):
             case Came.GAP:
-                self._attach_anew(entry, flight)
+                self._ask_for_items(entry, flight, count)
                 return
             case Came.AGAIN:
                 return
@@ -388,10 +388,33 @@ class Flights:
             sequence=entry.seq,
         )
         if error is not None:
-            self._exchange.forget(flight)
-            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
-            self._finish(entry, flight)
-            self._ended(entry, flight.attempt, error)
+            self._break_off(entry, flight, error)
+
+    def _break_off(self, entry: Entry, flight: JobFlight, error: GanglineError) -> None:
+        self._exchange.forget(flight)
+        self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+        self._finish(entry, flight)
+        self._ended(entry, flight.attempt, error)
+
+    def _ask_for_items(self, entry: Entry, flight: JobFlight, count: ItemCount) -> None:
+        """Some got lost: at once the first time, then ever later, and not for ever."""
+        wait_s = count.ask_after_s()
+        if wait_s is None:
+            text = f"{entry.worker} does not send item {count.received}, however often it is asked"
+            self._break_off(entry, flight, StreamBroken(text, may_have_started=True))
+            return
+        if not wait_s:
+            self._attach_anew(entry, flight)
+            return
+        self._exchange.forget(flight)  # what it still says comes again
+
+        def again() -> None:
+            self._retries.discard(timer)
+            if entry.flight is flight:
+                self._attach_anew(entry, flight)
+
+        timer = self._exchange.loop.call_later(wait_s, again)
+        self._retries.add(timer)
 
     def _credit(self, entry: Entry, count: ItemCount, index: int) -> None:
         more, flight = count.stored(index), entry.flight

@@ -7,6 +7,10 @@ what was not credited, and sends it again from any place on to who attaches anew
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Final
+
+MOST_GAPS: Final = 6
+"""So often in a row, over some three seconds, items that lack are asked for in vain."""
 
 
 class Came(Enum):
@@ -27,31 +31,42 @@ class ItemCount:
         known: it begins with item 0. False: another dispatcher stored some before; what comes first is the next.
     """
 
-    __slots__ = ("_asked_at", "_received", "_stored", "_still", "credited", "known")
+    __slots__ = ("_asked_at", "_gaps", "_still", "_stored", "credited", "known", "received")
 
     def __init__(self, *, known: bool) -> None:
         self.known = known
         self.credited = 0
         """Stored, with all before them."""
-        self._received = 0
+        self.received = 0
+        """How many came, without a gap."""
         self._stored: set[int] = set()
         """... without all before them."""
         self._asked_at: int | None = None
         """How many had come when the end came too early."""
+        self._gaps = 0
+        """In a row, without an item that was lacking."""
         self._still: tuple[int, int] = (-1, 0)
         """How many had come at the last look, and at how many looks it was the same."""
 
     def __repr__(self) -> str:
-        return f"ItemCount({self._received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
+        return f"ItemCount({self.received} came, {self.credited} stored{'' if self.known else ', begin unknown'})"
 
     def take(self, index: int) -> Came:
         """An item came."""
         if not self.known:
-            self.known, self._received, self.credited = True, index, index
-        if index != self._received:
-            return Came.AGAIN if index < self._received else Came.GAP
-        self._received += 1
+            self.known, self.received, self.credited = True, index, index
+        if index != self.received:
+            return Came.AGAIN if index < self.received else Came.GAP
+        self.received += 1
+        self._gaps = 0
         return Came.NEXT
+
+    def ask_after_s(self) -> float | None:
+        """How long to wait before what lacks is asked for again; None: it was in vain often enough."""
+        self._gaps += 1
+        if self._gaps > MOST_GAPS:
+            return None
+        return 0.0 if self._gaps == 1 else 0.1 * 2 ** (self._gaps - 2)
 
     def stored(self, index: int) -> int:
         """An item is stored. Returns how many more are, with all before them: so many are the worker's credit."""
@@ -64,11 +79,11 @@ class ItemCount:
 
     def lacks(self, count: int) -> bool:
         """Whether some of so many, which is all there are, did not come. Asked at the end."""
-        return count != self._received if self.known else count > 0
+        return count != self.received if self.known else count > 0
 
     def may_ask(self) -> bool:
         """Whether they may be asked for again: not twice in a row for nothing."""
-        received = self._received if self.known else -1
+        received = self.received if self.known else -1
         if self._asked_at == received:
             return False
         self._asked_at = received
@@ -78,8 +93,8 @@ class ItemCount:
         """Whether to have a look at the worker's side, since nothing has come for long: it may wait for credit that got
         lost. Asked now and then; each time in vain makes the next rarer."""
         received, times = self._still
-        if received != self._received:
-            self._still = (self._received, 0)
+        if received != self.received:
+            self._still = (self.received, 0)
             return False
         times += 1
         self._still = (received, times)

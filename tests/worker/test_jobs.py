@@ -335,6 +335,33 @@ async def test_a_reader_that_comes_after_the_end_gets_what_nobody_took(rig: Rig)
     assert rig.worker.core.statistics()["jobs"] == 0
 
 
+@on_rig(answer_retention_bytes=1 << 20, stream_window=3)
+async def test_a_reader_is_told_that_items_are_no_longer_kept(rig: Rig):
+    first, second = await two_hands(rig)
+    rig.worker.core.jobs.keep_items(0)
+    first.send(task(1, "count", [3], flags=STREAM, meta=meta("ended")))
+    assert (await first.answer(1))[0] == END
+    answer = await second.ask(*attach(1, "ended", flags=STREAM))
+    assert answer[2] == "stream_broken" and "items 0 to 2 are no longer kept" in answer[3]
+    assert await second.ask(*attach(2, "ended")) == [END, 2, 3], "who reads none lacks none"
+    first.send(task(2, "count", [9], flags=STREAM, meta=meta("runs")))
+    await first.quiet()
+    second.send(attach(3, "runs", flags=STREAM, items=1))
+    assert (await second.answer(3))[2] == "stream_broken", "it waited for credit for what nobody can read"
+    assert (await first.answer(2))[2] == "stream_broken"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_job_whose_items_are_lost_starts_anew_at_a_later_attempt(rig: Rig):
+    rig.worker.core.jobs.keep_items(0)
+    rig.hand.send(task(1, "count", [3], flags=STREAM, meta=meta()))
+    assert (await rig.hand.answer(1))[0] == END
+    rig.hand.send(task(2, "count", [3], flags=STREAM, meta=meta(attempt=2)))
+    assert await rig.hand.answer(2) == [END, 2, 3]
+    assert rig.events("start") == ["start", "start"]
+
+
 @on_rig()
 async def test_an_item_too_large_ends_a_job_once_its_code_has_stopped(rig: Rig):
     size = rig.worker_bus.max_payload

@@ -48,3 +48,11 @@ def test_who_stands_still_is_looked_after_ever_more_rarely() -> None:
     assert found == [1, 2, 4, 8, 16]
     count.take(0)
     assert [count.stands_still() for _ in range(3)] == [False, True, True]
+
+
+def test_what_does_not_come_is_asked_for_ever_later_and_not_for_ever() -> None:
+    count = ItemCount(known=True)
+    count.take(0)
+    assert [count.ask_after_s() for _ in range(8)] == [0.0, 0.1, 0.2, 0.4, 0.8, 1.6, None, None]
+    count.take(1)
+    assert count.ask_after_s() == 0.0, "something came in between"

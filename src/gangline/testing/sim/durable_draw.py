@@ -48,7 +48,13 @@ def draw_durable_plan(seed: int) -> Plan:
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
-        durable=DurableTraffic(dispatchers=dispatchers, steps=steps, routes=routes, age_step_s=age_step_s),
+        durable=DurableTraffic(
+            dispatchers=dispatchers,
+            steps=steps,
+            routes=routes,
+            age_step_s=age_step_s,
+            item_bytes=_item_bytes(random.Random(f"{seed}-item-bytes")),
+        ),
     )
 
 
@@ -297,6 +303,11 @@ def _bad(rng: random.Random, number: int, endpoint: str) -> Bad:
         ),
     )
     return rng.choice(choices)
+
+
+def _item_bytes(rng: random.Random) -> int | None:
+    """Now and then workers keep next to nothing."""
+    return rng.choice((0, 4, 30)) if rng.random() < 0.15 else None
 
 
 # -- what goes wrong --------------------------------------------------------------------------------------------------

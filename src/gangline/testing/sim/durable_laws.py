@@ -285,8 +285,10 @@ class JobWatch:
                     f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
                     f"{other.attempt})",
                 )
+        loses_items = step.method == "job_items" and self._traffic is not None and self._traffic.item_bytes is not None
         for other in model.life:
-            if other.how == "returned" and other.drained_s is not None and self._quiet_for() >= now - other.since:
+            well = other.how == "returned" and not loses_items
+            if well and other.drained_s is not None and self._quiet_for() >= now - other.since:
                 self._fail(
                     "roll-out",
                     f"{model} starts on {body.node} (attempt {body.attempt}), though it ended well on {other.node} at "

@@ -138,6 +138,8 @@ class DurableTraffic:
     routes: tuple[RouteStep, ...]
     age_step_s: float = 10.0
     """Of all dispatchers."""
+    item_bytes: int | None = None
+    """What workers keep of items that no dispatcher has taken; None: as much as they do by themselves."""
 
     def one_pool(self, endpoint: str) -> bool:
         """Whether all its tasks go to one pool, whatever its route."""

@@ -185,6 +185,8 @@ class WorkerProcess(Process):
             journal=journal,
         )
         world.models[node] = self.model = model
+        if world.plan.durable is not None and world.plan.durable.item_bytes is not None:
+            worker.core.jobs.keep_items(world.plan.durable.item_bytes)
         self.worker = worker
         await worker.start()
         self._served = True

@@ -16,7 +16,7 @@ from ..schemas import codec, headers
 from ..schemas.codec import Format
 from ..schemas.duration import parse_duration
 from ..schemas.errors import GanglineError, InvalidRequest
-from ..schemas.jobs import JobFailure, JobState
+from ..schemas.jobs import FailedTry, JobFailure, JobState
 from ..schemas.names import check_name
 from ..schemas.task_errors import JobError, UnknownJob
 from .durable.records import buried_sequence
@@ -37,6 +37,7 @@ _DROPPED: Final = frozenset(
         headers.DEAD_REASON,
         headers.DEAD_ERROR,
         headers.DEAD_AT,
+        headers.DEAD_TRIES,
         headers.DEAD_OBJECT,
         headers.SUBJECT,
         headers.DELAY,
@@ -68,6 +69,8 @@ class DeadLetter:
     """Its body. Of a very large one, only `Client.dead_letter` reads it."""
     headers: Mapping[str, str]
     """All that it has."""
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ten, oldest first. Empty where a letter does not tell."""
 
     @property
     def target(self) -> str:
@@ -108,6 +111,7 @@ class DeadLetter:
             subject=subject,
             data=message.data,
             headers=dict(fields),
+            tries=_tries(_header(fields, headers.DEAD_TRIES)),
         )
 
 
@@ -339,6 +343,13 @@ def _moment(text: str | None) -> float | None:
         return None if text is None else datetime.fromisoformat(text.strip()).timestamp()
     except ValueError:
         return None
+
+
+def _tries(text: str | None) -> tuple[FailedTry, ...]:
+    try:
+        return () if text is None else tuple(FailedTry.model_validate(each) for each in json.loads(text))
+    except (ValueError, TypeError):  # people can write there, too
+        return ()
 
 
 def _failure(text: str | None) -> JobFailure | None:

@@ -335,6 +335,7 @@ def _info_of(record: ResultRecord) -> JobInfo:
         started_at=record.started_at,
         error=record.error,
         reason=None if record.reason is None else record.reason.value,
+        tries=record.tries,
     )
 
 

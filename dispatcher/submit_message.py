@@ -137,6 +137,8 @@ def _fields(options: CallOptions, submit: SubmitOptions) -> dict[str, str]:
     ):
         if text is not None:
             fields[name] = text if isinstance(text, str) else number(text)
+    if options.idempotent is not None:
+        fields[headers.IDEMPOTENT] = "true" if options.idempotent else "false"
     if submit.ordered:
         fields[headers.ORDERED] = "true"
     if submit.events:

@@ -166,6 +166,7 @@ def _tasks() -> list[Channel]:
                 headers.JOB,
                 headers.DEAD_REASON,
                 headers.DEAD_ERROR,
+                headers.DEAD_TRIES,
                 headers.DEAD_AT,
                 headers.ATTEMPTS,
             ),

@@ -41,6 +41,8 @@
     ├── StreamBroken                    items of a streamed result were lost
     └── ClosedError                     you already closed this client, router or worker
 
+A task that raises NonRetryable (of TaskFailed, as which it reaches callers) says that trying it again cannot help.
+
 Every error says what to do next in its text, and carries `code` (stable, for machines), `status` (the number in
 `Nats-Service-Error-Code`) and `may_have_started` (whether the task's side effects may exist).
 """
@@ -231,7 +233,7 @@ class TaskError(GanglineError):
 
 
 class TaskFailed(TaskError):
-    """The task raised. `details`: `type`, `traceback`."""
+    """The task raised. `details`: `type`, `message`, `traceback`, and `non_retryable` (true) if it said so."""
 
     code = "task_failed"
 
@@ -241,9 +243,23 @@ class TaskFailed(TaskError):
         return str(self.details.get("type", ""))
 
     @property
+    def retryable(self) -> bool:
+        """False: the task raised NonRetryable."""
+        return not (self.details.get("non_retryable") is True or self.remote_type == "NonRetryable")
+
+    @property
     def remote_traceback(self) -> str:
         """The worker's formatted traceback; empty when the worker was told not to send it."""
         return str(self.details.get("traceback", ""))
+
+
+class NonRetryable(TaskFailed):
+    """Raised by a task to say that running it again cannot help: a durable task is dead at once, whatever attempts it
+    has left. Subclasses count as well. It reaches callers as TaskFailed, whose `details` then have `non_retryable`."""
+
+    @property
+    def retryable(self) -> bool:
+        return False
 
 
 class TaskCrashed(TaskError):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from .limits import MAX_NAME_CHARS
 from .messages import Reply, Request
@@ -62,6 +62,26 @@ class JobFailure(Record):
     details: dict[str, Any] = Field(default_factory=dict)
 
 
+MOST_TRIES: Final = 10
+"""Failed tries that are kept of a job: the last ones."""
+
+
+class FailedTry(BaseModel):
+    """One try of a job that failed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    attempt: int
+    worker: str = ""
+    """`<pool>.<worker>`."""
+    started_at: float | None = None
+    """Unix time; None: not known, another dispatcher began it."""
+    ended_at: float = 0.0
+    """Unix time."""
+    error: JobFailure | None = None
+    """Without a traceback, its message cut to 500 characters; of a task that raised, `details` has `type`."""
+
+
 class ResultRecord(Record):
     """`result.<job>`: how a job ended. Written once: the first writer wins."""
 
@@ -89,6 +109,8 @@ class ResultRecord(Record):
     """Of the last attempt."""
     finished_at: float = 0.0
     trace: str | None = None
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ten, oldest first."""
 
 
 class TryRecord(Record):
@@ -103,6 +125,8 @@ class TryRecord(Record):
     error: JobFailure | None = None
     cancelled: bool = False
     """Somebody was told that it is cancelled: there shall be no next, and what runs is being stopped."""
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ten, oldest first."""
 
 
 class TurnRecord(Record):
@@ -173,6 +197,8 @@ class JobInfo(Reply):
     next_try_at: float | None = None
     error: JobFailure | None = None
     reason: str | None = None
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ten, oldest first."""
 
 
 class CancelReply(Reply):

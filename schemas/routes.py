@@ -44,6 +44,7 @@ class QueueRules(_Part):
     burst: int = Field(default=1, ge=1, le=1_000_000)
     """... and at once, after a pause."""
     max_attempts: int | None = Field(default=None, ge=1, le=MAX_ATTEMPTS)
+    """How often a task is started, whether it is declared idempotent or not. Unsaid: once, if it is not."""
     backoff_s: float | None = Field(default=None, ge=0, le=MAX_BACKOFF_S)
     backoff_max_s: float | None = Field(default=None, ge=0, le=MAX_BACKOFF_S)
     timeout_s: float | None = Field(default=None, gt=0)

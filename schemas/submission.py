@@ -37,6 +37,7 @@ _COMMON: Final = frozenset(
         headers.BACKOFF,
         headers.RESULT_TTL,
         headers.EVENTS,
+        headers.IDEMPOTENT,
     )
 )
 """Headers that say the same whoever has them, and whenever; most tasks of one producer have the same of them."""
@@ -82,6 +83,8 @@ class Submission(NamedTuple):
     events: bool = False
     trace: str | None = None
     """`traceparent` of whoever published it."""
+    idempotent: bool | None = None
+    """Whether running it twice does no harm. None: what the task declares."""
 
     @property
     def target(self) -> str:
@@ -229,6 +232,7 @@ _HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
         (headers.RESULT_TTL, "result_ttl_s", _length(0.0, MAX_RESULT_TTL_S)),
         (headers.EVENTS, "events", _flag),
         (headers.TRACEPARENT, "trace", _text),
+        (headers.IDEMPOTENT, "idempotent", _flag),
     )
 }
 """By name in small letters: which field it is, how it is rightly written, and how it is read."""

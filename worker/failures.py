@@ -6,7 +6,7 @@ import asyncio
 import traceback
 from types import TracebackType
 
-from ..schemas.errors import GanglineError, InvalidResult, TaskCancelled, TaskFailed
+from ..schemas.errors import GanglineError, InvalidResult, NonRetryable, TaskCancelled, TaskFailed
 
 _EXECUTORS = f"{__package__}.executors"
 
@@ -32,10 +32,12 @@ def failure_of(
     if isinstance(error, asyncio.CancelledError):
         return TaskCancelled(f"{where} cancelled itself")
     kind = type(error).__qualname__
-    details = {"type": kind, "message": _text_of(error)}
+    text = _text_of(error)
+    details: dict[str, object] = {"type": kind, "message": text}
+    if isinstance(error, NonRetryable):
+        details["non_retryable"] = True
     if with_traceback:
         details["traceback"] = _traceback_of(error)
-    text = details["message"]
     return TaskFailed(f"{where} raised {kind}: {text}" if text else f"{where} raised {kind}", details=details)
 
 

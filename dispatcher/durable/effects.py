@@ -103,6 +103,8 @@ class Note:
     not_before: float
     """Unix time of the next try."""
     error: GanglineError
+    started_at: float | None = None
+    """Unix time, of the try that failed; None: it began before the takeover."""
 
 
 @dataclass(slots=True, kw_only=True)

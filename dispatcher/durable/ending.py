@@ -77,7 +77,8 @@ class Ending:
     def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool) -> None:
         books = self._books
         task.refusals = 0
-        if task.attempts >= max_attempts(task.submission, books.rules, books.settings):
+        once = task.submission.method in books.pools[task.pool].once
+        if task.attempts >= max_attempts(task.submission, books.rules, books.settings, once=once):
             self.bury(task, reason, error)
             return
         wait_s = backoff_s(task.submission, books.rules, books.settings, attempts=task.attempts, draw=books.draw)
@@ -89,7 +90,14 @@ class Ending:
         books.totals["retried"] += 1
         books.move(task, Step.NOTING)
         books.settle(
-            Note(seq=task.seq, job=task.job, attempts=task.attempts, not_before=books.wall + wait_s, error=error),
+            Note(
+                seq=task.seq,
+                job=task.job,
+                attempts=task.attempts,
+                not_before=books.wall + wait_s,
+                error=error,
+                started_at=task.started_at,
+            ),
             *books.tell(task, JobState.WAITING, error),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...bus.port import StreamMessage
+from ...schemas.jobs import MOST_TRIES, FailedTry, JobFailure
 from ...schemas.submission import Submission
 from ...telemetry.tracing import NO_SPAN, Span
 from .arguments import Arguments
@@ -40,6 +41,8 @@ class Entry:
     """... if it yielded: how many."""
     streams = False
     started = False
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ones, oldest first."""
     span: Span = NO_SPAN
     _item_count: ItemCount | None = None
     _known = True
@@ -61,6 +64,12 @@ class Entry:
         self._known = known
         if self._item_count is not None:
             self._item_count = None
+
+    def failed(self, attempt: int, error: JobFailure, *, started_at: float | None, ended_at: float) -> None:
+        """A try of it failed. No-op if that is known."""
+        if self.started and not (self.tries and self.tries[-1].attempt >= attempt):
+            last = FailedTry(attempt=attempt, worker=self.worker, started_at=started_at, ended_at=ended_at, error=error)
+            self.tries = (*self.tries, last)[-MOST_TRIES:]
 
     def __repr__(self) -> str:
         target = self.submission.target if self.submission is not None else self.message.subject

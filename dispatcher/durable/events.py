@@ -248,6 +248,8 @@ class PoolSeen(Event):
     """Most slots that one living worker has; 0: none lives."""
     costs: Mapping[str, int] = field(default_factory=dict[str, int])
     """Slots that a task takes, by method; 1 for one that is not told."""
+    once: frozenset[str] = frozenset()
+    """Methods that are not declared idempotent: their tasks are started once, if nothing else is said."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -169,9 +169,9 @@ class Hands:
                 outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
             case do.Note():
                 metrics.retried(self._endpoint, effect.error.code)
-                outcomes.note(self._endpoint, effect, lambda: self._noted(seq))
+                outcomes.note(self._endpoint, self._entries[seq], effect, lambda: self._noted(seq))
             case do.Mark():
-                outcomes.mark(self._endpoint, effect, lambda: tell(on.Marked, seq=seq))
+                outcomes.mark(self._endpoint, self._entries[seq], effect, lambda: tell(on.Marked, seq=seq))
             case do.Bury():
                 metrics.dead(self._endpoint, effect.reason.value)
                 outcomes.bury(self._entries[seq], effect, lambda: tell(on.Buried, seq=seq))

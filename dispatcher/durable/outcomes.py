@@ -174,15 +174,17 @@ class Outcomes:
 
     # -- tries ----------------------------------------------------------------------------------------------------
 
-    def note(self, endpoint: str, effect: Note, answer: Answer) -> None:
+    def note(self, endpoint: str, entry: Entry, effect: Note, answer: Answer) -> None:
         """A try that failed."""
+        records.note_try(entry, effect, wall=self._ambient.wall())
         key = self._names.try_key(endpoint, effect.job)
-        self._scribe.put(key, records.try_of(effect), done=lambda _: answer())
+        self._scribe.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
 
-    def mark(self, endpoint: str, effect: Mark, answer: Answer) -> None:
+    def mark(self, endpoint: str, entry: Entry, effect: Mark, answer: Answer) -> None:
         """A job that was cancelled, and cannot be ended at once."""
         key = self._names.try_key(endpoint, effect.job)
-        self._scribe.put(key, records.cancelled_of(effect, wall=self._ambient.wall()), done=lambda _: answer())
+        record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
+        self._scribe.put(key, record, done=lambda _: answer())
 
     def forget_try(self, endpoint: str, job: str) -> None:
         """The job is over, and acknowledged."""
@@ -192,6 +194,7 @@ class Outcomes:
 
     def bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
         """The dead letter, then the record, then the broadcast."""
+        records.note_try(entry, effect, wall=self._ambient.wall())
         self._start(self._bury(entry, effect, answer))
 
     async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:

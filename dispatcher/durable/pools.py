@@ -40,6 +40,7 @@ class PoolView:
         "limit",
         "line",
         "name",
+        "once",
         "running",
         "told",
         "workers",
@@ -52,6 +53,8 @@ class PoolView:
         self.largest = 0
         """Most slots of one living worker; 0: none lives."""
         self.costs: Mapping[str, int] = {}
+        self.once: frozenset[str] = frozenset()
+        """Methods of tasks that may not be run twice."""
         self.limit: int | None = None
         """Most tasks of the endpoint that run there at once."""
         self.line = Line()
@@ -171,7 +174,7 @@ class Pools:
         view = self[event.pool]
         before = (view.largest, dict(view.costs))
         view.known, view.workers, view.largest = event.known, event.workers, event.largest
-        view.costs = event.costs
+        view.costs, view.once = event.costs, event.once
         return before != (view.largest, dict(view.costs))
 
     def choose(self, task: Submission, draw: float) -> PoolView:

@@ -408,6 +408,8 @@ class Queue:
         record = self._tries.pop(job, None) if self._tries else None
         if record is not None and record.sequence != seq:
             record = None
+        if record is not None:
+            self.entries[seq].tries = record.tries
         context = self._context
         self._events.append(
             on.Arrived(
@@ -480,8 +482,10 @@ class Queue:
         for pool in (record or _DEFAULT).pools(self.endpoint):
             self._rolls.follow(pool)
 
-    def _on_pool(self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int]) -> None:
-        self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs)
+    def _on_pool(
+        self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int], once: frozenset[str]
+    ) -> None:
+        self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs, once=once)
 
     async def _sure(self) -> None:
         assert self._possession is not None
@@ -518,9 +522,9 @@ class Queue:
         self._work()
         info = self.core.info(job)
         entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
-        if info is None or entry is None or not entry.worker:
+        if info is None or entry is None:
             return info
-        return info.model_copy(update={"worker": entry.worker})
+        return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
 
     async def cancel(self, job: str) -> JobInfo | None:
         """Have a job not start, or stop. Returns what is known of it when its end is stored, or else as soon as it is

@@ -15,7 +15,7 @@ from ...bus.port import KvEntry, StreamMessage
 from ...schemas import codec, headers
 from ...schemas.codec import Format
 from ...schemas.errors import GanglineError, error_from_wire
-from ...schemas.jobs import DeadReason, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
+from ...schemas.jobs import DeadReason, FailedTry, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
 from ...schemas.names import Names
 from ...schemas.submission import Submission
 from .effects import Bury, Mark, Note, Store
@@ -25,7 +25,10 @@ MAX_FAILURE_BYTES: Final = 64 * 1024
 """A traceback longer than that loses its middle."""
 _MESSAGE_CHARS: Final = 4000
 _LEAST_CHARS: Final = 200
+_TRY_CHARS: Final = 500
 _DEAD: Final = "dead"
+_TRIES_FROM: Final = 8192
+"""Where the error may take fewer bytes, there is no room for the tries before."""
 MAX_HEADER_BYTES: Final = 65_535
 """JetStream stores no message with more of them."""
 
@@ -42,6 +45,19 @@ def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailu
     if len(codec.to_json(details)) > limit:
         details = {}
     return JobFailure(code=error.code, message=message, details=details)
+
+
+def note_try(entry: Entry, effect: Note | Bury, *, wall: float) -> None:
+    """Remember, with the entry, the try that failed."""
+    if effect.attempts and effect.error.may_have_started:
+        entry.failed(effect.attempts, short_failure_of(effect.error), started_at=effect.started_at, ended_at=wall)
+
+
+def short_failure_of(error: GanglineError) -> JobFailure:
+    """An error as the history of a job carries it."""
+    kind = error.details.get("type")
+    details = {"type": kind[:_LEAST_CHARS]} if isinstance(kind, str) else {}
+    return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
 
 
 def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
@@ -71,6 +87,7 @@ def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | 
         started_at=effect.started_at,
         finished_at=wall,
         trace=submission.trace if submission is not None else None,
+        tries=entry.tries,
     )
     if not done or object is not None or entry.body is None:
         return record.model_dump_json().encode()
@@ -88,7 +105,7 @@ def parse_result(entry: KvEntry | None) -> ResultRecord | None:
         return None
 
 
-def try_of(effect: Note) -> bytes:
+def try_of(effect: Note, tries: tuple[FailedTry, ...] = ()) -> bytes:
     """The record of a try that failed."""
     record = TryRecord(
         job=effect.job,
@@ -96,13 +113,16 @@ def try_of(effect: Note) -> bytes:
         attempts=effect.attempts,
         not_before=effect.not_before,
         error=failure_of(effect.error),
+        tries=tries,
     )
     return record.model_dump_json().encode()
 
 
-def cancelled_of(effect: Mark, *, wall: float) -> bytes:
+def cancelled_of(effect: Mark, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:
     """The record of a job that was cancelled and cannot be ended at once."""
-    record = TryRecord(job=effect.job, sequence=effect.seq, attempts=effect.attempts, not_before=wall, cancelled=True)
+    record = TryRecord(
+        job=effect.job, sequence=effect.seq, attempts=effect.attempts, not_before=wall, cancelled=True, tries=tries
+    )
     return record.model_dump_json().encode()
 
 
@@ -133,6 +153,8 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
         headers.DEAD_AT: moment(wall),
         headers.ATTEMPTS: str(effect.attempts),
     }
+    if entry.tries and limit >= _TRIES_FROM:
+        ours[headers.DEAD_TRIES] = json.dumps([each.model_dump(mode="json") for each in entry.tries])
     given = {**without_servers_own(entry.message.headers), **ours}
     if limit == 0:
         # The task's own fill all that there may be: the largest goes, and why it is dead stays.

@@ -21,9 +21,15 @@ def _first(default: T, task: T | None, route: T | None) -> T:
     return default if route is None else route
 
 
-def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings) -> int:
-    """The number of the last; those before it was a dead letter are not counted."""
-    return task.attempts + _first(settings.max_attempts, task.max_attempts, rules.max_attempts)
+def max_attempts(task: Submission, rules: QueueRules, settings: DispatcherSettings, *, once: bool = False) -> int:
+    """The number of the last; those before it was a dead letter are not counted.
+
+    Args:
+        once: the task is not declared idempotent. Where neither it nor the route says how often, it is started once.
+    """
+    if task.idempotent is not None:
+        once = not task.idempotent
+    return task.attempts + _first(1 if once else settings.max_attempts, task.max_attempts, rules.max_attempts)
 
 
 def timeout_s(task: Submission, rules: QueueRules) -> float | None:

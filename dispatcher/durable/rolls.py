@@ -16,8 +16,8 @@ from .retrying import until_answered
 
 LOOK_S: Final = 0.25
 
-Seen = tuple[bool, int, int, tuple[tuple[str, int], ...]]
-"""Known, workers, largest, costs."""
+Seen = tuple[bool, int, int, tuple[tuple[str, int], ...], frozenset[str]]
+"""Known, workers, largest, costs, once."""
 
 
 class KnownPools:
@@ -36,7 +36,7 @@ class Rolls:
         router: Router,
         known: KnownPools,
         *,
-        tell: Callable[[str, bool, int, int, dict[str, int]], None],
+        tell: Callable[[str, bool, int, int, dict[str, int], frozenset[str]], None],
         log: Log,
     ) -> None:
         """`tell` is called with the fields of PoolSeen."""
@@ -98,7 +98,7 @@ class Rolls:
             seen = self._describe(name, pool)
             if seen != before:
                 self._seen[name] = seen
-                self._tell(name, seen[0], seen[1], seen[2], dict(seen[3]))
+                self._tell(name, seen[0], seen[1], seen[2], dict(seen[3]), seen[4])
         self._timer = loop.call_later(LOOK_S, self._look)
 
     def _describe(self, name: str, pool: RoutedPool) -> Seen:
@@ -110,13 +110,16 @@ class Rolls:
             for method in view.methods
             if (found := view.method(method)) is not None and found.slots != 1
         )
+        once = frozenset(
+            method for method in view.methods if (found := view.method(method)) is not None and not found.idempotent
+        )
         before = self._seen.get(name)
         if not view.workers and before is not None:
             # The next worker's tasks will hardly take other slots than the last one's: what is taken for small until
-            # it is known is refused, and overtaken meanwhile.
-            costs = before[3]
+            # it is known is refused, and overtaken meanwhile. And whether what that one ran may run twice is as it was.
+            costs, once = before[3], before[4]
         largest = max((worker.total for worker in view.workers.values()), default=0)
-        return name in self._known.names, len(view.workers), largest, costs
+        return name in self._known.names, len(view.workers), largest, costs, once
 
     def __repr__(self) -> str:
         return f"Rolls({sorted(self._seen)})"

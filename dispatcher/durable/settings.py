@@ -24,7 +24,8 @@ class DispatcherSettings:
     node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())
     """Machine, as discovery shows it. Default: $GANGLINE_NODE, else the host's name."""
     max_attempts: int = 5
-    """How often a task is started before it becomes a dead letter. 1 to 10000."""
+    """How often a task that is declared idempotent is started before it becomes a dead letter. One that is not is
+    started once. 1 to 10000."""
     backoff_s: float = 1.0
     """Wait before the second try; doubles with each. Jitter takes off up to half. 0 to 86400."""
     backoff_max_s: float = 300.0

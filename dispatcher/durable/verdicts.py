@@ -1,7 +1,8 @@
 """What an error means for a durable task: dead at once, worth another try, or as if nothing had been tried.
 
-Errors of the request itself are permanent: the same message would fail again. What may have run is counted as an
-attempt, whether or not the task calls itself idempotent: a durable task is run at least once.
+Errors of the request itself are permanent: the same message would fail again; so is what a task itself calls so
+(NonRetryable). What may have run is counted as an attempt; how many there are depends on whether the task calls itself
+idempotent, see retry.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Verdict = Permanent | Retry | NotStarted
 
 _NOT_STARTED: Final = NotStarted()
 _FAILED: Final = Retry(DeadReason.FAILED)
+_NON_RETRYABLE: Final = Permanent(DeadReason.FAILED)
 
 VERDICTS: Final[dict[type[e.GanglineError], Verdict]] = {
     # The request is wrong.
@@ -75,6 +77,8 @@ def classify(error: e.GanglineError) -> Verdict:
     An error that says "nothing started" and is not permanent is not an attempt (one that we do not know is: it could
     say so for ever), and one of a kind that usually starts nothing is one if it says that something may have.
     """
+    if isinstance(error, e.TaskFailed) and not error.retryable:
+        return _NON_RETRYABLE
     verdict = next(VERDICTS[each] for each in type(error).__mro__ if each in VERDICTS)  # the base is in it
     match verdict:
         case NotStarted() if error.may_have_started:

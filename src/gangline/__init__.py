@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .dispatcher.sync import SyncClient as SyncClient
     from .dispatcher.sync import connect_sync as connect_sync
     from .schemas.errors import GanglineError as GanglineError
+    from .schemas.errors import NonRetryable as NonRetryable
     from .schemas.gangs import Bundle as Bundle
     from .schemas.jobs import JobState as JobState
     from .schemas.names import Names as Names
@@ -89,6 +90,7 @@ _PUBLIC = {
     "Lease": "dispatcher.leases",
     "Middleware": "worker.middleware",
     "Names": "schemas.names",
+    "NonRetryable": "schemas.errors",
     "Policy": "dispatcher.policy",
     "Pool": "worker.pool",
     "PowerOfTwo": "dispatcher.policy",
@@ -140,6 +142,7 @@ __all__ = [
     "Lease",
     "Middleware",
     "Names",
+    "NonRetryable",
     "Policy",
     "Pool",
     "PowerOfTwo",

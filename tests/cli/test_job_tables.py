@@ -83,11 +83,16 @@ def test_a_letter_ends_with_its_traceback_and_is_json_with_all_of_it() -> None:
         headers.DEAD_REASON: "failed",
         headers.DEAD_ERROR: FAILURE.model_dump_json(),
         headers.ATTEMPTS: "5",
+        headers.DEAD_TRIES: '[{"attempt": 5, "worker": "words.w1", "started_at": 0.0, "ended_at": 2.0}]',
     }
     message = StreamMessage(subject="s", data=b'{"text": "\xc3\xa4"}', headers=fields, sequence=3, at=time.time())
     letter = DeadLetter.parse(message, "gangline.task.")
     lines = list(letter_lines(letter))
     assert 'arguments  {"text": "ä"}' in lines and lines[-1] == "Traceback"
+    [attempt] = [line for line in lines if line.startswith("attempt ")]
+    assert attempt.startswith("attempt    5 failed ") and attempt.endswith(" on words.w1 after 2.0 s")
+    broken = {**fields, headers.DEAD_TRIES: '{"attempt": 5}'}
+    assert DeadLetter.parse(StreamMessage(subject="s", data=b"", headers=broken, sequence=3, at=0.0), "x").tries == ()
     assert letter_json(letter)["arguments"] == {"text": "ä"}
     binary = DeadLetter.parse(StreamMessage(subject="s", data=b"\xff", headers=fields, sequence=3, at=0.0), "x")
     assert letter_json(binary)["arguments"] == "_w=="

@@ -11,12 +11,17 @@ import pytest
 from gangline import current_task
 from gangline.bus.ambient import Ambient
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.schemas.errors import InvalidArguments, StreamBroken, TaskFailed, UnknownMethod
+from gangline.schemas.errors import InvalidArguments, NonRetryable, StreamBroken, TaskFailed, UnknownMethod
 from gangline.schemas.jobs import JobEvent, JobProgress, JobState
+from gangline.schemas.routes import QueueRules, RouteRecord
 from gangline.schemas.task_errors import JobCancelled, JobDead, ResultNotKept, UnknownJob
 from gangline.testing import cluster
 from gangline.testing.in_memory import Cluster
 from gangline.worker.pool import Pool
+
+
+class CardDeclined(NonRetryable):
+    """A user's own."""
 
 
 class Scene:
@@ -32,13 +37,13 @@ class Scene:
             self.ran.append(value)
             return value
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def nap(seconds: float, value: Any = None) -> Any:
             self.ran.append(value)
             await asyncio.sleep(seconds)
             return value
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def flaky(fails: int) -> int:
             attempt = current_task().attempt
             self.attempts.append(attempt)
@@ -47,6 +52,11 @@ class Scene:
             return attempt
 
         @pool.task
+        async def charge(card: str) -> None:
+            self.attempts.append(current_task().attempt)
+            raise CardDeclined(card) if card == "stolen" else ValueError(card)
+
+        @pool.task(idempotent=True)
         async def frames(count: int, fails_at: int = -1) -> AsyncIterator[int]:
             for number in range(count):
                 if number == fails_at and current_task().attempt == 1:
@@ -93,6 +103,59 @@ async def test_a_failing_task_is_tried_again_and_its_states_are_told() -> None:
         events = [event async for event in job.events() if isinstance(event, JobEvent)]
         assert [event.state for event in events][-1] is JobState.DONE
         assert [event.attempt for event in events if event.state is JobState.RUNNING] == [1, 2, 3]
+
+
+async def test_what_is_not_idempotent_is_started_once_unless_somebody_says_otherwise() -> None:
+    scene = Scene()
+    async with scene.cluster() as client:
+        cases: tuple[tuple[dict[str, Any], int], ...] = (({}, 1), ({"max_attempts": 3}, 3), ({"idempotent": True}, 5))
+        for options, times in cases:
+            scene.attempts.clear()
+            job = await client.options(backoff_s=0.1, **options).submit("images.charge", "c")
+            with pytest.raises(JobDead) as caught:
+                await job.result()
+            assert (caught.value.reason, scene.attempts) == ("failed", list(range(1, times + 1)))
+        job = await client.options(idempotent=False).submit("images.flaky", 1)
+        with pytest.raises(JobDead):
+            await job.result()
+        await client.set_route("images", RouteRecord(queue=QueueRules(max_attempts=2, backoff_s=0.1)))
+        assert await (await client.submit("images.flaky", 1)).result() == 2
+
+
+async def test_what_a_task_calls_hopeless_is_not_tried_again() -> None:
+    scene = Scene()
+    async with scene.cluster() as client:
+        job = await client.options(max_attempts=5).submit("images.charge", "stolen")
+        with pytest.raises(JobDead) as caught:
+            await job.result()
+        cause = caught.value.__cause__
+        assert isinstance(cause, TaskFailed) and (cause.remote_type, cause.retryable) == ("CardDeclined", False)
+        assert (caught.value.reason, scene.attempts) == ("failed", [1])
+        with pytest.raises(TaskFailed, match="CardDeclined: stolen"):
+            await client.call("images.charge", "stolen")
+
+
+async def test_the_last_ten_tries_that_failed_are_kept() -> None:
+    scene = Scene()
+    async with scene.cluster() as client:
+        patient = client.options(max_attempts=12, backoff_s=0.01)
+        job = await patient.submit("images.flaky", 11)
+        await settled(lambda: len(scene.attempts) == 3)
+        await asyncio.sleep(0.005)
+        meanwhile = await job.status()
+        assert [each.attempt for each in meanwhile.tries] == list(range(1, len(meanwhile.tries) + 1))
+        assert await job.result() == 12
+        tries = (await job.status()).tries
+        assert [each.attempt for each in tries] == list(range(2, 12))
+        last = tries[-1]
+        assert last.worker == "images.w1" and last.started_at is not None and last.started_at <= last.ended_at
+        assert last.error is not None and last.error.details == {"type": "ValueError"}
+        assert "attempt 11" in last.error.message
+        dead = await client.options(max_attempts=2, backoff_s=0.01).submit("images.flaky", 9)
+        with pytest.raises(JobDead):
+            await dead.result()
+        [letter] = await client.dead_letters()
+        assert [each.attempt for each in letter.tries] == [1, 2] == [t.attempt for t in (await dead.status()).tries]
 
 
 async def test_a_dead_job_can_be_replayed_and_gets_a_result_then() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 
 from ..dispatcher.dead_letters import DeadLetter
-from ..schemas.jobs import JobEvent, JobFailure, JobInfo, JobProgress, JobState, QueueStats, WhyReply
+from ..schemas.jobs import FailedTry, JobEvent, JobFailure, JobInfo, JobProgress, JobState, QueueStats, WhyReply
 from .output import duration, table
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def job_lines(info: JobInfo) -> Iterator[str]:
     attempts = f", attempt {info.attempts}" if info.attempts and info.state is JobState.RUNNING else ""
     tried = f", {_times(info.attempts)} so far" if info.attempts and info.state is JobState.WAITING else ""
     ended = f" after {_times(info.attempts)}" if info.state is JobState.DEAD else ""
-    return _fields(
+    yield from _fields(
         (
             ("job", info.job),
             ("task", f"{info.endpoint}.{info.method}" if info.method else info.endpoint),
@@ -52,6 +52,16 @@ def job_lines(info: JobInfo) -> Iterator[str]:
             ("sequence", None if info.sequence is None else str(info.sequence)),
         )
     )
+    yield from _tries(info.tries)
+
+
+def _tries(tries: Sequence[FailedTry]) -> Iterator[str]:
+    """Those that failed, each on a line."""
+    for each in tries:
+        took = "" if each.started_at is None else f" after {duration(max(0.0, each.ended_at - each.started_at))}"
+        where = f" on {each.worker}" if each.worker else ""
+        error = "" if each.error is None else f": {_one_line(each.error)}"
+        yield f"{'attempt':<11}{each.attempt} failed {_ago(each.ended_at)}{where}{took}{error}"
 
 
 def event_line(event: JobEvent | JobProgress) -> str:
@@ -154,6 +164,7 @@ def letter_lines(letter: DeadLetter) -> Iterator[str]:
             ("letter", str(letter.sequence)),
         )
     )
+    yield from _tries(letter.tries)
     traceback = "" if error is None else str(error.details.get("traceback", ""))
     if traceback:
         yield ""
@@ -172,6 +183,7 @@ def letter_json(letter: DeadLetter) -> dict[str, object]:
         "sequence": letter.sequence,
         "subject": letter.subject,
         "arguments": _plain(letter.arguments),
+        "tries": [each.model_dump(mode="json") for each in letter.tries],
         "headers": dict(letter.headers),
         "trace": letter.trace,
     }

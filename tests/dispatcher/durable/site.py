@@ -156,14 +156,14 @@ class Site:
             assert task.job is not None
             self.ends.append((task.job, task.attempt, worker, self.loop.time()))
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def square(x: int, seconds: float = 0.0) -> int:
             task = begin()
             await asyncio.sleep(seconds)
             end(task)
             return x * x
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def fail(times: int) -> str:
             task = begin()
             await asyncio.sleep(0.01)
@@ -172,7 +172,7 @@ class Site:
                 raise ValueError(f"attempt {task.attempt}")
             return "at last"
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def items(count: int, pause_s: float = 0.0) -> AsyncIterator[int]:
             task = begin()
             for number in range(count):
@@ -185,7 +185,7 @@ class Site:
             """For calls."""
             return float(x**0.5)
 
-        @pool.task
+        @pool.task(idempotent=True)
         async def large(size: int) -> str:
             task = begin()
             end(task)

@@ -27,7 +27,7 @@ def jobs_pool(rig: GangRig, slots: int = 1) -> Pool:
     """That of the rig, with tasks that say which attempt they are."""
     pool = pool_of(rig.probe, slots=slots)
 
-    @pool.task
+    @pool.task(idempotent=True)
     async def flaky(fails: int) -> list[int]:
         task = current_task()
         if task.attempt <= fails:
@@ -139,11 +139,12 @@ async def test_a_task_that_fails_is_tried_again_and_dies_after_its_last_try(rig:
 @pytest.mark.parametrize("route", ["rank0", "all"])
 @on_gang_rig()
 async def test_a_task_whose_gang_is_torn_down_under_it_is_tried_again(rig: GangRig, route: str, method: str) -> None:
-    """A durable task is run at least once: that a try may have run is what its number tells."""
+    """One that is not declared idempotent, only because its submission says how often."""
     await small_workers(rig, 3)
     async with dispatching(rig):
         await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-        job = await rig.client.submit(f"llm.{method}", 2.0)
+        attempts = None if method == "slow" else 5
+        job = await rig.client.options(max_attempts=attempts).submit(f"llm.{method}", 2.0)
         await until(lambda: rig.probe.started)
         info = await job.status()
         gang = (await rig.client.router.sets.find("llm", None)).gangs[0]
@@ -168,7 +169,7 @@ async def test_a_task_whose_member_is_killed_is_tried_again(rig: GangRig, route:
     await small_workers(rig, 3)
     async with dispatching(rig):
         await rig.declare("llm", gangs=1, gang=PAIR, route=route)
-        job = await rig.client.submit("llm.once", 2.0)
+        job = await rig.client.options(max_attempts=5).submit("llm.once", 2.0)
         await until(lambda: rig.probe.started)
         worker = (await job.status()).worker
         assert worker is not None
@@ -204,7 +205,7 @@ async def test_a_dispatcher_that_is_killed_leaves_its_tries_to_the_next_which_at
     bus = rig.hub.connect("first")
     first = Dispatcher(bus, names=rig.names, settings=DispatcherSettings(node="n"))
     await first.start()
-    jobs = [await rig.client.submit("llm.once", 12.0) for _ in range(2)]
+    jobs = [await rig.client.options(max_attempts=5).submit("llm.once", 12.0) for _ in range(2)]
     ranks = 1 if route == "rank0" else 2
     await until(lambda: len(rig.probe.started) == 2 * ranks)
     rig.hub.kill(bus)
@@ -225,7 +226,7 @@ async def test_a_dispatcher_that_attaches_to_a_try_of_which_a_rank_is_gone_tries
     bus = rig.hub.connect("first")
     first = Dispatcher(bus, names=rig.names, settings=DispatcherSettings(node="n"))
     await first.start()
-    job = await rig.client.submit("llm.once", 12.0)
+    job = await rig.client.options(max_attempts=5).submit("llm.once", 12.0)
     await until(lambda: len(rig.probe.started) == 2)
     worker = (await job.status()).worker
     assert worker is not None

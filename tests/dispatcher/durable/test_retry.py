@@ -25,6 +25,17 @@ def test_the_task_goes_before_the_route_and_the_route_before_the_settings():
     assert result_ttl_s(plain, none, SETTINGS) == SETTINGS.result_ttl_s
 
 
+def test_what_is_not_idempotent_is_started_once_unless_somebody_says_otherwise():
+    none, rules = QueueRules(), QueueRules(max_attempts=4)
+    plain = submission()
+    assert max_attempts(plain, none, SETTINGS, once=True) == 1
+    assert max_attempts(plain, rules, SETTINGS, once=True) == 4
+    assert max_attempts(submission(max_attempts=2), rules, SETTINGS, once=True) == 2
+    assert max_attempts(submission(idempotent=True), none, SETTINGS, once=True) == SETTINGS.max_attempts
+    assert max_attempts(submission(idempotent=False), none, SETTINGS) == 1
+    assert max_attempts(submission(attempts=3), none, SETTINGS, once=True) == 4, "replayed: once more"
+
+
 def test_the_backoff_never_overflows_and_a_long_first_wait_is_kept():
     assert backoff_s(submission(), QueueRules(), SETTINGS, attempts=10_000, draw=0.0) == SETTINGS.backoff_max_s
     assert backoff_s(submission(backoff_s=900.0), QueueRules(), SETTINGS, attempts=5, draw=0.0) == 900.0

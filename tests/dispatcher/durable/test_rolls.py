@@ -15,6 +15,7 @@ class Pool:
     def __init__(self) -> None:
         self.used_at = 0.0
         self.costs: dict[str, int] = {}
+        self.idempotent: set[str] = set()
         self.core = SimpleNamespace(view=self)
         self.workers: dict[str, SimpleNamespace] = {}
 
@@ -23,7 +24,7 @@ class Pool:
         return sorted(self.costs)
 
     def method(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(slots=self.costs[name])
+        return SimpleNamespace(slots=self.costs[name], idempotent=name in self.idempotent)
 
     def has(self, workers: int, **costs: int) -> None:
         self.workers = {str(number): SimpleNamespace(total=4) for number in range(workers)}
@@ -44,6 +45,7 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
         tell=lambda *seen: told.append(seen),
         log=logger_for("test"),
     )
+    pool.idempotent = {"light"}
     pool.has(1, heavy=2, light=1)
     await rolls.open(["images"])
     pool.has(0)
@@ -52,9 +54,9 @@ async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
     await asyncio.sleep(2 * LOOK_S)
     await rolls.stop()
     assert told == [
-        ("images", True, 1, 4, {"heavy": 2}),
-        ("images", True, 0, 0, {"heavy": 2}),
-        ("images", True, 1, 4, {}),
+        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"})),
+        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"})),
+        ("images", True, 1, 4, {}, frozenset()),
     ]
 
 
@@ -77,4 +79,5 @@ async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_to
     pool.has(2, generate=1)
     await asyncio.sleep(2 * LOOK_S)
     await rolls.stop()
-    assert told == [("llm", True, 0, 0, {}), ("llm", True, 2, 4, {})] and known.names == {"llm"}
+    assert told == [("llm", True, 0, 0, {}, frozenset()), ("llm", True, 2, 4, {}, frozenset({"generate"}))]
+    assert known.names == {"llm"}

@@ -174,13 +174,13 @@ def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
     """Tasks that fail in various ways; `journal` gets what starts."""
     pool = Pool("faults", slots=slots)
 
-    @pool.task
+    @pool.task(idempotent=True)
     async def fail(text: str = "no") -> None:
         task = gangline.current_task()
         journal.append(("fail", task.attempt))
         raise ValueError(text)
 
-    @pool.task
+    @pool.task(idempotent=True)
     async def third_time(text: str = "") -> int:
         task = gangline.current_task()
         journal.append(("third_time", task.attempt))
@@ -188,7 +188,7 @@ def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
             raise ValueError("not yet")
         return task.attempt
 
-    @pool.task
+    @pool.task(idempotent=True)
     async def nap(seconds: float) -> str:
         journal.append(("nap", gangline.current_task().attempt))
         await asyncio.sleep(seconds)

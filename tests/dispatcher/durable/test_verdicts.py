@@ -22,6 +22,7 @@ PERMANENT = {
     "InvalidResult": DeadReason.INVALID_RESULT,
     "InvalidSchedule": DeadReason.MALFORMED,
     "InvalidRoute": DeadReason.MALFORMED,
+    "NonRetryable": DeadReason.FAILED,
 }
 RETRIED = {
     "TaskFailed": DeadReason.FAILED,
@@ -95,6 +96,13 @@ def test_what_may_have_started_counts_as_a_try(name):
 @pytest.mark.parametrize("name", ["WorkerLost", "ResultLost", "TaskCancelled", "TaskFailed", "StreamBroken"])
 def test_what_says_that_nothing_started_does_not_count_as_a_try(name):
     assert classify(CLASSES[name]("x", may_have_started=False)) == NotStarted()
+
+
+@pytest.mark.parametrize("details", [{"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}])
+def test_a_task_that_says_so_is_not_tried_again(details):
+    assert classify(errors.TaskFailed("x", details=details)) == Permanent(DeadReason.FAILED)
+    again = errors.TaskFailed("x", details={"non_retryable": False, "type": "NonRetryableish"})
+    assert classify(again) == Retry(DeadReason.FAILED)
 
 
 @pytest.mark.parametrize("name", ["GanglineError", "InvalidArguments", "UnknownMethod"])

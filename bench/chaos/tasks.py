@@ -57,7 +57,7 @@ async def wide(id: str, seconds: float) -> str:
     return id
 
 
-@pool.task
+@pool.task(idempotent=True)
 async def job(id: str, seconds: float, failures: int) -> str:
     """Raises in its first attempts."""
     with _noted(id):

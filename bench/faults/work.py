@@ -29,7 +29,7 @@ def _note(folder: str, event: str) -> None:
         notes.write(json.dumps(line) + "\n")
 
 
-@pool.task
+@pool.task(idempotent=True)
 async def square(folder: str, number: int, seconds: float, gate: str = "") -> int:
     """Takes its time, and gives the square.
 
@@ -44,7 +44,7 @@ async def square(folder: str, number: int, seconds: float, gate: str = "") -> in
     return number * number
 
 
-@pool.task
+@pool.task(idempotent=True)
 async def who(folder: str, seconds: float) -> int:
     """Takes its time, and gives the attempt that this is."""
     _note(folder, "start")

@@ -54,7 +54,10 @@ class GangDesk:
         try:
             answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
         except NoResponders as error:
-            raise NoCoordinator("no coordinator leads right now: start one with 'gangline coordinator'") from error
+            raise NoCoordinator(
+                "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
+                "'gangline coordinator'"
+            ) from error
         raise_if_error(answer)
         try:
             return GangReply.model_validate_json(answer.data)

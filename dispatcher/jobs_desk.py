@@ -36,6 +36,9 @@ UNHELD_TTL_S: Final = 30 * 86_400.0
 _AGAIN_S: Final = 1.5
 """A question without an answer for so long is asked again, as all of them may be: whoever had it may have died."""
 
+TAKEN_WITHIN_S: Final = 3.0
+"""A dispatcher that runs looks for new queues every second (`look_s`), and takes one in less than that."""
+
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -71,7 +74,8 @@ class JobDesk:
         found = await self._find(ref)
         if found.message is not None:
             info = info_of_task(ref, found.message, self._names)
-            return info.model_copy(update={"reason": _nobody(info.endpoint)}) if absent else info
+            reason = await self._absence(info.endpoint, found.message.at) if absent else None
+            return info.model_copy(update={"reason": reason}) if reason is not None else info
         if (record := await self.record(ref.id)) is not None:  # it ended just now
             return _info_of(record)
         raise self._unknown(ref, absent=absent, certain=found.certain)
@@ -195,6 +199,21 @@ class JobDesk:
         return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _absence(self, endpoint: str, published_at: float) -> str:
+        """What to say of a task whose queue nobody answers for."""
+        if self._ambient.wall() - published_at < TAKEN_WITHIN_S:
+            return (
+                f"no dispatcher has the queue of {endpoint!r} yet: one that runs takes it within seconds, and if none "
+                "does, start one with 'gangline dispatcher'"
+            )
+        with contextlib.suppress(GanglineError):
+            if endpoint in await self._had():
+                return (
+                    f"the queue of {endpoint!r} is changing hands, or its dispatcher has died: another one takes it "
+                    "within seconds, and if none runs, start one with 'gangline dispatcher'"
+                )
+        return _nobody(endpoint)
 
     async def _ask(
         self, endpoint: str, operation: QueueOperation, request: BaseModel | None, reply: type[R], timeout_s: float

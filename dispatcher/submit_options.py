@@ -10,6 +10,7 @@ from typing import Final
 from ..schemas.bounds import plain
 from ..schemas.errors import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S
+from ..schemas.schedules import check_schedule
 from ..schemas.submission import LAST_MOMENT, MAX_BACKOFF_S, MAX_KEY_CHARS, MAX_PRIORITY, MAX_RESULT_TTL_S
 
 _BOUNDS: Final = (
@@ -26,6 +27,7 @@ class SubmitOptions:
 
     Raises:
         InvalidSettings: a value out of its bounds.
+        InvalidSchedule: a `cron` that the server would not take.
     """
 
     priority: int | None = None
@@ -67,6 +69,8 @@ class SubmitOptions:
         _check_priority(self.priority)
         check_header_text("idempotency_key", self.idempotency_key)
         check_header_text("cron", self.cron)
+        if self.cron is not None:
+            check_schedule(self.cron)
         if self.at is not None and (not isinstance(self.at, datetime) or self.at.tzinfo is None):
             raise InvalidSettings(f"at is {self.at!r}: give a datetime with a time zone, such as datetime.now(UTC)")
         if self.at is not None and not self.at.timestamp() < LAST_MOMENT:
@@ -93,7 +97,7 @@ def submit_options(
     is given (`delay_s`, `at`, `cron`) replaces another one.
 
     Raises:
-        InvalidSettings: see SubmitOptions.
+        InvalidSettings, InvalidSchedule: see SubmitOptions.
     """
     timed = delay_s is not None or at is not None or cron is not None
     if not timed and (

@@ -18,6 +18,7 @@ from .duration import parse_duration
 from .errors import GanglineError, InvalidRequest
 from .limits import MAX_DEADLINE_S
 from .names import Names, check_name, is_name
+from .schedules import check_schedule
 from .yes_no import parse_yes_no
 
 MAX_ATTEMPTS: Final = 10_000
@@ -162,9 +163,7 @@ def _key(text: str, _: float) -> str:
 
 
 def _schedule(text: str, _: float) -> str:
-    if not text:
-        raise ValueError("it is empty: give six fields of cron, such as '0 0 3 * * *', or '@every 5m'")
-    return text
+    return check_schedule(text)
 
 
 def _flag(text: str, _: float) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory import MemoryHub
-from gangline.bus.port import StorageUnavailable, StreamMessage
-from gangline.dispatcher import jobs_stored
+from gangline.bus.port import ConsumerSettings, StorageUnavailable, StreamMessage
+from gangline.dispatcher import jobs_desk, jobs_stored
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.jobs_desk import JobDesk
 from gangline.dispatcher.jobs_stored import JobRef
@@ -209,6 +209,20 @@ async def test_status_is_what_the_dispatcher_says(rig: JobsRig) -> None:
 
 
 @on_both_buses
+async def test_a_queue_that_changes_hands_is_not_called_nobodys(rig: JobsRig) -> None:
+    job = await rig.client.submit("images.echo")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs_desk, "TAKEN_WITHIN_S", 0.0)
+        assert (await job.status()).reason == (
+            "no dispatcher has the queue of 'images': start one with 'gangline dispatcher'"
+        )
+        settings = ConsumerSettings(filter=rig.names.tasks_of("images"))
+        await (await rig.tasks()).consume("had-by-one-that-died", settings, lambda _message: None)
+        assert "is changing hands" in ((await job.status()).reason or "")
+        assert "is changing hands" in (await job.why()).obstacles[0].text
+
+
+@on_both_buses
 async def test_without_a_dispatcher_a_stored_task_is_found_and_the_lack_is_told(rig: JobsRig) -> None:
     for _ in range(5):
         job = await rig.client.submit("images.echo")
@@ -216,6 +230,7 @@ async def test_without_a_dispatcher_a_stored_task_is_found_and_the_lack_is_told(
         info = await found.status()
         assert (info.state, info.endpoint, info.method) == (JobState.QUEUED, "images", "echo")
         assert "start one with 'gangline dispatcher'" in (info.reason or "")
+        assert "no dispatcher has the queue of 'images' yet" in (info.reason or ""), "it is new"
     [obstacle] = (await job.why()).obstacles
     assert obstacle.kind == "position" and "gangline dispatcher" in obstacle.text
 

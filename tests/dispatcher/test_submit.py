@@ -105,8 +105,8 @@ async def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(rig: 
         await rig.client.submit("images.echo", value=object())
     with pytest.raises(PayloadTooLarge):
         await rig.client.submit("images.echo", value="x" * (rig.bus.max_payload + 1))
-    for nonsense in ("nonsense", "* * *", "99 * * * * *", "@every 5ms"):
-        with pytest.raises(InvalidSchedule, match="the server refused the schedule: .*pattern is invalid"):
+    for nonsense in ("nonsense", "0 3 * * *", "99 * * * * *", "@every 5ms", ", * * * * *"):
+        with pytest.raises(InvalidSchedule):
             await rig.client.options(cron=nonsense).submit("images.echo")
     state = await (await rig.tasks()).state()
     assert state.messages == 0

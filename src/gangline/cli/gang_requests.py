@@ -38,7 +38,10 @@ async def ask(
     try:
         message = await bus.request(names.gang(operation), codec.to_json(body), timeout_s=timeout_s, headers=fields)
     except NoResponders:
-        raise NoCoordinator("no coordinator leads: start one with 'gangline coordinator'") from None
+        raise NoCoordinator(
+            "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
+            "'gangline coordinator'"
+        ) from None
     fields = dict(message.headers or {})
     value = codec.decode(message.data, Format.of(fields))
     if headers.ERROR in fields:

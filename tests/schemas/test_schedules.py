@@ -1,0 +1,57 @@
+"""Schedules are taken and refused as the server does, with a word about what to write."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.schemas.schedules import check_schedule
+from gangline.schemas.task_errors import InvalidSchedule
+
+from .schedules import REFUSED, STALLING, TAKEN
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_what_the_server_takes_is_taken(text):
+    assert check_schedule(f" {text} ") == text
+
+
+@pytest.mark.parametrize("text", [*REFUSED, *STALLING, "", "  "])
+def test_what_the_server_refuses_or_stumbles_over_is_refused(text):
+    with pytest.raises(InvalidSchedule):
+        check_schedule(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("0 3 * * *", "has five fields, and a schedule has six fields, seconds first: write '0 0 3 * * *'"),
+        ("* * *", "has 3 fields, and a schedule has six fields, seconds first: such as '0 0 3 * * *'"),
+        ("", "it is empty: give six fields of cron, such as '0 0 3 \\* \\* \\*', or '@every 5m'"),
+        (", * * * * *", "its seconds match nothing: write \\* for every one"),
+        ("0 0 24 * * *", "'24' is out of bounds: hours go from 0 to 23"),
+        ("0 0 0 * * fri-mon", "the first comes after the last"),
+        ("0 0 0 30 feb *", "no month that it names has such a day"),
+        ("@Every 5m", "write '@every', in small letters"),
+        ("@HOURLY", "write '@hourly', in small letters"),
+        ("@reboot", "there are '@every 5m' and @yearly"),
+        ("@every 1d", "a length of time such as 30s, 5m or 1h30m"),
+        ("@every 10ms", "at least one second"),
+        ("@every 9999999h", "longer than 292 years"),
+        ("@at noon", "a moment such as 2030-01-31T12:00:00Z"),
+    ],
+)
+def test_what_is_refused_says_what_to_write(text, hint):
+    with pytest.raises(InvalidSchedule, match=hint.replace("'0 0 3 * * *'", "'0 0 3 \\* \\* \\*'")):
+        check_schedule(text)
+
+
+@given(
+    st.text(max_size=40) | st.lists(st.text("0123456789*?/-,+ajnmo", max_size=6), min_size=6, max_size=6).map(" ".join)
+)
+def test_whatever_is_written_is_taken_or_refused(text):
+    try:
+        assert check_schedule(text) == text.strip()
+    except InvalidSchedule as error:
+        assert len(error.message) < 400

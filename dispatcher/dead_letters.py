@@ -199,7 +199,7 @@ class DeadLetters:
         if await self._wait_for_its_end(letter):
             letter = await self._now(letter)  # somebody else may have been faster
         await self._forget_message(letter)
-        await self._forget_result(job)
+        await self._forget_result(letter)
         await (await self._streams.jobs()).purge(self._names.job(job))
         fields = self._fields_again(letter)
         stored = await (await self._streams.tasks()).publish(letter.subject, letter.data, headers=fields)
@@ -286,8 +286,9 @@ class DeadLetters:
         if (_header(message.headers or {}, headers.JOB) or str(message.sequence)) == letter.job:
             await tasks.delete(message.sequence)
 
-    async def _forget_result(self, job: str) -> None:
+    async def _forget_result(self, letter: DeadLetter) -> None:
         """Remove the record that says that the job is dead, so that it can get another one."""
+        job = letter.job
         results, key = await self._streams.results(), self._names.result_key(job)
         entry = await results.get(key)
         if entry is None:
@@ -295,6 +296,9 @@ class DeadLetters:
         record = parse_result(job, entry.value)
         if record.state is not JobState.DEAD:
             raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
+        if record.attempts > letter.attempts:
+            # Somebody else was faster, and it has died again: what we would publish is taken for a repetition.
+            raise JobError(f"job {job!r} was replayed and is dead again: replay it anew", details={"job": job})
         try:
             await results.delete(key, revision=entry.revision)
         except Conflict as error:

@@ -96,6 +96,18 @@ async def test_a_job_that_ended_well_since_is_not_replayed(rig: JobsRig) -> None
 
 
 @on_both_buses
+async def test_who_replays_a_letter_too_late_leaves_the_later_death_alone(rig: JobsRig) -> None:
+    """Another one has replayed it, and the task is dead again."""
+    await rig.bury("j1")
+    letter = await rig.client.dead_letter("j1")
+    await rig.end("j1", state=JobState.DEAD, reason="failed", attempts=6)
+    with pytest.raises(JobError, match="is dead again"):
+        await rig.client.replay(letter)
+    info = await rig.client.job("j1", "images").status()
+    assert (info.state, info.attempts) == (JobState.DEAD, 6)
+
+
+@on_both_buses
 async def test_a_letter_from_nowhere_cannot_be_replayed(rig: JobsRig) -> None:
     await rig.bury("j1", **{headers.SUBJECT: "elsewhere.task"})
     with pytest.raises(InvalidRequest, match="is no subject of tasks"):

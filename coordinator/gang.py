@@ -95,9 +95,10 @@ class Gang:
     step: Step = Step.QUEUED
     generation: int = 1
     """Of the seats; while it waits, of those to come."""
-    restarts: int = 0
+    failures: int = 0
+    """Those that count against `max_restarts`."""
     streak: int = 0
-    """Restarts since it was last stable."""
+    """Failures since it was last stable."""
     waiters: list[int] = field(default_factory=list[int])
     """Acquire requests to be answered when it is formed."""
     queue_waiters: list[int] = field(default_factory=list[int])
@@ -169,6 +170,11 @@ class Gang:
         return self.ready and self.step is Step.FORMED
 
     @property
+    def restarts(self) -> int:
+        """How often it was formed again or repaired, for whatever reason: the generations before this one."""
+        return self.generation - 1
+
+    @property
     def next_generation(self) -> int:
         """Of the seats that an attempt is about."""
         return self.generation + 1 if self.seats else self.generation
@@ -192,6 +198,8 @@ class Gang:
             owner_token=self.owner_token if to_owner else None,
             ttl_s=self.spec.ttl_s,
             restarts=self.restarts,
+            failures=self.failures,
+            lost=tuple(self.lost),
             priority=self.spec.priority,
             owner=self.spec.owner,
             gangset=self.gangset,

@@ -161,13 +161,13 @@ class Members:
         verdict = decide(
             gang.spec,
             failure.cause,
-            restarts=gang.restarts,
+            failures=gang.failures,
             streak=gang.streak,
             draw=books.draw,
             settings=books.settings,
         )
         if verdict.counted:
-            gang.restarts += 1
+            gang.failures += 1
             gang.streak += 1
         match verdict.fate:
             case Fate.END:
@@ -207,6 +207,8 @@ class Members:
             return
         move(gang, Move.LOST_MEMBER)
         self._books.repairs[gang.id] = None
+        gang.reason, gang.rank = failure.text, failure.rank
+        self._books.tell(GangEventKind.MEMBER_LOST, gang)
         self._teardown.stop_lost(gang)
 
     def not_repaired(self, gang: Gang) -> None:

@@ -10,7 +10,7 @@ from .events import Cause
 from .settings import CoordinatorSettings
 
 UNCOUNTED = frozenset({Cause.DRAINED, Cause.PREEMPTED})
-"""Planned: no fault of the gang, so they use up no restart."""
+"""Planned: no fault of the gang, so they are no failures, which `max_restarts` bounds."""
 
 FINAL = frozenset(
     {Cause.RELEASED, Cause.BY_OPERATOR, Cause.OWNER_LOST, Cause.REPLACED, Cause.DEADLINE, Cause.RESHARDED}
@@ -28,17 +28,17 @@ class Fate(StrEnum):
 class Verdict:
     fate: Fate
     counted: bool = False
-    """As one restart of the gang, however many members failed."""
+    """As one failure of the gang, however many members failed."""
     delay_s: float = 0.0
     """Before the next generation is queued."""
 
 
 def decide(
-    spec: GangSpec, cause: Cause, *, restarts: int, streak: int, draw: float, settings: CoordinatorSettings
+    spec: GangSpec, cause: Cause, *, failures: int, streak: int, draw: float, settings: CoordinatorSettings
 ) -> Verdict:
     """Args:
-    restarts: counted failures before this one.
-    streak: restarts since the gang was last stable; the backoff doubles with each.
+    failures: those before this one that counted.
+    streak: failures since the gang was last stable; the backoff doubles with each.
     draw: from [0, 1); the wait is between half of the backoff and all of it.
     """
     if cause in FINAL:
@@ -46,7 +46,7 @@ def decide(
     counted = cause not in UNCOUNTED
     if spec.restart is RestartPolicy.FAIL:
         return Verdict(fate=Fate.END, counted=counted)
-    if counted and spec.max_restarts is not None and restarts >= spec.max_restarts:
+    if counted and spec.max_restarts is not None and failures >= spec.max_restarts:
         return Verdict(fate=Fate.END)
     if not counted:
         return Verdict(fate=Fate.RESTART)

@@ -28,7 +28,7 @@ from ..schemas.gang_messages import GangEvent
 from ..schemas.gangs import Rendezvous
 from ..telemetry.tracing import Attributes, tracer
 from .gang_members import Formation, GangMember
-from .gang_owner import EventQueue, GangOwner
+from .gang_owner import EventQueue, GangOwner, OwnedState
 from .gang_run import Arguments, by_rank, run_on_all, same_for_all
 from .leases import Observe
 from .order import CallOptions, Order
@@ -112,12 +112,30 @@ class Gang:
 
     @property
     def restarts(self) -> int:
-        """Failures so far, as counted against `max_restarts`."""
+        """How often it was formed again or repaired so far, for whatever reason: the generations before this one. The
+        same number stands in the ledger, in answers and in events."""
         return self._owner.core.restarts
 
     @property
+    def failures(self) -> int:
+        """How many failures count against `max_restarts` so far; drains and preemptions do not."""
+        return self._owner.core.failures
+
+    @property
+    def state(self) -> OwnedState:
+        """How it fares: formed, repairing, restarting, unconfirmed or ended."""
+        return self._owner.state
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending. What
+        was under way there has ended with GangRestarted; what is sent there waits for the replacement."""
+        return tuple(sorted(self._newest.lost))
+
+    @property
     def lost(self) -> GanglineError | None:
-        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can."""
+        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can, if
+        only to ranks that are not among `lost_ranks`."""
         try:
             self._owner.check()
         except GanglineError as error:
@@ -199,9 +217,9 @@ class Gang:
         async def once(formation: Formation, deadline: float | None) -> Any:
             order = self._order(formation, rank, method, (args, kwargs), deadline)
             with self._observe(order) as (_, span):
-                return await self._guarded(formation, formation.lines[rank].call(order, span), deadline)
+                return await self._guarded(formation, rank, formation.lines[rank].call(order, span), deadline)
 
-        return await self._retried(method, once)
+        return await self._retried(method, once, rank)
 
     async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated.
@@ -210,20 +228,20 @@ class Gang:
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         deadline = self._deadline(self._options.call)
-        formation = await self._living(deadline)
+        formation = await self._living(deadline, rank)
         order = self._order(formation, rank, method, (args, kwargs), deadline)
         with self._observe(order) as (_, span):
             items = formation.lines[rank].stream(order, span)
             async with contextlib.aclosing(items):
                 while True:
                     try:
-                        item = await self._guarded(formation, anext(items), deadline)
+                        item = await self._guarded(formation, rank, anext(items), deadline)
                     except StopAsyncIteration:
                         return
                     yield item
 
     async def wait_formed(self) -> int:
-        """The living generation; between two, wait for the next.
+        """The living generation; between two, and while ranks of it are lost, wait for the next.
 
         Raises:
             GangEnded, GangFailed, ClosedError: no further one comes.
@@ -257,7 +275,7 @@ class Gang:
 
     def __repr__(self) -> str:
         lost = self.lost
-        state = f"lost: {lost.code}" if lost else "formed"
+        state = f"lost: {lost.code}" if lost else self.state.value
         return f"Gang({self.id}, generation={self.generation}, size={self.size}, {state})"
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -267,16 +285,19 @@ class Gang:
         assert self._owner.formation is not None, "acquired"
         return self._owner.formation
 
-    async def _living(self, deadline: float | None) -> Formation:
+    async def _living(self, deadline: float | None, rank: int | None = None) -> Formation:
+        """The generation whose members (or that one) can be sent to."""
         self._owner.check()
-        if self._newest.down is None:
+        if self._newest.fate(rank) is None:
             return self._newest
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._owner.formed()
+                return await self._owner.formed(rank)
         except TimeoutError:
-            text = f"gang {self.id} was torn down and not formed again by the deadline; nothing was sent"
-            raise GangNotFormed(text) from (self._newest.down() if self._newest.down is not None else None)
+            fate = self._newest.fate(rank)
+            what = "was torn down and not formed again" if self._newest.down is not None else "was not repaired"
+            text = f"gang {self.id} {what} by the deadline; nothing was sent"
+            raise GangNotFormed(text) from (None if fate is None else fate())
 
     async def _run(self, method: str, arguments: Callable[[int], list[Arguments]]) -> list[Any]:
         async def once(formation: Formation, deadline: float | None) -> list[Any]:
@@ -287,20 +308,23 @@ class Gang:
             async def on_rank(rank: int, item: Arguments) -> Any:
                 order = self._order(formation, rank, method, item, deadline, run)
                 with self._observe(order) as (_, span):
-                    return await self._guarded(formation, formation.lines[rank].call(order, span), deadline)
+                    return await self._guarded(formation, rank, formation.lines[rank].call(order, span), deadline)
 
             with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
                 return await run_on_all(formation, on_rank, given, partial=self._options.partial)
 
         return await self._retried(method, once)
 
-    async def _retried(self, method: str, once: Callable[[Formation, float | None], Awaitable[T]]) -> T:
+    async def _retried(
+        self, method: str, once: Callable[[Formation, float | None], Awaitable[T]], rank: int | None = None
+    ) -> T:
+        """`rank`: the only one that it is about."""
         deadline = self._deadline(self._options.call)
         left, started = self._options.retries, False
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         while True:
             try:
-                formation = await self._living(deadline)
+                formation = await self._living(deadline, rank)
                 results = await once(formation, deadline)
             except GanglineError as error:
                 again = left > 0 and self._worth_another(error, method)
@@ -335,21 +359,22 @@ class Gang:
         name = method.rpartition(".")[2]
         return all(line.idempotent(name) for line in self._newest.lines)
 
-    async def _guarded(self, formation: Formation, work: Awaitable[Any], deadline: float | None) -> Any:
-        """Have an error that may come from the end of the whole generation tell so, if that is known by the
-        deadline."""
+    async def _guarded(self, formation: Formation, rank: int, work: Awaitable[Any], deadline: float | None) -> Any:
+        """Have an error that may come from the end of the rank, or of the whole generation, tell so, if that is known
+        by the deadline."""
         try:
             return await work
         except (*_MEMBER_LOST, GangFailed) as error:
             if isinstance(error, GangFailed) and not _did_not_start(error, formation):
                 raise
-            if formation.down is None:
+            fate = formation.fate(rank)
+            if fate is None:
                 self._owner.suspect()
                 left_s = VERDICT_S if deadline is None else deadline - asyncio.get_running_loop().time()
-                await formation.wait_down(max(0.0, min(VERDICT_S, left_s)))
-            if formation.down is None:
+                fate = await formation.wait_fate(rank, max(0.0, min(VERDICT_S, left_s)))
+            if fate is None:
                 raise
-            whole = formation.down()
+            whole = fate()
             whole.may_have_started = error.may_have_started
             raise whole from error
 

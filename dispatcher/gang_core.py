@@ -7,10 +7,12 @@ Laws:
 2. The gang is trusted until its time to live, measured from before the last renewal that was answered, less a margin:
    the owner always stops trusting it before the coordinator can have ended it. A later answer restores the trust.
 3. When it is over it stays over.
+4. Of a living generation each rank is lost once at most, and never alone when all are: then the generation goes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -37,6 +39,16 @@ class Came:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksLost:
+    """Ranks of the living generation are lost and will be replaced; the others go on."""
+
+    generation: int
+    ranks: tuple[int, ...]
+    """Those of which it was not known before."""
+    error: GanglineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Went:
     """The newest generation that came is no more: end what is under way in it."""
 
@@ -56,7 +68,7 @@ class Renew:
     """Ask for more time now; the answer goes to `answered`, `refused` or `unanswered`."""
 
 
-Effect = Came | Went | Over | Renew
+Effect = Came | Went | RanksLost | Over | Renew
 
 
 def margin_s(ttl_s: float) -> float:
@@ -76,6 +88,9 @@ class OwnerCore:
         self.ready = 0
         """The newest generation of which it is known that all its members have started."""
         self.restarts = 0
+        self.failures = 0
+        self.lost: dict[int, None] = {}
+        """Ranks of the living generation that are lost and being replaced."""
         self.renew_at: float | None = None
         """When `tick` is to be called."""
         self.trusted_until = float("-inf")
@@ -105,12 +120,12 @@ class OwnerCore:
         if asked_at + self.ttl_s - margin_s(self.ttl_s) > self.trusted_until:
             self.trusted_until = asked_at + self.ttl_s - margin_s(self.ttl_s)
         self.renew_at = max(now, asked_at + self.ttl_s / RENEWALS_PER_TTL)
-        self.restarts = max(self.restarts, reply.restarts)
+        self._count(reply)
         alive = reply.state in (GangState.FORMED, GangState.RETIRING) and bool(reply.seats)
         if alive:
             if reply.ready is not False:  # to an older coordinator, formed is ready
                 self.ready = max(self.ready, reply.generation)
-            return self._formed(reply)
+            return [*self._formed(reply), *self._ranks_lost(reply.generation, reply.lost, reply.reason)]
         if reply.state is GangState.ENDED:
             return self._end(self._error(reply.generation, reply.rank, reply.reason, ends=True))
         # Torn down, or queued again: then all generations before the one that is named are gone.
@@ -134,6 +149,7 @@ class OwnerCore:
         """An event of the gang was broadcast."""
         if self.over is not None or event.gang != self.gang:
             return []
+        self._count(event)
         match event.kind:
             case GangEventKind.TORN_DOWN:
                 return self._lost(event.generation, event.rank, event.reason, ends=event.ends)
@@ -149,7 +165,10 @@ class OwnerCore:
             case GangEventKind.READY:
                 self.ready = max(self.ready, event.generation)
                 return []
-            case GangEventKind.RECOVERED | GangEventKind.MEMBER_LOST:
+            case GangEventKind.MEMBER_LOST:
+                ranks = event.lost or (() if event.rank is None else (event.rank,))
+                return [*self._ranks_lost(event.generation, ranks, event.reason), *self._ask(now)]
+            case GangEventKind.RECOVERED:
                 return self._ask(now)
             case _:
                 return []
@@ -171,13 +190,42 @@ class OwnerCore:
     def _formed(self, reply: GangReply) -> list[Effect]:
         if reply.generation <= max(self._newest, self._gone):
             return []
-        instead = None
-        if self.formed is not None:  # repaired in place, or its teardown was never heard of
-            instead = self._error(self.formed.generation, None, "a newer generation was formed", ends=False)
+        instead = None if self.formed is None else self._replaced(self.formed, reply)
         self._gone = max(self._gone, reply.generation - 1)
         self._newest = reply.generation
         self.formed = reply
+        self.lost.clear()
         return [Came(reply=reply, instead=instead)]
+
+    def _replaced(self, before: GangReply, reply: GangReply) -> GangRestarted:
+        """Repaired in place, or its teardown was never heard of."""
+        stayed = {seat.token for seat in before.seats} & {seat.token for seat in reply.seats}
+        what = "lost the member" if stayed else "was torn down"
+        text = (
+            f"generation {before.generation} of gang {self.gang} {what}: generation {reply.generation} has formed since"
+        )
+        return GangRestarted(
+            text,
+            details={"generation": before.generation, "rank": None, "reason": ""},
+        )
+
+    def _ranks_lost(self, generation: int, ranks: Iterable[int], reason: str) -> list[Effect]:
+        if self.formed is None or self.formed.generation != generation:
+            return []
+        new = tuple(rank for rank in ranks if rank not in self.lost)
+        if not new:
+            return []
+        self.lost.update(dict.fromkeys(new))
+        one = len(new) == 1
+        who = f"rank {new[0]}" if one else f"ranks {', '.join(map(str, new))}"
+        what, so = ("was lost", "it is being replaced") if one else ("were lost", "they are being replaced")
+        text = f"{who} of gang {self.gang} {what} in generation {generation} ({reason}): {so}"
+        details = {"generation": generation, "rank": new[0], "reason": reason}
+        return [RanksLost(generation=generation, ranks=new, error=GangRestarted(text, details=details))]
+
+    def _count(self, told: GangReply | GangEvent) -> None:
+        self.restarts = max(self.restarts, told.restarts)
+        self.failures = max(self.failures, told.failures)
 
     def _lost(self, generation: int, rank: int | None, reason: str, *, ends: bool) -> list[Effect]:
         """Every generation up to this is gone."""
@@ -190,6 +238,7 @@ class OwnerCore:
             generation=self.formed.generation, error=self._error(self.formed.generation, rank, reason, ends=ends)
         )
         self.formed = None
+        self.lost.clear()
         return [went]
 
     def _end(self, error: GanglineError) -> list[Effect]:
@@ -197,6 +246,7 @@ class OwnerCore:
         if self.formed is not None:
             effects.append(Went(generation=self.formed.generation, error=error))
             self.formed = None
+        self.lost.clear()
         self.over = error
         self.renew_at = None
         return [*effects, Over(error=error)]

@@ -340,8 +340,11 @@ class Formation:
         self._seats = seats
         self.down: Callable[[], GanglineError] | None = None
         """Makes the error that says why it is no more; None while it lives."""
+        self.lost: dict[int, Callable[[], GanglineError]] = {}
+        """Ranks that are lost and being replaced while the others go on; each makes the error that says so."""
         self._runs = itertools.count(1)
         self._went = asyncio.Event()
+        """Set, and another one takes its place, when it is no more or has lost ranks."""
 
     @property
     def size(self) -> int:
@@ -368,17 +371,37 @@ class Formation:
         """It is no more. Idempotent. Members whose tokens are in `stay` go on in the next one."""
         if self.down is None:
             self.down = make = copier(error)
-            self._went.set()
+            self._tell()
             for line in self.lines:
                 if line.seat.token not in stay:
                     line.end(make)
 
-    async def wait_down(self, timeout_s: float) -> bool:
-        """Wait until it is known to be no more; False when it still lives after so long."""
+    def lose(self, ranks: Sequence[int], error: GanglineError) -> None:
+        """These ranks are no more; whatever is under way there ends with the error. Idempotent."""
+        make = copier(error)
+        for rank in ranks:
+            if self.down is None and rank not in self.lost and rank < self.size:
+                self.lost[rank] = make
+                self.lines[rank].end(make)
+        self._tell()
+
+    def fate(self, rank: int | None = None) -> Callable[[], GanglineError] | None:
+        """Makes the error that says why nothing can be sent to that rank (None: to all of them); None if it can."""
+        if self.down is not None:
+            return self.down
+        return next(iter(self.lost.values()), None) if rank is None else self.lost.get(rank)
+
+    async def wait_fate(self, rank: int, timeout_s: float) -> Callable[[], GanglineError] | None:
+        """Wait until it is known that this rank is no more; None when it still lives after so long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._went.wait()
-        return self.down is not None
+                while self.fate(rank) is None:
+                    await self._went.wait()
+        return self.fate(rank)
+
+    def _tell(self) -> None:
+        went, self._went = self._went, asyncio.Event()
+        went.set()
 
     def __repr__(self) -> str:
         state = "down" if self.down is not None else "formed"

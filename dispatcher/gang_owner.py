@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final, assert_never
 from weakref import WeakSet
 
@@ -16,7 +17,7 @@ from ..schemas.gang_errors import GangNotFormed
 from ..schemas.gang_messages import AcquireRequest, GangEvent, GangReply, OwnedRequest
 from ..schemas.names import GangOperation, Names
 from ..telemetry.logs import logger_for
-from .gang_core import ANSWER_S, Came, Effect, Over, OwnerCore, Renew, Went
+from .gang_core import ANSWER_S, Came, Effect, Over, OwnerCore, RanksLost, Renew, Went
 from .gang_desk import GangDesk
 from .gang_members import Formation, LineMaker, copier
 
@@ -28,6 +29,21 @@ _EVENTS_KEPT: Final = 10_000
 """Events that a listener may be behind; older ones are dropped."""
 
 EventQueue = asyncio.Queue[GangEvent | None]
+
+
+class OwnedState(StrEnum):
+    """How a gang fares, as its owner knows."""
+
+    FORMED = "formed"
+    """Tasks can be sent to all ranks."""
+    REPAIRING = "repairing"
+    """Some ranks are lost and being replaced; the others go on (`restart_member`)."""
+    RESTARTING = "restarting"
+    """Its generation was torn down, and the next one is not formed yet."""
+    UNCONFIRMED = "unconfirmed"
+    """It could not be renewed in time and may have ended: nothing is sent until a renewal is answered."""
+    ENDED = "ended"
+    """Released, or ended for good."""
 
 
 class GangOwner:
@@ -183,8 +199,18 @@ class GangOwner:
         if trouble is not None:
             raise trouble
 
-    async def formed(self) -> Formation:
-        """The living generation, waiting for the next one if need be.
+    @property
+    def state(self) -> OwnedState:
+        if self._over is not None:
+            return OwnedState.ENDED
+        if self.formation is None or self.formation.down is not None:
+            return OwnedState.RESTARTING
+        if self.core.trouble(self._loop.time()) is not None:
+            return OwnedState.UNCONFIRMED
+        return OwnedState.REPAIRING if self.formation.lost else OwnedState.FORMED
+
+    async def formed(self, rank: int | None = None) -> Formation:
+        """The living generation, waiting for the next one if need be: also while ranks of it (or this one) are lost.
 
         Raises:
             GangEnded, GangFailed, ClosedError: there will be none.
@@ -192,7 +218,7 @@ class GangOwner:
         while True:
             if self._over is not None:
                 raise self._over()
-            if self.formation is not None and self.formation.down is None:
+            if self.formation is not None and self.formation.fate(rank) is None:
                 return self.formation
             self._news.clear()
             await self._news.wait()
@@ -254,6 +280,9 @@ class GangOwner:
                 case Went():
                     if self.formation is not None:
                         self.formation.end(effect.error)
+                case RanksLost():
+                    if self.formation is not None:
+                        self.formation.lose(effect.ranks, effect.error)
                 case Over():
                     self._over = copier(effect.error)
                     self._tell()

@@ -10,6 +10,7 @@ from ..schemas.gang_messages import GangEvent
 from ..schemas.gangs import Rendezvous
 from .gang import Gang, Ganging
 from .gang_members import GangMember
+from .gang_owner import OwnedState
 from .loop_thread import LoopThread, SyncContext, iterate
 
 
@@ -51,8 +52,27 @@ class SyncGang:
 
     @property
     def restarts(self) -> int:
-        """Failures so far, as counted against `max_restarts`."""
+        """See Gang.restarts."""
         return self._gang.restarts
+
+    @property
+    def failures(self) -> int:
+        """See Gang.failures."""
+        return self._gang.failures
+
+    @property
+    def state(self) -> OwnedState:
+        """See Gang.state."""
+
+        async def ask() -> OwnedState:
+            return self._gang.state
+
+        return self._thread.run(ask())
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """See Gang.lost_ranks."""
+        return self._gang.lost_ranks
 
     @property
     def lost(self) -> GanglineError | None:

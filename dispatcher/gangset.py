@@ -459,7 +459,7 @@ class RoutedSet:
         started = error.may_have_started
         if isinstance(cause, TaskCancelled) and formation.down is None:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
-            await formation.wait_down(max(0.0, min(_WORD_S, left_s)))
+            await formation.wait_fate(0, max(0.0, min(_WORD_S, left_s)))
             if formation.down is None and started is False:
                 return Fate.FULL  # it was held, and heard nothing of us for too long
         if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):

@@ -95,6 +95,11 @@ class GangReply(Reply):
     """Only in answers to its owner."""
     ttl_s: float
     restarts: int = 0
+    """How often it was formed again or repaired, for whatever reason: the generations before this one."""
+    failures: int = 0
+    """How many failures count against `max_restarts`; drains and preemptions do not."""
+    lost: tuple[int, ...] = ()
+    """Ranks of this generation that are lost and being replaced, while the others go on (`restart_member`)."""
     priority: int = 0
     owner: str = ""
     gangset: str | None = None
@@ -328,6 +333,11 @@ class GangEvent(Record):
     rank: int | None = None
     reason: str = ""
     fence: int = 0
+    restarts: int = 0
+    failures: int = 0
+    """Both as in GangReply."""
+    lost: tuple[int, ...] = ()
+    """With `member_lost`: all ranks of the generation that are lost and being replaced."""
     ends: bool = False
     """With `torn_down`: no further generation follows."""
     gangset: str | None = None

@@ -225,7 +225,10 @@ class GangRecord(Record):
     owner_token: str = Field(default="", max_length=MAX_TOKEN_CHARS)
     """Who shows it may renew and release."""
     restarts: int = 0
-    """Counted failures so far."""
+    """How often it was formed again or repaired so far, for whatever reason: the generations before this one."""
+    failures: int | None = None
+    """How many failures count against `max_restarts`; drains and preemptions do not. None: written by an older
+    coordinator, whose `restarts` are these."""
     reason: str = ""
     """Why it was torn down, last."""
     rank: int | None = None
@@ -244,6 +247,11 @@ class GangRecord(Record):
     older coordinator, to which formed was ready."""
     deadline_at: float | None = None
     """Unix time until which a gang that never formed is queued."""
+
+    @property
+    def counted(self) -> int:
+        """Failures that count against `max_restarts`."""
+        return self.restarts if self.failures is None else self.failures
 
     def fence_at(self, revision: int) -> int:
         """The fence, given the revision at which this record was read."""

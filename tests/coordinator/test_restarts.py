@@ -10,9 +10,9 @@ from gangline.schemas.gangs import GangSpec
 SETTINGS = CoordinatorSettings()
 
 
-def verdict(cause: Cause, *, restarts: int = 0, **spec: object):
+def verdict(cause: Cause, *, failures: int = 0, **spec: object):
     asked = GangSpec.model_validate({"pool": "p", "size": 2, **spec})
-    return decide(asked, cause, restarts=restarts, streak=restarts, draw=0.5, settings=SETTINGS)
+    return decide(asked, cause, failures=failures, streak=failures, draw=0.5, settings=SETTINGS)
 
 
 def test_restart_gang_is_the_default():
@@ -36,15 +36,15 @@ def test_nothing_brings_back_what_nobody_wants(cause, policy):
 
 
 def test_the_bound_counts_failures_of_the_gang():
-    assert verdict(Cause.CRASHED, restarts=2, max_restarts=3).fate is Fate.RESTART
-    assert verdict(Cause.CRASHED, restarts=3, max_restarts=3).fate is Fate.END
-    assert verdict(Cause.CRASHED, restarts=0, max_restarts=0).fate is Fate.END
-    assert verdict(Cause.CRASHED, restarts=10_000, max_restarts=None).fate is Fate.RESTART
+    assert verdict(Cause.CRASHED, failures=2, max_restarts=3).fate is Fate.RESTART
+    assert verdict(Cause.CRASHED, failures=3, max_restarts=3).fate is Fate.END
+    assert verdict(Cause.CRASHED, failures=0, max_restarts=0).fate is Fate.END
+    assert verdict(Cause.CRASHED, failures=10_000, max_restarts=None).fate is Fate.RESTART
 
 
 @pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.DRAINED])
 def test_what_is_planned_is_not_counted_and_not_delayed(cause):
-    found = verdict(cause, restarts=3, max_restarts=3)
+    found = verdict(cause, failures=3, max_restarts=3)
     assert (found.fate, found.counted, found.delay_s) == (Fate.RESTART, False, 0.0)
 
 

@@ -27,7 +27,7 @@ from gangline.schemas.gang_errors import (
     GangRestarted,
     NoCoordinator,
 )
-from gangline.schemas.gang_messages import GangEventKind
+from gangline.schemas.gang_messages import GangEventKind, GangReply
 from gangline.schemas.names import GangOperation
 from gangline.worker.gang_context import GangContext
 
@@ -448,6 +448,54 @@ async def test_restart_member_leaves_calls_on_the_others_alone(rig: GangRig) -> 
         rig.probe.go.set()
         assert await asyncio.gather(*calls[:2]) == ["1.0", "1.1"]
         assert [result[:3] for result in await gang.run("who")] == [[rank, 3, 2] for rank in range(3)]
+
+
+@on_gang_rig()
+async def test_a_member_that_is_lost_without_a_spare_is_told_at_once_and_waited_for(rig: GangRig) -> None:
+    for name in ("w1", "w2"):
+        await rig.worker(name, pool_of(rig.probe, slots=1))
+    async with rig.client.gang(pool="train", size=2, restart="restart_member", max_restarts=None) as gang:
+        assert (gang.state, gang.lost_ranks) == ("formed", ())
+        calls = [asyncio.ensure_future(gang.call(rank, "wait")) for rank in range(2)]
+        await until(lambda: len(rig.probe.started) == 2)
+        rig.cut(gang.members[1].worker.partition(".")[2])
+        with pytest.raises(GangRestarted, match="rank 1 of gang .* was lost in generation 1") as caught:
+            await calls[1]
+        assert "torn down" not in str(caught.value) and caught.value.may_have_started
+        assert (gang.state, gang.lost_ranks, gang.lost, gang.generation) == ("repairing", (1,), None, 1)
+        assert not calls[0].done(), "the others go on"
+        formed = asyncio.ensure_future(gang.wait_formed())
+        with pytest.raises(GangNotFormed, match="not repaired by the deadline; nothing was sent"):
+            await gang.options(timeout_s=1).run("who")
+        assert not formed.done()
+        await rig.worker("w3", pool_of(rig.probe, slots=1))
+        assert await formed == 2
+        assert (gang.state, gang.lost_ranks, gang.restarts, gang.failures) == ("formed", (), 1, 1)
+        rig.probe.go.set()
+        assert await calls[0] == "1.0"
+        assert [result[:3] for result in await gang.run("who")] == [[rank, 2, 2] for rank in range(2)]
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_worker_that_is_told_to_leave_twice_counts_as_a_restart_and_as_no_failure(rig: GangRig) -> None:
+    async with rig.client.gang(pool="train", size=2, strategy="spread") as gang:
+        leaving = rig.workers[gang.members[1].worker.partition(".")[2]]
+        running = asyncio.ensure_future(gang.options(retries=1).run("wait"))
+        await until(lambda: len(rig.probe.started) == 2)
+        events = gang.events()
+        leaving.begin_drain(30.0)
+        await asyncio.sleep(1)
+        leaving.begin_drain(0.0)
+        torn = await anext(events)
+        assert (torn.kind, torn.reason.partition(":")[0]) == (GangEventKind.TORN_DOWN, "drained")
+        rig.probe.go.set()
+        assert await running == ["2.0", "2.1"]
+        body = json.dumps({"id": gang.id}).encode()
+        answer = await rig.bus.request(rig.names.gang(GangOperation.GET), body, timeout_s=10)
+        reply = GangReply.model_validate_json(answer.data)
+        told = [(torn.generation, torn.failures), (gang.generation, gang.failures), (reply.generation, reply.failures)]
+        assert told == [(1, 0), (2, 0), (2, 0)]
+        assert torn.restarts == 0 and gang.restarts == reply.restarts == 1
 
 
 @on_gang_rig("w1", "w2", "w3")

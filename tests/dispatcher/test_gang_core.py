@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.gang_core import Came, Over, OwnerCore, Renew, Went, margin_s
+from gangline.dispatcher.gang_core import Came, Over, OwnerCore, RanksLost, Renew, Went, margin_s
 from gangline.schemas.errors import ClosedError, LeaseExpired, Unavailable
 from gangline.schemas.gang_errors import GangEnded, GangFailed, GangRestarted, NoCoordinator, NotOwner, UnknownGang
 from gangline.schemas.gang_messages import GangEvent, GangEventKind, GangReply
@@ -130,6 +130,31 @@ def test_a_newer_generation_that_comes_without_a_word_replaces_the_one_before():
     [came] = core.answered(reply(3), 11.0, 11.0)
     assert isinstance(came, Came) and isinstance(came.instead, GangRestarted)
     assert came.instead.generation == 1
+
+
+def test_lost_ranks_are_told_once_by_the_event_or_by_the_next_answer():
+    core = formed()
+    lost, asked = core.told(event(GangEventKind.MEMBER_LOST, 1, rank=2, lost=(2,), reason="worker_lost: w2"), 11.0)
+    assert isinstance(lost, RanksLost) and lost.ranks == (2,) and isinstance(asked, Renew)
+    assert isinstance(lost.error, GangRestarted) and "rank 2 of gang g was lost" in lost.error.message
+    assert "torn down" not in lost.error.message
+    assert core.answered(reply(1, lost=(2,)), 11.0, 11.1) == []
+    [more] = core.answered(reply(1, lost=(2, 0)), 12.0, 12.1)
+    assert isinstance(more, RanksLost) and more.ranks == (0,) and list(core.lost) == [2, 0]
+    assert core.told(event(GangEventKind.MEMBER_LOST, 2, rank=1), 12.2) == [Renew()], "of a generation yet to come"
+    [came] = core.answered(reply(2), 13.0, 13.1)
+    assert isinstance(came, Came) and not core.lost
+
+
+def test_what_became_of_a_generation_that_nobody_said_went_is_not_guessed():
+    seats = tuple(Seat(rank=rank, pool="p", worker=f"w{rank}", token=f"t{rank}", epoch=1) for rank in range(2))
+    for stays, said in ((seats[:1], "lost the member"), ((), "was torn down")):
+        core = OwnerCore("g", 15.0)
+        core.answered(reply(1, seats=seats), 10.0, 10.5)
+        new = tuple(seat.model_copy(update={"token": f"{seat.token}-2"}) for seat in seats[len(stays) :])
+        [came] = core.answered(reply(2, seats=(*stays, *new)), 11.0, 11.1)
+        assert isinstance(came, Came) and came.instead is not None
+        assert came.instead.message == f"generation 1 of gang g {said}: generation 2 has formed since"
 
 
 def test_what_is_told_of_the_past_changes_nothing():

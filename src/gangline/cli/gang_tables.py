@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..schemas.gang_messages import GangReply, WhyReply
 from ..schemas.gangs import GangSetRecord, GangSetStatus, GangState
+from ..schemas.words import count_of
 from .output import duration, table
 
 if TYPE_CHECKING:
@@ -70,7 +71,9 @@ def summary(gang: GangReply) -> str:
     if gang.rendezvous is not None:
         parts.append(f"rendezvous {gang.rendezvous.host}:{gang.rendezvous.port}")
     if gang.restarts:
-        parts.append(f"{gang.restarts} restart{'s'[: gang.restarts != 1]}")
+        parts.append(f"{count_of(gang.restarts, 'restart')} ({count_of(gang.failures, 'failure')})")
+    if gang.lost:
+        parts.append(f"rank {', '.join(map(str, gang.lost))} lost and being replaced")
     if gang.reason:
         parts.append(f"last because of {gang.reason}")
     return ", ".join(parts)

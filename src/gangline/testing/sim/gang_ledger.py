@@ -209,6 +209,8 @@ class GangLedger:
         record = GangRecord.model_validate_json(value)
         before = self._gangs.get(gang)
         self._gangs[gang] = record
+        if record.restarts != record.generation - 1 or record.counted > record.generation:
+            self._fail("L8", f"{record.id} counts {record.restarts} restarts and {record.counted} failures")
         self._retires(record, before)
         if record.state in STANDING:
             self._judge(gang, "at its record")

@@ -48,6 +48,8 @@ def _check_gang(books: Books, gang: Gang) -> None:
     assert not (gang.starting and gang.ready), f"{gang} is ready, and {list(gang.starting)} have not started"
     ranks = [seat.rank for seat in gang.seats if seat.part == 0]
     assert not ranks or ranks == list(range(gang.spec.size)), f"{gang} has the ranks {ranks}"
+    least, most = gang.spec.sizes
+    assert least <= gang.spec.size <= most, f"{gang} has {gang.spec.size} members, and {least} to {most} were asked for"
     assert bool(gang.lost) == (gang.step in (Step.REPAIRING, Step.REJOINING)), f"{gang} has lost {list(gang.lost)}"
     closing = gang.step in (Step.CLOSING, Step.STOPPING, Step.BACKOFF)
     assert (gang.closing is not None) == closing, f"{gang} closes: {gang.closing}"

@@ -14,11 +14,11 @@ In a replicated stream batches in flight that share a condition conflict, so mor
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ..schemas.gangs import ENDED_TTL_S, GangRecord, GangState, HeldSeat, MemberRecord, Seat
+from ..schemas.gangs import ENDED_TTL_S, GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
 from ..schemas.names import Names, WorkerId
 from ..schemas.records import Record
 from .effects import LedgerWrite
@@ -139,12 +139,17 @@ def record_of(gang: Gang, state: GangState) -> GangRecord:
     )
 
 
+def spec_of(gang: Gang, seats: Iterable[Seat]) -> GangSpec:
+    """What was asked for, with the size that these seats make."""
+    return gang.spec.sized(sum(seat.part == 0 for seat in seats)) if gang.spec.elastic else gang.spec
+
+
 def record_to_be(gang: Gang, attempt: Attempt, wall: float) -> GangRecord:
     """What will be true of it when its attempt is granted. Its fence is the record's own revision."""
     return GangRecord(
         id=gang.id,
         state=GangState.FORMED,
-        spec=gang.spec,
+        spec=spec_of(gang, attempt.seats),
         generation=gang.next_generation,
         seats=attempt.seats,
         rendezvous=attempt.rendezvous,

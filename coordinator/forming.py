@@ -5,13 +5,17 @@ Laws:
 1. A gang holds nothing while it waits: holds are all accepted, or all given back. Two gangs cannot deadlock.
 2. Repairs go first (their survivors hold slots), then the queue in its order, then back-fill behind a waiting head.
 3. Slots are kept for the head only, and given back when it is no longer the head.
-4. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
+4. Beyond its smallest size a gang takes what no other in the queue has use for: nothing at all while one waits that
+   cannot be placed on the same pools, else what is left when each of the others has its place.
+5. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
    waits for room beside it (`Gang.aside`) takes what is free in its turn, and holds nobody up.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 
 from ..schemas.gang_messages import KeepRequest
 from ..schemas.names import WorkerId
@@ -22,7 +26,7 @@ from .effects import SendKeep
 from .events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
 from .gang import Failure, Gang
 from .members import Members
-from .placement import Placement, place, wanted_of
+from .placement import Placement, place, place_most, wanted_of
 from .queue import Head, Target, guard, still_good, target_of, victims
 from .states import Move, Step, move
 from .teardown import Teardown
@@ -68,7 +72,39 @@ class Forming:
             return fit.still
         head = books.head
         kept = head.kept if head is not None and head.gang == gang.id else {}
-        return place(gang.spec, books.inventory.free, changes=kept)
+        return self._placed(gang, kept)
+
+    def _placed(self, gang: Gang, changes: Mapping[WorkerId, int]) -> Placement | None:
+        """With these slots more or fewer than are free; with as many members as others leave room for."""
+        books = self._books
+        found = place(gang.spec.smallest, books.inventory.free, changes=changes)
+        if found is None or not gang.spec.elastic:
+            return found
+        left = self._left_for_more(gang, found, changes)
+        more = None if left is None else place_most(gang.spec, books.inventory.free, changes=left)
+        return more or found
+
+    def _left_for_more(
+        self, gang: Gang, smallest: Placement, changes: Mapping[WorkerId, int]
+    ) -> Counter[WorkerId] | None:
+        """`changes`, less what the others in the queue need beside it at its smallest. None: one of them waits for
+        workers of the same pools, and may need any that is left."""
+        books = self._books
+        pools = gang.spec.pools
+        left = Counter(changes)
+        beside = Counter(changes)
+        beside.subtract(smallest.slots_by_worker())
+        for other_id in islice(books.queue, books.settings.backfill_depth):
+            other = books.gangs[other_id]
+            if other is gang or pools.isdisjoint(other.spec.pools):
+                continue
+            found = place(other.spec.smallest, books.inventory.free, changes=beside)
+            if found is not None:
+                beside.subtract(found.slots_by_worker())
+                left.subtract(found.slots_by_worker())
+            elif not other.aside:
+                return None
+        return left
 
     def _start(self, gang: Gang, placement: Placement) -> None:
         books = self._books
@@ -96,7 +132,7 @@ class Forming:
             gang = books.gangs[books.queue.at(index)]
             placement = None
             if gang.not_before <= books.now:
-                placement = place(gang.spec, books.inventory.free, changes=changes)
+                placement = self._placed(gang, changes)
             if placement is None:
                 index += 1
             else:

@@ -192,6 +192,7 @@ class Gang:
             step=self.step.value,
             generation=self.generation,
             size=self.spec.size,
+            sizes=self.spec.sizes if self.spec.elastic else None,
             seats=self.seats,
             fence=self.fence,
             rendezvous=self.rendezvous,

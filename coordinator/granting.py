@@ -8,7 +8,7 @@ from ..schemas.gang_messages import FormRequest, GangEventKind
 from ..schemas.gangs import Rendezvous, Seat
 from ..schemas.names import Names, WorkerId
 from .books import Books
-from .commits import grants, record_to_be
+from .commits import grants, record_to_be, spec_of
 from .effects import LedgerWrite, SendForm
 from .gang import Attempt, Gang, by_worker
 from .members import Members
@@ -88,6 +88,7 @@ class Granting:
         known = {seat.token for seat in gang.seats if seat.rank not in gang.starting}
         gang.starting = {seat.rank: None for seat in attempt.seats if seat.part == 0 and seat.token not in known}
         gang.ready = False
+        gang.spec = spec_of(gang, attempt.seats)
         gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
         gang.attempt = None
         gang.lost.clear()

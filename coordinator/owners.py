@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..schemas.errors import GanglineError, QueueFull
 from ..schemas.gang_errors import GangEnded, GangImpossible, GangNotFormed, NotOwner, StaleGeneration, UnknownGang
 from ..schemas.gang_messages import AcquireRequest, GangEventKind, OwnedRequest
+from ..schemas.gangs import GangSpec
 from .books import Books
 from .commits import CommitKind
 from .effects import Answer
@@ -43,8 +44,9 @@ class Owners:
         if len(books.queue) >= books.settings.max_queued:
             self._refuse(event.reply_to, QueueFull(f"{len(books.queue)} gangs wait already: ask again later"))
             return
-        fit = Fit.of(request, books.inventory.free)
-        error = self._impossible(request) if fit is None and not request.wait_for_workers else None
+        # How many members a gang gets that has a range of sizes depends on who else waits by then.
+        fit = None if request.elastic else Fit.of(request, books.inventory.free)
+        error = self._impossible(request.smallest) if fit is None and not request.wait_for_workers else None
         if error is not None:
             self._refuse(event.reply_to, error)
             return
@@ -94,12 +96,12 @@ class Owners:
         else:
             self._books.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
 
-    def _impossible(self, request: AcquireRequest) -> GangImpossible | None:
+    def _impossible(self, spec: GangSpec) -> GangImpossible | None:
         """Why this gang, for which there is no room now, is not even queued. Of one that fits this is not asked: cost
         in proportion to the gang."""
         total = self._books.inventory.total
-        if place(request, total) is None:
-            missing = lacks(request, total)
+        if place(spec, total) is None:
+            missing = lacks(spec, total)
             text = "; ".join(lack.text for lack in missing)
             return GangImpossible(
                 f"this gang can never be formed on the workers that are registered: {text}",

@@ -129,6 +129,21 @@ def place(
     return None
 
 
+def place_most(spec: GangSpec, slots: SlotMap, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
+    """As `place`, with as many members as there is room for, within the sizes of the spec. Places a few times: as often
+    as the range can be halved."""
+    least, most = spec.sizes
+    best = place(spec.sized(least), slots, changes=changes)
+    while best is not None and least < most:
+        middle = (least + most + 1) // 2
+        found = place(spec.sized(middle), slots, changes=changes)
+        if found is None:
+            most = middle - 1
+        else:
+            least, best = middle, found
+    return best
+
+
 # -- seats taken so far ---------------------------------------------------------------------------------------------
 
 

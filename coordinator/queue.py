@@ -89,6 +89,7 @@ class Head:
 
 def target_of(spec: GangSpec, inventory: Inventory) -> Target:
     """Where a gang that cannot be placed now should wait for room."""
+    spec = spec.smallest
     found = place(spec, inventory.claimable)
     if found is not None:
         return Target(slots=found.slots_by_worker(), waits_for_gangs=False)
@@ -101,7 +102,7 @@ def still_good(spec: GangSpec, target: Target, inventory: Inventory) -> bool:
     measure = inventory.total if target.waits_for_gangs else inventory.claimable
     if not target.slots or any(measure.get(worker) < slots for worker, slots in target.slots.items()):
         return False
-    return not (target.waits_for_gangs and place(spec, inventory.claimable) is not None)
+    return not (target.waits_for_gangs and place(spec.smallest, inventory.claimable) is not None)
 
 
 def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
@@ -117,14 +118,14 @@ def victims(gang: Gang, formed: Iterable[Gang], inventory: Inventory) -> tuple[l
     found = None
     for other in lower:
         chosen.append(other)
-        found = place(gang.spec, inventory.free, changes=_freed(chosen))
+        found = place(gang.spec.smallest, inventory.free, changes=_freed(chosen))
         if found is not None:
             break
     if found is None:
         return None
     for other in list(chosen):
         fewer = [kept for kept in chosen if kept is not other]
-        better = place(gang.spec, inventory.free, changes=_freed(fewer))
+        better = place(gang.spec.smallest, inventory.free, changes=_freed(fewer))
         if better is not None:
             chosen, found = fewer, better
     return chosen, Target(slots=found.slots_by_worker(), waits_for_gangs=True)

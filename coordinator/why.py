@@ -46,16 +46,17 @@ def standing(books: Books, gang: Gang) -> list[str]:
 
 
 def _lacks(books: Books, gang: Gang) -> list[str]:
+    spec = gang.spec.smallest
     match gang.step:
         case Step.QUEUED if gang.aside:
-            missing = lacks(gang.spec, books.inventory.free)
+            missing = lacks(spec, books.inventory.free)
             return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
         case Step.QUEUED:
-            if place(gang.spec, books.inventory.total) is None:
-                missing = lacks(gang.spec, books.inventory.total)
+            if place(spec, books.inventory.total) is None:
+                missing = lacks(spec, books.inventory.total)
                 return [f"{lack.text} (even if all were free)" for lack in missing]
-            if place(gang.spec, books.inventory.free) is None:
-                return [lack.text for lack in lacks(gang.spec, books.inventory.free)]
+            if place(spec, books.inventory.free) is None:
+                return [lack.text for lack in lacks(spec, books.inventory.free)]
             if gang.not_before > books.now:
                 return [f"tried and refused {gang.refusals} times; tries again in {gang.not_before - books.now:.2f} s"]
             ahead = books.head.gang if books.head is not None else "?"

@@ -285,7 +285,7 @@ class Client(DurableTasks, RouteOperations):
         self,
         *,
         pool: str | None = None,
-        size: int | None = None,
+        size: int | tuple[int, int] | None = None,
         slots: int | None = None,
         labels: Mapping[str, str] | None = None,
         bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
@@ -309,7 +309,9 @@ class Client(DurableTasks, RouteOperations):
 
         Args:
             pool, size, slots, labels: so many members of that pool, of so many slots (1) each, on workers with these
-                labels.
+                labels. `size=(2, 8)`: as soon as 2 fit, and as many as there is room for, up to 8. Each generation is
+                placed anew, so it may be larger or smaller than the one before; `gang.size` tells. Beyond the smallest
+                size it takes what is free and what no other gang in the queue needs.
             bundles: instead of these: members of several shapes, over several pools; see schemas.gangs.Bundle.
             strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
             deadline_s: give up when not formed by then. None: wait for ever, if a coordinator leads.

@@ -92,7 +92,7 @@ class Gang:
 
     @property
     def size(self) -> int:
-        """The number of ranks: the world size."""
+        """The number of ranks: the world size. With a range of sizes, that of the newest members."""
         return self._newest.size
 
     @property
@@ -196,16 +196,19 @@ class Gang:
         """
         return await self._run(method, lambda size: same_for_all(size, args, kwargs))
 
-    async def run_each(self, method: str, arguments: Sequence[Any], /) -> list[Any]:
+    async def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
         """Run a task on all ranks, each with its own arguments; else as `run`.
 
         Args:
-            arguments: by rank: a tuple or list of positional arguments, or a dict of named ones.
+            arguments: by rank: a tuple or list of positional arguments, or a dict of named ones. Or a function that
+                makes this list of the world size, which a gang with a range of sizes may change when it restarts.
 
         Raises:
             InvalidArguments: not one item for each rank; nothing was sent.
         """
-        return await self._run(method, lambda size: by_rank(size, arguments))
+        return await self._run(
+            method, lambda size: by_rank(size, arguments(size) if callable(arguments) else arguments)
+        )
 
     async def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run a task on one rank and return its result. Waits while all slots of the member are in use.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from ..schemas.errors import GanglineError
@@ -99,7 +99,7 @@ class SyncGang:
         """See Gang.run."""
         return self._thread.run(self._gang.run(method, *args, **kwargs))
 
-    def run_each(self, method: str, arguments: Sequence[Any], /) -> list[Any]:
+    def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
         """See Gang.run_each."""
         return self._thread.run(self._gang.run_each(method, arguments))
 

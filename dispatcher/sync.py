@@ -262,7 +262,7 @@ class SyncClient(SyncDurableTasks):
         self,
         *,
         pool: str | None = None,
-        size: int | None = None,
+        size: int | tuple[int, int] | None = None,
         slots: int | None = None,
         labels: Mapping[str, str] | None = None,
         bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,

@@ -45,7 +45,10 @@ class AcquireRequest(StrictGangSpec):
             if not isinstance(body, dict) or "bundles" in body:
                 raise
             # The short form was used: name its fields, not those of the bundle that it stands for.
-            text = error.message.replace("bundles.0.count:", "size:").replace("bundles.0.", "")
+            text = error.message
+            for name in ("count", "min_count", "max_count"):
+                text = text.replace(f"bundles.0.{name}:", "size:")
+            text = text.replace("bundles.0:", "size:").replace("bundles.0.", "")
             raise InvalidRequest(text) from error
 
 
@@ -88,6 +91,9 @@ class GangReply(Reply):
     """The coordinator's own word for where it is: queued, holding, committing, formed, ..."""
     generation: int
     size: int
+    """Its world size. With a range: of the living generation, or of the last; the smallest before the first."""
+    sizes: tuple[int, int] | None = None
+    """The range that was asked for. None: it has one size."""
     seats: tuple[Seat, ...] = ()
     fence: int = 0
     rendezvous: Rendezvous | None = None

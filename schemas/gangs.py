@@ -77,11 +77,42 @@ class Part(BaseModel):
 
 
 class Bundle(Part):
-    """`count` members of one shape. What an object has beside `extras` and `count` is part 0."""
+    """`count` members of one shape. What an object has beside `extras` and the counts is part 0.
+
+    Raises:
+        ValueError: one of `min_count` and `max_count` without the other, or not `min_count <= count <= max_count`.
+    """
 
     count: int = Field(default=1, ge=1, le=MAX_SEATS)
+    """With a range: of the living generation, or of the last; `min_count` before the first."""
+    min_count: int | None = Field(default=None, ge=1, le=MAX_SEATS)
+    """With `max_count`: each generation has as many members as there is room for, within this range."""
+    max_count: int | None = Field(default=None, ge=1, le=MAX_SEATS)
     extras: tuple[Part, ...] = ()
     """Further parts of each of these members."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_small(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("min_count") is not None and "count" not in value:
+            return {**value, "count": value["min_count"]}
+        return value
+
+    @model_validator(mode="after")
+    def _in_range(self) -> Self:
+        if (self.min_count is None) != (self.max_count is None):
+            raise ValueError("give both min_count and max_count, or neither")
+        if self.min_count is not None and self.max_count is not None:
+            if self.min_count > self.max_count:
+                raise ValueError(f"the smallest size is {self.min_count}, the largest {self.max_count}")
+            if not self.min_count <= self.count <= self.max_count:
+                raise ValueError(f"count is {self.count}, not between {self.min_count} and {self.max_count}")
+        return self
+
+    @property
+    def most(self) -> int:
+        """`count`, or the end of its range."""
+        return self.count if self.max_count is None else self.max_count
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -89,10 +120,11 @@ class Bundle(Part):
 
 
 class GangSpec(BaseModel):
-    """What was asked for. Either `bundles`, or `pool`, `size`, `slots` and `labels` for one bundle.
+    """What was asked for. Either `bundles`, or `pool`, `size`, `slots` and `labels` for one bundle. `size` is a number,
+    or `[smallest, largest]` of a gang whose generations have as many members as there is room for.
 
     Raises:
-        ValueError: neither or both ways were used, or more than MAX_SEATS parts.
+        ValueError: neither or both ways were used, more than MAX_SEATS parts, or a range of several bundles.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -131,22 +163,61 @@ class GangSpec(BaseModel):
             return value
         if value.get("bundles"):
             raise ValueError(f"give either bundles or {', '.join(key for key in short if key in value)}, not both")
+        count = given.get("count", 1)
+        if isinstance(count, (list, tuple)):
+            if len(count) != 2:
+                raise ValueError("size is a number, or [smallest, largest]")
+            del given["count"]
+            given |= {"count": count[0]} if count[0] == count[1] else {"min_count": count[0], "max_count": count[1]}
+        else:
+            given = {"count": 1, **given}
         rest = {key: item for key, item in value.items() if key not in short}
-        return {**rest, "bundles": [{"count": 1, **given}]}
+        return {**rest, "bundles": [given]}
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if not self.bundles:
             raise ValueError("give a pool and a size, or bundles")
-        seats = sum(bundle.count * (1 + len(bundle.extras)) for bundle in self.bundles)
+        if self.elastic and len(self.bundles) > 1:
+            raise ValueError("only a gang of one bundle can have a range of sizes")
+        seats = sum(bundle.most * (1 + len(bundle.extras)) for bundle in self.bundles)
         if seats > MAX_SEATS:
             raise ValueError(f"{seats} parts; one gang has at most {MAX_SEATS}")
         return self
 
     @property
     def size(self) -> int:
-        """The number of members: the world size."""
+        """The number of members: the world size. With a range: of the living generation, or of the last; the smallest
+        before the first."""
         return sum(bundle.count for bundle in self.bundles)
+
+    @property
+    def pools(self) -> frozenset[str]:
+        """Of all parts."""
+        return frozenset(part.pool for bundle in self.bundles for part in bundle.parts)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its generations may have different sizes."""
+        return any(bundle.min_count is not None for bundle in self.bundles)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The smallest and the largest."""
+        first = self.bundles[0]
+        if first.min_count is None or first.max_count is None:
+            return self.size, self.size
+        return first.min_count, first.max_count
+
+    def sized(self, size: int) -> Self:
+        """The same, of that size; itself if that is its only one."""
+        if not self.elastic or self.size == size:
+            return self
+        return self.model_copy(update={"bundles": (self.bundles[0].model_copy(update={"count": size}),)})
+
+    @property
+    def smallest(self) -> Self:
+        return self.sized(self.sizes[0])
 
     @property
     def ranks(self) -> tuple[tuple[Part, ...], ...]:
@@ -328,6 +399,12 @@ class GangSetRecord(Record):
     roll_failures: int = Field(default=3, ge=1, le=1000)
     """How often gangs of a new shape may fail, with none of them ready for `min_ready_s`, until the roll stops and the
     set is kept up in the shape that served before. Declare it again to try again."""
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if self.gang.elastic:
+            raise ValueError("gang: the gangs of a set have one size, not a range")
+        return self
 
     @property
     def template(self) -> GangSpec:

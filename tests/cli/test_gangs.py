@@ -91,6 +91,14 @@ def test_a_request_that_is_interrupted_while_it_waits_is_withdrawn(commands, run
     until(lambda: [row["id"] for row in commands.json("gang", "ls")] == [first["id"]], "it still waits")
 
 
+def test_a_range_of_sizes_is_filled_as_far_as_there_is_room(commands, running):
+    gang = commands.json("gang", "acquire", "words", "2..20", "--ttl", "60")
+    assert (gang["state"], gang["size"], gang["sizes"]) == ("formed", 8, [2, 20])
+    assert "size 8 of 2..20" in commands.run("gang", "show", gang["id"]).stdout
+    refused = commands.run("gang", "acquire", "words", "2-20")
+    assert (refused.returncode, "2..8" in refused.stderr) == (2, True)
+
+
 def test_an_operator_ends_a_gang_without_its_token(commands, running):
     gang = commands.json("gang", "acquire", "words", "2", "--ttl", "60")
     refused = commands.run("gang", "release", gang["id"])

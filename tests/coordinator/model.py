@@ -67,6 +67,10 @@ class Ledger:
             record = self.gangs().get(gang)
             expected: dict[str, str] = {}
             if record is not None and record.state in (GangState.FORMED, GangState.RETIRING):
+                ranks = {seat.rank for seat in record.seats}
+                least, most = record.spec.sizes
+                assert ranks == set(range(record.spec.size)), f"L7: {gang} of {record.spec.size} has ranks {ranks}"
+                assert least <= len(ranks) <= most, f"L7: {gang} has {len(ranks)} of {least} to {most} members"
                 self.granted.add((gang, record.generation))
                 expected = {
                     seat.token: f"{seat.pool}.{seat.worker} rank {seat.rank}.{seat.part} gen {record.generation}"

@@ -39,6 +39,7 @@ class Gangs(RuleBasedStateMachine):
     @rule(
         gang=GANGS,
         size=st.integers(min_value=1, max_value=4),
+        more=st.sampled_from([0, 0, 2, 4]),
         priority=st.integers(min_value=0, max_value=2),
         preempt=st.booleans(),
         restart=st.sampled_from(["restart_gang", "restart_member", "fail"]),
@@ -46,7 +47,8 @@ class Gangs(RuleBasedStateMachine):
         deadline_s=st.sampled_from([None, None, 3.0]),
         wait=st.booleans(),
     )
-    def acquire(self, gang: str, **fields) -> None:
+    def acquire(self, gang: str, size: int, more: int, **fields) -> None:
+        fields["size"] = (size, size + more)
         fields = self.known.setdefault(gang, {**fields, "ttl_s": 1000.0, "max_restarts": None})
         self.world.acquire(gang, **fields)
 

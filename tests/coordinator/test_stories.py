@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gangline.coordinator import events as on
+from gangline.schemas.gang_messages import MemberCause
 
 from .model import SimWorker
 from .world import World
@@ -41,6 +42,22 @@ def a_gang_forms_and_is_released(world: World) -> None:
     world.flush()
     world.release("a")
     world.flush()
+
+
+@story
+def a_gang_with_a_range_of_sizes_has_as_many_members_as_there_is_room_for(world: World) -> None:
+    workers = begin(world, 2, 2, 1)
+    world.acquire("a", (2, 4), backoff_s=0.0)
+    world.flush()
+    world.acquire("b", 1)
+    world.flush()
+    world.crash(workers[1])
+    world.gone(workers[1])
+    world.advance(0.1)
+    world.restart(workers[1])
+    world.flush()
+    world.report(workers[0], "a", MemberCause.FAILED)
+    world.advance(0.1)
 
 
 @story

@@ -216,7 +216,7 @@ class World:
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
-    def acquire(self, gang: str, size: int = 2, **more: Any) -> int:
+    def acquire(self, gang: str, size: int | tuple[int, int] = 2, **more: Any) -> int:
         self.asked += 1
         fields = {"id": gang, "owner_token": f"t-{gang}", **more}
         if "bundles" not in fields:
@@ -439,6 +439,7 @@ class World:
             return
         assert isinstance(request, FormRequest)
         assert (request.gang, request.generation) in self.ledger.granted, "L7: told to start before the commit"
+        assert request.size == len({seat.rank for seat in request.seats}), f"{request.gang} is told a wrong world size"
         if worker.torn.get(request.gang, 0) >= request.generation:
             return
         mine = {seat.token for seat in request.seats if WorkerId(seat.pool, seat.worker) == worker.id}

@@ -520,3 +520,23 @@ async def test_what_happens_to_the_gang_can_be_followed(rig: GangRig) -> None:
 
 async def _all(events: Any) -> list[GangEventKind]:
     return [event.kind async for event in events]
+
+
+@on_gang_rig()
+async def test_a_gang_with_a_range_of_sizes_is_as_large_as_there_is_room_for_in_each_generation(rig: GangRig) -> None:
+    for name in ("w1", "w2", "w3"):
+        await rig.worker(name, pool_of(rig.probe, slots=1))
+    async with rig.client.gang(pool="train", size=(2, 8), backoff_s=0) as gang:
+        assert gang.size == 3 and [rank for rank, *_ in await gang.run("who")] == [0, 1, 2]
+        rig.cut(gang.members[2].worker.partition(".")[2])
+        await until(lambda: gang.generation == 2)
+        assert gang.size == 2 and [result[:3] for result in await gang.run("who")] == [[0, 2, 2], [1, 2, 2]]
+        await rig.worker("w4", pool_of(rig.probe, slots=1))
+        assert gang.size == 2
+        rig.cut(gang.members[0].worker.partition(".")[2])
+        await until(lambda: gang.generation == 3)
+        words = await gang.run_each("who", lambda size: [(f"{rank} of {size}",) for rank in range(size)])
+        assert [word for *_, word in words] == ["0 of 2", "1 of 2"]
+    for wrong in ((2, 1), (0, 3), (1, 2, 3)):
+        with pytest.raises(InvalidRequest, match="size"):
+            rig.client.gang(pool="train", size=wrong)  # type: ignore[arg-type]

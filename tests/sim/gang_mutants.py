@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from gangline.bus import memory as memory_module
+from gangline.coordinator import commits as commits_module
 from gangline.coordinator import effects as do
+from gangline.coordinator import forming as forming_module
 from gangline.coordinator import granting as granting_module
+from gangline.coordinator import placement as placement_module
 from gangline.coordinator.commits import Ledger
 from gangline.coordinator.gang import Gang
 from gangline.coordinator.granting import Granting
@@ -104,6 +107,25 @@ def a_commit_does_not_ask_whether_the_workers_still_hold(patch: pytest.MonkeyPat
         return [replace(write, condition_key=None, revision=None) for write in original(*args)]
 
     patch.setattr(granting_module, "grants", grants)
+
+
+def _ranges(plan: Plan) -> bool:
+    """Plans with gangs that have a range of sizes."""
+    assert plan.gangs is not None
+    return any(step.bundles[0].max_count is not None for step in plan.gangs.steps)
+
+
+@gang_mutant("L7", needs=_ranges)
+def a_gang_takes_more_than_the_largest_size_that_it_asked_for(patch: pytest.MonkeyPatch) -> None:
+    def place_most(spec: Any, *args: Any, **rest: Any) -> Any:
+        return placement_module.place(spec.sized(spec.sizes[1] + 1), *args, **rest)
+
+    patch.setattr(forming_module, "place_most", place_most)
+
+
+@gang_mutant("L7", needs=_ranges)
+def the_record_of_a_gang_has_the_size_of_the_generation_before(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(commits_module, "spec_of", lambda gang, seats: gang.spec)
 
 
 # -- L8: gang fate --------------------------------------------------------------------------------------------------

@@ -41,6 +41,17 @@ def _slots(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
 slots_argument = click.argument("slots", callback=_slots)
 """`SLOTS`, 0 included. The command must have SLOTS_CONTEXT."""
 
+
+def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int | list[int]:
+    least, dots, most = value.partition("..")
+    if least.isdecimal() and (most.isdecimal() if dots else not most) and len(value) < 20:
+        return [int(least), int(most)] if dots else int(least)
+    raise click.BadParameter(f"{value!r} is not a size: give a number, or a range such as 2..8", ctx, parameter)
+
+
+size_argument = click.argument("size", callback=_size)
+"""`SIZE` of a gang: a number, or a range as a list of two."""
+
 SLOTS_CONTEXT = {"ignore_unknown_options": True}
 """Context settings without which click would take -1 for an option, and say that there is none of that name."""
 

@@ -24,13 +24,17 @@ _STYLES = {
 }
 
 
+def _size(gang: GangReply) -> str:
+    return str(gang.size) if gang.sizes is None else f"{gang.size} of {gang.sizes[0]}..{gang.sizes[1]}"
+
+
 def gangs_table(gangs: Sequence[GangReply]) -> Table:
     now = time.time()
     lines = [
         (
             gang.id,
             _state(gang),
-            str(gang.size),
+            _size(gang),
             str(gang.generation),
             str(gang.restarts),
             str(gang.priority),
@@ -65,7 +69,7 @@ def seats_table(gang: GangReply) -> Table:
 
 def summary(gang: GangReply) -> str:
     """One gang in a line or two."""
-    parts = [f"gang {gang.id} is {_word(gang)}", f"size {gang.size}", f"generation {gang.generation}"]
+    parts = [f"gang {gang.id} is {_word(gang)}", f"size {_size(gang)}", f"generation {gang.generation}"]
     if gang.fence:
         parts.append(f"fence {gang.fence}")
     if gang.rendezvous is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..arguments import duration_option
+from ..arguments import duration_option, size_argument
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 
 @command.command(short_help="Ask for a gang, and wait until it is formed.")
 @click.argument("pool")
-@click.argument("size", type=int)
+@size_argument
 @click.option("--slots", type=int, metavar="N", help="Of each member. [1]")
 @click.option(
     "--strategy", type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]), help="Over nodes. [pack]"
@@ -89,7 +89,7 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
 def acquire(
     connection: Connection,
     pool: str,
-    size: int,
+    size: int | list[int],
     labels: dict[str, str],
     preempt: bool,
     wait_for_workers: bool,
@@ -98,7 +98,8 @@ def acquire(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Ask for SIZE members of POOL, and wait until all are granted.
+    """Ask for SIZE members of POOL, and wait until all are granted. SIZE may be a range: 2..8 is formed as soon as 2
+    fit, with as many as there is room for, up to 8.
 
     Prints the members with the tokens to dispatch with, and the owner token to renew and release with. Somebody has to
     renew it: --keep does, or give a long --ttl.

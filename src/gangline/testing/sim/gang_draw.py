@@ -31,7 +31,7 @@ def draw_gang_plan(seed: int) -> Plan:
     )
     sets = _sets(rng, plan)
     coordinators = tuple(f"k{number}" for number in range(rng.choice((1, 2, 2, 3))))
-    steps = _steps(rng, plan, sorted({each.name for each in sets}))
+    steps = _with_ranges(seed, _steps(rng, plan, sorted({each.name for each in sets})))
     events = [*plan.events, *_events(rng, plan, coordinators, steps)]
     return replace(
         plan,
@@ -144,6 +144,21 @@ def _steps(rng: random.Random, plan: Plan, sets: list[str]) -> tuple[GangStep, .
     patient = patience.choice((0.0, 0.0, 0.3, 0.8))
     steps = [replace(step, deadline_s=PATIENT_S) if patience.random() < patient else step for step in steps]
     return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
+
+
+def _with_ranges(seed: int, steps: tuple[GangStep, ...]) -> tuple[GangStep, ...]:
+    """With some seeds some gangs can do with fewer members, and take more."""
+    rng = random.Random(f"gangline sizes {seed}")
+    share = rng.choice((0.0, 0.0, 0.3, 1.0))
+
+    def ranged(bundle: Bundle) -> Bundle:
+        least, most = rng.randint(1, bundle.count), bundle.count + rng.randint(0, 4)
+        return bundle.model_copy(update={"count": least, "min_count": least, "max_count": most})
+
+    return tuple(
+        replace(step, bundles=(ranged(step.bundles[0]),)) if len(step.bundles) == 1 and rng.random() < share else step
+        for step in steps
+    )
 
 
 def _step(

@@ -241,7 +241,10 @@ class GangLedger:
                 self._fail("L7", f"{when}, gang {gang} is {state}; of {worker} the ledger has {member}")
 
     def _check_spec(self, record: GangRecord) -> None:
-        """All that was asked for, and nothing else."""
+        """All that was asked for, and nothing else; and no more or fewer members than its range allows."""
+        first = record.spec.bundles[0]
+        if not (first.min_count or first.count) <= first.count <= (first.max_count or first.count):
+            self._fail("L7", f"gang {record.id} has {first.count} members, not {first.min_count} to {first.max_count}")
         has = sorted((seat.rank, seat.part, seat.pool, seat.slots) for seat in record.seats)
         parts = enumerate(record.spec.ranks)
         wants = sorted((r, p, part.pool, part.slots) for r, rank in parts for p, part in enumerate(rank))

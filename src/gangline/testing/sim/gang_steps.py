@@ -125,7 +125,9 @@ class GangStepRunner:
                 self._failed(request, error)
             else:
                 self._note(request, f"{results}")
-                self._check_results(request, results, gang.size)
+                bundles = step.bundles
+                least, most = sum(bundle.count for bundle in bundles), sum(bundle.most for bundle in bundles)
+                self._check_results(request, results, min(max(least, len(results)), most))
 
     def _check_results(self, request: Request, results: list[Any], size: int) -> None:
         """One result for each rank, all of one generation."""

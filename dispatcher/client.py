@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bus.ambient import Ambient
 from ..bus.port import BucketSettings, Bus, KeyValue
-from ..schemas.errors import ClosedError
+from ..schemas.errors import ClosedError, InvalidRequest
 from ..schemas.gangs import Bundle
 from ..schemas.messages import DrainReply, ResizeReply, StatsReply
 from ..schemas.names import Names
@@ -205,8 +205,13 @@ class Client(DurableTasks, RouteOperations):
             return self._hooks.call(request, self._call_now)
         return self._router.call(target, args, kwargs, options=self._options)
 
-    def stream(self, target: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+    def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task that yields, and yield its items as they come: `async for item in client.stream(...)`.
+
+        Args:
+            target: `ENDPOINT.METHOD`. Or a selection, followed by the name of the method: the task runs on the slot
+                that was chosen, and what `dispatch` says of it holds. (`dispatch` gives all items as a list.)
+            args, kwargs: the task's own arguments.
 
         The worker stays at most `RouterSettings.stream_window` items ahead. Leaving the loop early, closing or
         cancelling stops the task (use `contextlib.aclosing` to have that happen at once).
@@ -214,8 +219,11 @@ class Client(DurableTasks, RouteOperations):
         Raises:
             InvalidRequest: the task does not stream; nothing was sent.
             StreamBroken: items were lost; those yielded before are right.
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient: of a selection; nothing was sent.
             GanglineError: as `call`.
         """
+        if isinstance(target, Selection):
+            return self._stream_on(target, args, kwargs)
         if self._hooks is not None and self._hooks.streams:
             request = ClientRequest(kind="stream", target=target, args=args, kwargs=kwargs, options=self._options)
             return self._hooks.stream(request, self._stream_now)
@@ -425,6 +433,23 @@ class Client(DurableTasks, RouteOperations):
         return await self._router.dispatch(
             selection, request.target, request.args, request.kwargs, options=request.options
         )
+
+    def _stream_on(
+        self, selection: Selection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        if not args or not isinstance(args[0], str):
+            raise InvalidRequest("to stream from a selection, give the name of the method next: stream(selection, 'm')")
+        method, *rest = args
+
+        def now(request: ClientRequest) -> AsyncGenerator[Any, None]:
+            return self._router.stream_on(
+                selection, request.target, request.args, request.kwargs, options=request.options
+            )
+
+        request = ClientRequest(kind="stream", target=method, args=tuple(rest), kwargs=kwargs, options=self._options)
+        if self._hooks is not None and self._hooks.streams:
+            return self._hooks.stream(request, now)
+        return now(request)
 
     def _stream_now(self, request: ClientRequest) -> AsyncGenerator[Any, None]:
         return self._router.stream(request.target, request.args, request.kwargs, options=request.options)

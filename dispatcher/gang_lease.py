@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from ..schemas.errors import GanglineError, InvalidRequest
+from ..schemas.errors import GanglineError
 from ..telemetry.tracing import Span
 from .gang_hold import GangHold
-from .gangset import for_rank
+from .gangset import for_rank, no_stream_of_all
 from .inflight import Outcome
 from .leases import Lease
 from .order import Order
@@ -29,7 +29,7 @@ class GangLease(Lease):
         """
         hold, order = self.hold, self._order(method, args, kwargs)
         if hold.on_all:
-            raise InvalidRequest(f"calls to standing set {self.pool!r} run on all ranks: none of them can be streamed")
+            raise no_stream_of_all(self.pool)
         with self._observe(order) as (_, span):
             ticket = await self._enter(order)
             (slots,) = hold.slots_for(self._slots, ticket)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 from ..schemas.errors import (
     GanglineError,
@@ -24,6 +24,7 @@ from ..schemas.errors import (
 from ..schemas.frames import Load, ReserveFlag
 from ..schemas.gang_errors import GangFailed
 from ..schemas.gangs import GangRecord, GangSetRecord, GangState, Route
+from ..schemas.names import WorkerId
 from ..schemas.records import MethodInfo, Registration
 from ..telemetry.tracing import Span
 from .core import outcome_unknown
@@ -37,6 +38,9 @@ from .pool import RoutedPool
 from .retry import Fate
 from .ticket import Ticket
 from .view import Method, Worker
+
+if TYPE_CHECKING:
+    from .selection import Moving
 
 _WORD_S: Final = 1.0
 """How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""
@@ -203,8 +207,11 @@ class RoutedSet:
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
-    async def run(self, order: Order, ticket: Ticket, span: Span) -> Any:
+    async def run(self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None) -> Any:
         """The result: of rank 0, or of all ranks in order. Cancelling stops the task.
+
+        Args:
+            moving: the selection that it was to run on, told where it goes.
 
         Raises:
             GanglineError: see Client.call; GangFailed when a rank of several failed.
@@ -218,6 +225,7 @@ class RoutedSet:
                     if formation is None:
                         fate = Fate.GONE
                     else:
+                        _went(formation, moving)
                         result = await self._on(formation, order, ticket, span)
                         self._accepted(ticket, worker)
                         return result
@@ -236,15 +244,17 @@ class RoutedSet:
                 error.may_have_started = True
             raise
 
-    async def stream(self, order: Order, ticket: Ticket, span: Span) -> AsyncGenerator[Any, None]:
-        """The items of rank 0. Tried again elsewhere like a call, until the first item has come.
+    async def stream(
+        self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The items of rank 0. Tried again elsewhere like a call, until the first item has come. `moving`: see run.
 
         Raises:
             InvalidRequest: the set's calls go to all ranks.
             GanglineError: see Client.stream.
         """
         if self.record.route is Route.ALL:
-            raise InvalidRequest(f"calls to standing set {self.name!r} run on all ranks: none of them can be streamed")
+            raise no_stream_of_all(self.name)
         fate: Fate | None = None
         while True:
             worker = await self._place(order.deadline, ticket, fate)
@@ -254,6 +264,7 @@ class RoutedSet:
                 if formation is None:
                     fate = Fate.GONE
                 else:
+                    _went(formation, moving)
                     items = formation.lines[0].stream(order, span, patient=False)
                     async with contextlib.aclosing(items):
                         async for item in items:
@@ -323,24 +334,16 @@ class RoutedSet:
             fate = result
             self.pool.refused(ticket, worker, fate)
 
-    async def dispatch(
-        self, hold: GangHold, order: Order, ticket: Ticket, span: Span, moving: Callable[[Fate], None]
-    ) -> Any:
+    async def dispatch(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> Any:
         """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
-        task has not started or may be repeated. Cancelling stops it.
-
-        Args:
-            ticket: of the task, not placed.
-            moving: called before another gang takes its place; raises if none may.
-        """
+        task has not started or may be repeated. Cancelling stops it."""
         fate = Fate.GONE
-        ticket.attempts, ticket.last = 1, hold.stands_for.id
         if hold.trouble() is None:
             charge = hold.ticket
             charge.attempts = 1
             hold.consume()
             try:
-                return await self._on(hold.formation, order, ticket, span, hold.slots_for(self.pool, charge), hold)
+                return await self._on(hold.formation, order, charge, span, hold.slots_for(self.pool, charge), hold)
             except BaseException as error:
                 # A task that did not arrive has not used its token up.
                 hold.give_back()
@@ -352,12 +355,43 @@ class RoutedSet:
                 fate = found
         else:
             hold.release()
-        if fate.may_have_started:
-            if not hold.allows_repeat(order):
-                raise outcome_unknown(fate, str(hold.worker.id), 1)
-            ticket.uncertain = fate
-        moving(fate)
-        return await self.run(order, ticket, span)
+        if fate.may_have_started and not hold.allows_repeat(order):
+            raise outcome_unknown(fate, str(hold.worker.id), 1)
+        return await self.run(order, moving.ticket(fate), span, moving)
+
+    async def stream_held(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> AsyncGenerator[Any, None]:
+        """As `dispatch`, for the items of rank 0; from another gang only until the first item has come."""
+        fate = Fate.GONE
+        if hold.trouble() is None:
+            charge = hold.ticket
+            charge.attempts = 1
+            hold.consume()
+            read = 0
+            (slots,) = hold.slots_for(self.pool, charge)
+            try:
+                each = for_rank(order, hold.formation, 0)
+                items = hold.lines[0].stream(each, span, patient=False, held=slots)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        read += 1
+                        yield item
+                return
+            except BaseException as error:
+                hold.give_back()
+                if not isinstance(error, GanglineError):
+                    raise
+                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
+                if found is None or read:
+                    raise
+                fate = found
+        else:
+            hold.release()
+        if fate.may_have_started and not hold.allows_repeat(order):
+            raise outcome_unknown(fate, str(hold.worker.id), 1)
+        items = self.stream(order, moving.ticket(fate), span, moving)
+        async with contextlib.aclosing(items):
+            async for item in items:
+                yield item
 
     async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:
         """Run a task on slots that stay held; the ticket, which counts in the books, is settled when it has ended.
@@ -481,6 +515,16 @@ class RoutedSet:
         """How many calls the gang takes at once."""
         slots = [seat.slots for seat in sorted(record.seats, key=lambda seat: seat.rank) if seat.part == 0]
         return slots[0] if self.record.route is Route.RANK0 else min(slots)
+
+
+def no_stream_of_all(name: str) -> InvalidRequest:
+    return InvalidRequest(f"calls to standing set {name!r} run on all ranks: none of them can be streamed")
+
+
+def _went(formation: Formation, moving: Moving | None) -> None:
+    if moving is not None:
+        seat = formation.lines[0].seat
+        moving.to_gang(WorkerId(seat.pool, seat.worker), formation.gang)
 
 
 def _note(newest: dict[str, int], gang: str, generation: int) -> None:

@@ -203,7 +203,7 @@ class Parts:
 
     @cached_property
     def dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.caller, self._settings.max_attempts)
+        return Dispatcher(self.caller, self.streamer, self._settings.max_attempts)
 
     @cached_property
     def gangs(self) -> Gangs:

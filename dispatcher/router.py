@@ -229,10 +229,7 @@ class Router:
     ) -> Any:
         """Run a task on the worker that was chosen; see Client.dispatch."""
         self.check_open()
-        if not selection.hold.is_of(self.exchange):
-            raise WrongClient(
-                f"this selection of {selection.worker} was made by another client: dispatch it with that one"
-            )
+        self._check_ours(selection)
         flight = self._held_express.dispatch(selection, method, args, kwargs, options)
         if flight is None:
             return await self._dispatch(selection, method, args, kwargs or {}, options)
@@ -260,13 +257,49 @@ class Router:
         kwargs: Mapping[str, Any],
         options: CallOptions,
     ) -> Any:
+        order = self._order_on(selection, method, args, kwargs, options)
+        with self.observed(order) as (_, span):
+            return await self._dispatcher.dispatch(selection, order, span)
+
+    async def stream_on(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = _DEFAULTS,
+    ) -> AsyncGenerator[Any, None]:
+        """Run a task on the worker that was chosen and yield its items; see Client.stream."""
+        self.check_open()
+        self._check_ours(selection)
+        order = self._order_on(selection, method, args, kwargs or {}, options)
+        with self.observed(order) as (_, span):
+            items = self._dispatcher.stream(selection, order, span)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+
+    def _order_on(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> Order:
         endpoint, dot, name = method.rpartition(".")
         order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs, options)
         if order.pool == selection.endpoint:
             order.pool = selection.pool
         selection.check_usable(order.pool)
-        with self.observed(order) as (_, span):
-            return await self._dispatcher.dispatch(selection, order, span)
+        return order
+
+    def _check_ours(self, selection: Selection) -> None:
+        if not selection.hold.is_of(self.exchange):
+            raise WrongClient(
+                f"this selection of {selection.worker} was made by another client: dispatch it with that one"
+            )
 
     def lease(
         self,

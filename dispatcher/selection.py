@@ -13,7 +13,8 @@ CLOSED   dispatched                          raises SelectionClosed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -26,11 +27,13 @@ from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown
 from .gang_hold import GangHold
+from .gangset import no_stream_of_all
 from .held import Held
 from .hold import Hold
 from .inflight import Outcome, TaskFlight
 from .order import Order, refuses_token, result_of
 from .retry import Fate
+from .stream import Streamer, StreamFlight, no_stream, stream_fate, streams
 from .ticket import Ticket
 
 
@@ -53,15 +56,21 @@ class Selection(Held):
     choice: Choice | None = None
     """What was asked of the worker, if that was anything."""
     _moved: WorkerId | None = None
+    _moved_to_gang: str | None = None
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set that was chosen; once its task had to run on another one, that. None: of none."""
+        return self._moved_to_gang or self.hold.gang
 
     @property
     def worker(self) -> str:
         """`<pool>.<worker>`, as operators name it: who was chosen; once its task had to run elsewhere, who ran it."""
         return str(self._moved or self.hold.worker.id)
 
-    def moved_to(self, worker: WorkerId | None) -> None:
-        """Its task was sent there instead."""
-        self._moved = worker
+    def moved_to(self, worker: WorkerId | None, gang: str | None = None) -> None:
+        """Its task was sent there instead; to the worker of rank 0, if that is of a gang."""
+        self._moved, self._moved_to_gang = worker, gang
 
     def moving(self, fate: Fate) -> None:
         """To be called before its task is sent elsewhere, for what became of it where it was.
@@ -126,6 +135,35 @@ class Choice:
             ticket.key = self.key
 
 
+class Moving:
+    """The task of a selection, which may have to run elsewhere."""
+
+    def __init__(self, selection: Selection, order: Order, max_attempts: int) -> None:
+        self._selection = selection
+        self._order = order
+        self._max_attempts = max_attempts
+
+    def ticket(self, fate: Fate) -> Ticket:
+        """For another worker or gang: what held for the choice holds for that, too.
+
+        Raises:
+            WorkerLost, ResultLost: it is to run on the one that was chosen, or not at all.
+        """
+        selection = self._selection
+        selection.moving(fate)
+        ticket = self._order.ticket(self._max_attempts)
+        ticket.attempts, ticket.last = 1, selection.hold.counts_on.id
+        if selection.choice is not None:
+            selection.choice.put_on(ticket)
+        if fate.may_have_started:
+            ticket.uncertain = fate
+        return ticket
+
+    def to_gang(self, rank0: WorkerId, gang: str) -> None:
+        """Its task is sent to that gang."""
+        self._selection.moved_to(rank0, gang)
+
+
 class Choosing:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
@@ -168,8 +206,9 @@ Choose = Callable[..., Coroutine[Any, Any, Selection]]
 class Dispatcher:
     """Sends a task to the slot that a selection holds."""
 
-    def __init__(self, caller: Caller, max_attempts: int) -> None:
+    def __init__(self, caller: Caller, streamer: Streamer, max_attempts: int) -> None:
         self._caller = caller
+        self._streamer = streamer
         self._max_attempts = max_attempts
 
     async def dispatch(self, selection: Selection, order: Order, span: Span = NO_SPAN) -> Any:
@@ -184,7 +223,7 @@ class Dispatcher:
         if isinstance(hold, GangHold):
             order.remaining_ms(self._caller.exchange.loop.time())
             selection.mark_used()
-            return await hold.routed.dispatch(hold, order, order.ticket(self._max_attempts), span, selection.moving)
+            return await hold.routed.dispatch(hold, order, span, self._moving(selection, order))
         if hold.trouble() is not None:
             # The worker is gone or began anew: nothing was sent, any other will do.
             selection.mark_used()
@@ -203,6 +242,63 @@ class Dispatcher:
             pool.accepted(hold.ticket)
             return result_of(outcome)
         return await self._after(selection, order, outcome, span)
+
+    async def stream(self, selection: Selection, order: Order, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
+        """The items of the task. If the chosen worker went before the task can have started, they come from another
+        one. Closing it cancels the task.
+
+        Raises:
+            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired, InvalidRequest: before anything is sent.
+            GanglineError: see Client.stream.
+        """
+        selection.check_usable(order.pool)
+        hold, pool = selection.hold, selection.hold.pool
+        order.remaining_ms(self._caller.exchange.loop.time())
+        if isinstance(hold, GangHold):
+            if hold.on_all:
+                raise no_stream_of_all(hold.routed.name)
+            selection.mark_used()
+            items = hold.routed.stream_held(hold, order, span, self._moving(selection, order))
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+            return
+        fate = Fate.GONE
+        if hold.trouble() is None:
+            if not streams(hold.worker, order):
+                raise no_stream(order)
+            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, pool, hold.ticket)
+            selection.mark_used()
+            hold.consume()
+            try:
+                items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+            except BaseException:
+                # Left early or out of time. The task may not have reached the worker: then the token has the slot.
+                hold.give_back()
+                raise
+            ended = stream_fate(flight)
+            if ended is None:
+                pool.accepted(flight.ticket)
+                return
+            fate = ended
+            if fate.may_have_started and not hold.allows_repeat(order):
+                raise outcome_unknown(fate, selection.worker, 1)
+            hold.give_back()
+        else:
+            selection.mark_used()
+            hold.release()
+        ticket = self._moving(selection, order).ticket(fate)
+        try:
+            items = self._streamer.run(pool, order, ticket, span)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    selection.moved_to(ticket.last)
+                    yield item
+        finally:
+            selection.moved_to(ticket.last)
 
     async def go_on(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
         """What comes of a dispatch that was sent elsewhere and not simply answered."""
@@ -229,15 +325,11 @@ class Dispatcher:
         return await self._elsewhere(selection, order, span, fate)
 
     async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
-        selection.moving(fate or Fate.GONE)
-        ticket = order.ticket(self._max_attempts)
-        ticket.attempts = 1
-        ticket.last = selection.hold.worker.id
-        if selection.choice is not None:
-            selection.choice.put_on(ticket)
-        if fate is not None and fate.may_have_started:
-            ticket.uncertain = fate
+        ticket = self._moving(selection, order).ticket(fate or Fate.GONE)
         try:
             return await self._caller.run(selection.hold.pool, order, ticket, span)
         finally:
             selection.moved_to(ticket.last)
+
+    def _moving(self, selection: Selection, order: Order) -> Moving:
+        return Moving(selection, order, self._max_attempts)

@@ -239,7 +239,7 @@ class SyncClient(SyncDurableTasks):
         """See Client.call."""
         return self._thread.run(self._client.call(target, *args, **kwargs))
 
-    def stream(self, target: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+    def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
         """See Client.stream. Closing the generator stops the task."""
         return iterate(self._thread, self._client.stream(target, *args, **kwargs))
 

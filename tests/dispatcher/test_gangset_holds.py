@@ -11,6 +11,7 @@ from gangline.dispatcher.client import Client
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.errors import (
     GanglineError,
+    InvalidArguments,
     InvalidRequest,
     LeaseBusy,
     Saturated,
@@ -227,6 +228,55 @@ async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worke
         rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
         assert (rank, size, word) == (0, 2, "x") and generation == 2
     await balanced(rig, "llm", cut=selection.worker.partition(".")[2])
+
+
+@on_gang_rig("w1", "w2", "w3", "w4", no_workers_wait_s=30.0)
+async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_there(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=2, gang=PAIR)
+    await ready(rig, "llm", 2)
+    client = rig.client.options(timeout_s=60, key="session-7")
+    keys: list[str | None] = []
+    place = rig.client.router.sets._sets["llm"].pool.place
+    rig.client.router.sets._sets["llm"].pool.place = (  # type: ignore[method-assign]
+        lambda ticket, *rest: keys.append(ticket.key) or place(ticket, *rest)  # type: ignore[func-returns-value]
+    )
+    for stream in (False, True):
+        async with client.choose_worker("llm") as selection:
+            chosen, gang = selection.worker, selection.gang
+            assert gang is not None
+            await report(rig, gang, 1, rig.client.router.sets._sets["llm"]._formations[gang].generation)
+            await until(lambda: selection.hold.trouble() is not None)
+            if stream:
+                items = [item async for item in rig.client.options(timeout_s=60).stream(selection, "count", 3)]
+                assert items == [[0, 0], [0, 1], [0, 2]]
+            else:
+                moved_to, _ = await rig.client.options(timeout_s=60).dispatch(selection, "slow", 0.0)
+                assert moved_to == selection.gang
+            assert (selection.gang, selection.worker) != (gang, chosen)
+        await ready(rig, "llm", 2)
+    assert keys == ["session-7"] * 4, "the second choice had the key of the first"
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        assert [item async for item in rig.client.stream(selection, "count", 3)] == [[0, 0], [0, 1], [0, 2]]
+        with pytest.raises(SelectionUsed):
+            await anext(rig.client.stream(selection, "count", 3))
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(InvalidArguments):
+            await anext(rig.client.stream(selection, "count", "many"))
+    await balanced(rig, "llm")
+    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+    await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(InvalidRequest, match="none of them can be streamed"):
+            await anext(rig.client.stream(selection, "count", 3))
+        assert len(await rig.client.dispatch(selection, "who")) == 2, "nothing was sent: the selection is still good"
+    await balanced(rig, "llm")
 
 
 @on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)

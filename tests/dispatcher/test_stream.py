@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.errors import ClosedError, DeadlineExceeded, InvalidRequest, StreamBroken, TaskFailed, WorkerLost
+from gangline.schemas.errors import (
+    ClosedError,
+    DeadlineExceeded,
+    InvalidRequest,
+    SelectionUsed,
+    StreamBroken,
+    TaskFailed,
+    WorkerLost,
+)
 from gangline.schemas.frames import Answer, Frame, Request, TaskFlag, TaskState
 
 from .fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
@@ -303,3 +311,59 @@ async def test_closing_the_client_ends_a_stream(rig: Rig) -> None:
     await rig.client.close()
     with pytest.raises(ClosedError):
         await task
+
+
+# -- from a worker that was chosen --------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_items_stream_from_a_worker_that_was_chosen_on_its_token(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(3))
+    async with rig.client.choose_worker("images") as selection:
+        assert await collect(rig.client.stream(selection, "items", 3)) == [0, 10, 20]
+        (task,) = worker.heard_of(Request.TASK)
+        assert task[6] == selection.token and task[8] & TaskFlag.STREAM and task[3] == [3]
+        with pytest.raises(SelectionUsed):
+            await collect(rig.client.stream(selection, "items"))
+    await turns()
+    assert worker.heard_of(Request.RELEASE) == [], "the task has used the slot up"
+    with pytest.raises(InvalidRequest, match="give the name of the method next"):
+        rig.client.stream(selection)
+    rig.balanced()
+
+
+@on_rig()
+async def test_leaving_a_stream_from_a_selection_early_stops_the_task_and_gives_the_slot_back(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        reading = asyncio.ensure_future(anext(rig.client.stream(selection, "items")))
+        await turns()
+        reading.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reading
+    await turns()
+    assert len(worker.heard_of(Request.CANCEL)) == 1 and len(worker.heard_of(Request.RELEASE)) == 1
+
+
+@on_rig()
+async def test_what_cannot_be_sent_leaves_no_slot_behind(rig: Rig) -> None:
+    worker = await rig.worker(behave=yields(3))
+    async with rig.client.choose_worker("images") as selection:
+        with pytest.raises(InvalidRequest):
+            await collect(rig.client.stream(selection, "items", object()))
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == 1 and worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_stream_from_a_worker_that_has_gone_comes_from_another_one_and_tells_which(rig: Rig) -> None:
+    first = await rig.worker(behave=yields(2))
+    async with rig.client.choose_worker("images") as selection:
+        chosen = selection.worker
+        await rig.worker("w2", behave=yields(3))
+        await first.die()
+        assert await collect(rig.client.stream(selection, "items")) == [0, 10, 20]
+        assert selection.worker == "images.w2" != chosen
+    rig.balanced()

@@ -199,7 +199,7 @@ def draw_plan(seed: int) -> Plan:
     )
     clients = tuple(f"c{number}" for number in range(rng.randint(1, 3)))
     traffic_s = rng.uniform(4, 9)
-    steps = _draw_steps(rng, pools, clients, traffic_s)
+    steps = _with_streams(seed, _draw_steps(rng, pools, clients, traffic_s))
     calm = rng.random() < 0.125
     events = _draw_events(rng, workers, clients, steps, traffic_s, calm=calm)
     twins = () if calm else _draw_twins(seed, workers, traffic_s)
@@ -213,6 +213,16 @@ def draw_plan(seed: int) -> Plan:
         events=tuple(sorted((*events, *twins), key=lambda event: event.at_s)),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
+    )
+
+
+def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """With some seeds the tasks of some selections stream."""
+    rng = random.Random(f"gangline selected streams {seed}")
+    share = rng.choice((0.0, 0.0, 0.0, 0.5))
+    return tuple(
+        replace(step, method="items") if step.kind in (Kind.DISPATCH, Kind.TWICE) and rng.random() < share else step
+        for step in steps
     )
 
 

@@ -87,14 +87,22 @@ class StepRunner:
 
     async def _dispatch(self, selection: Selection, request: Request) -> None:
         step = self._step
-        client = self._client.options(timeout_s=step.timeout_s)
-        await self._answer(request, client.dispatch(selection, step.method, **self._arguments(request)))
+        await self._send(selection, request)
         if step.kind is Kind.TWICE:
             second = self._begin(step.timeout_s)
-            await self._answer(second, client.dispatch(selection, step.method, **self._arguments(second)))
+            await self._send(selection, second)
             unsent = request.outcome == second.outcome == LeaseExpired.code  # neither left this process
             if second.outcome != SelectionUsed.code and not unsent:
                 self._world.checker.fail("L3", f"a second dispatch of {selection!r} ended as {second.outcome}")
+
+    async def _send(self, selection: Selection, request: Request) -> None:
+        step, arguments = self._step, self._arguments(request)
+        client = self._client.options(timeout_s=step.timeout_s)
+        if step.method == "items":
+            items = client.stream(selection, "items", **arguments, count=step.uses)
+            await self._answer(request, _collect(items), expected=list(range(step.uses)))
+        else:
+            await self._answer(request, client.dispatch(selection, step.method, **arguments))
 
     async def _lease(self) -> None:
         step = self._step

@@ -51,10 +51,12 @@ class Desk:
         journal: JournalSink | None,
         begin_drain: Callable[[float | None], None],
         on_lost: Callable[[str], None],
+        on_unhealthy: Callable[[str], None],
     ) -> None:
-        """`begin_drain` and `on_lost` (another process took the id) are the worker's own."""
+        """`begin_drain`, `on_lost` (another process took the id) and `on_unhealthy` are the worker's own."""
         settings = place.settings
         self._place = place
+        self._on_unhealthy = on_unhealthy
         self._log = place.log
         self._loop = asyncio.get_running_loop()
         self._frames_subject = place.names.worker(place.worker, Operation.FRAMES)
@@ -151,6 +153,7 @@ class Desk:
             self.presence,
             self.operations,
             grace_s=lambda: self.drain_grace_s,
+            unhealthy=self._on_unhealthy,
             log=place.log,
         )
 

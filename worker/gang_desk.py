@@ -77,9 +77,11 @@ class GangDesk:
         operations: Operations,
         *,
         grace_s: Callable[[], float],
+        unhealthy: Callable[[str], None],
         log: Log,
     ) -> None:
-        """`grace_s`: what was left of the drain's grace when it began; 0 for a worker that stops at once."""
+        """`grace_s`: what was left of the drain's grace when it began; 0 for a worker that stops at once. `unhealthy`:
+        a health check has failed, and why."""
         self._books = books
         self._core = books.core
         self._gangs = books.core.gangs
@@ -104,6 +106,7 @@ class GangDesk:
             context=self.seats.hook_context,
             started=self._started,
             failed=lambda form, rank, detail: self._fail(self._newest(form), rank, MemberCause.FAILED_AT_START, detail),
+            unhealthy=unhealthy,
             changed=books.after,
             log=log,
         )

@@ -1,4 +1,7 @@
-"""What a pool wants done when a member begins and after it has ended: `@pool.gang_start`, `@pool.gang_stop`."""
+"""What a pool wants done when a member begins and after it has ended: `@pool.gang_start`, `@pool.gang_stop`.
+
+Between them, before the member's first task, each `@pool.health_check` is made once.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from ..schemas.gang_messages import FormRequest
 from ..telemetry.logs import Log
 from .gang_context import GangContext
 from .gang_parts import Leaving, SeatHere
-from .health import look_at
+from .health import Probe, look_at
 from .leases import Lease
 from .pool import GangHook, Pool
 
@@ -42,6 +45,7 @@ class GangHooks:
         context: Callable[[FormRequest, SeatHere], GangContext],
         started: Callable[[FormRequest, int], None],
         failed: Callable[[FormRequest, int, str], None],
+        unhealthy: Callable[[str], None],
         changed: Callable[[], None],
         log: Log,
     ) -> None:
@@ -50,14 +54,18 @@ class GangHooks:
             context: of one member.
             started: the start hooks of that rank have ended well.
             failed: a start hook of that rank raised, or did not end in time; the text says what.
+            unhealthy: a first health check failed too often, and why: after that member, the worker itself has failed.
             changed: a teardown may be complete now.
         """
         self._pool = pool
         self._context = context
         self._started = started
         self._failed = failed
+        self._unhealthy = unhealthy
         self._changed = changed
         self._log = log
+        self._probes: list[Probe] | None = None
+        """Of the health checks; made when the first member begins."""
         self._starts: dict[str, _Start] = {}
         """By token, from the member's start to its end."""
         self._ending: set[asyncio.Task[None]] = set()
@@ -66,8 +74,8 @@ class GangHooks:
 
     @property
     def any(self) -> bool:
-        """Whether there are hooks."""
-        return bool(self._pool.gang_starts or self._pool.gang_stops)
+        """Whether there are hooks, or health checks."""
+        return bool(self._pool.gang_starts or self._pool.gang_stops or self._pool.health_checks)
 
     def begin(self, form: FormRequest, seats: Iterable[SeatHere]) -> None:
         """These members begin."""
@@ -124,6 +132,7 @@ class GangHooks:
                 await _run(hook, start.context)
                 if start.ready.done():
                     return  # too late: it ignored that it was cancelled
+            sick = await self._first_checks()
         except asyncio.CancelledError:
             start.ready.cancel()
             raise
@@ -135,15 +144,28 @@ class GangHooks:
             )  # fmt: skip
             self._fail(form, seat, start, detail)
         else:
-            if not start.ready.done():
+            if sick is not None:
+                self._fail(form, seat, start, sick)
+                self._unhealthy(sick)
+            elif not start.ready.done():
                 start.ready.set_result(None)
                 self._started(form, seat.rank)
         finally:
             _disarm(start)
 
+    async def _first_checks(self) -> str | None:
+        """Why the worker is not healthy; None if it is."""
+        if self._probes is None:
+            self._probes = [Probe(check, self._log) for check in self._pool.health_checks]
+        found = await asyncio.gather(*(probe.first() for probe in self._probes))
+        return next((why for why in found if why is not None), None)
+
     def _too_late(self, form: FormRequest, seat: SeatHere, start: _Start, timeout_s: float) -> None:
         """Its hooks have had their time. It has failed now, even if they cannot be stopped."""
-        detail = f"its gang_start functions had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
+        checks = " and first health checks" if self._pool.health_checks else ""
+        detail = (
+            f"its gang_start functions{checks} had not ended after start_timeout_s ({timeout_s:g} s) and were cancelled"
+        )
         self._log.warning(
             "rank %d of gang %s did not start: %s", seat.rank, form.gang, detail,
             extra={"action": "gang.start_timeout", "gang": form.gang, "rank": seat.rank},

@@ -42,6 +42,58 @@ class HealthCheck:
             raise InvalidSettings(f"{where}: failures must be a whole number, at least 1, not {self.failures!r}")
 
 
+class Probe:
+    """Asks one check, and remembers the thread in which it runs."""
+
+    def __init__(self, check: HealthCheck, log: Log) -> None:
+        self.check = check
+        self._log = log
+        self._thread: asyncio.Future[Any] | None = None
+
+    async def failed(self, in_a_row: int) -> str | None:
+        """Ask once. Why it has failed; None if it has not. `in_a_row`: how often it failed before, for the log."""
+        check = self.check
+        try:
+            async with asyncio.timeout(check.timeout_s):
+                if await self._ask() is False:
+                    raise RuntimeError("it returned False")
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {check.timeout_s:g} s"
+            self._log.warning(
+                "health check %s failed, %d of %d times: %s",
+                check.name,
+                in_a_row + 1,
+                check.failures,
+                why,
+                exc_info=not isinstance(error, TimeoutError),
+                extra={"action": "health.failed"},
+            )
+            return why
+        return None
+
+    async def _ask(self) -> Any:
+        function = self.check.function
+        if inspect.iscoroutinefunction(function):
+            return await function()
+        if self._thread is None or self._thread.done():  # while one hangs, no second thread for the same
+            self._thread = asyncio.get_running_loop().run_in_executor(None, function)
+            self._thread.add_done_callback(look_at)
+        return await asyncio.shield(self._thread)
+
+    async def first(self) -> str | None:
+        """Ask until it passes; once, if all is well. What to say when it fails as often in a row as it may; else
+        None."""
+        in_a_row = 0
+        while (why := await self.failed(in_a_row)) is not None:
+            in_a_row += 1
+            if in_a_row >= self.check.failures:
+                return f"health check {self.check.name} failed {in_a_row} times in a row: {why}"
+            await asyncio.sleep(self.check.period_s)
+        return None
+
+
 class HealthWatch:
     """Makes the checks of one worker while it serves, and tells of the first that has failed too often."""
 
@@ -66,46 +118,15 @@ class HealthWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _watch(self, check: HealthCheck) -> None:
-        in_a_row = 0
-        thread: asyncio.Future[Any] | None = None
+        probe, in_a_row = Probe(check, self._log), 0
         while True:
             await asyncio.sleep(check.period_s)
-            try:
-                if thread is not None and not thread.done():
-                    raise TimeoutError  # it still hangs: no second thread for the same
-                async with asyncio.timeout(check.timeout_s):
-                    if inspect.iscoroutinefunction(check.function):
-                        answer = await check.function()
-                    else:
-                        thread = asyncio.get_running_loop().run_in_executor(None, check.function)
-                        thread.add_done_callback(look_at)
-                        answer = await asyncio.shield(thread)
-                if answer is False:
-                    raise RuntimeError("it returned False")
-            except Exception as error:
-                in_a_row += 1
-                why = self._why(check, error)
-                self._log.warning(
-                    "health check %s failed, %d of %d times: %s",
-                    check.name,
-                    in_a_row,
-                    check.failures,
-                    why,
-                    exc_info=not isinstance(error, TimeoutError),
-                    extra={"action": "health.failed"},
-                )
-                if in_a_row >= check.failures and not self._told:
-                    self._told = True
-                    self._failed(f"health check {check.name} failed {in_a_row} times in a row: {why}")
-                    return
-            else:
-                in_a_row = 0
-
-    @staticmethod
-    def _why(check: HealthCheck, error: Exception) -> str:
-        if isinstance(error, TimeoutError):
-            return f"no answer within {check.timeout_s:g} s"
-        return f"{type(error).__name__}: {error}"
+            why = await probe.failed(in_a_row)
+            in_a_row = 0 if why is None else in_a_row + 1
+            if in_a_row >= check.failures and not self._told:
+                self._told = True
+                self._failed(f"health check {check.name} failed {in_a_row} times in a row: {why}")
+                return
 
 
 def look_at(done: asyncio.Future[Any]) -> None:

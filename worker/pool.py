@@ -266,6 +266,10 @@ class Pool:
         members of gangs as failed, so that those gangs restart elsewhere, drains, and ends with WorkerUnhealthy, which
         says why (`gangline worker`: exit code 1), for whoever supervises it to start another.
 
+        For each member of a gang it is called once more, after the `gang_start` functions: the member has started, and
+        takes tasks, when it has passed. If it fails `failures` times in a row then, the member has failed at its start,
+        and the worker leaves as above.
+
         Args:
             period_s: between two checks, and before the first.
             timeout_s: one that takes longer has failed. It is cancelled; a thread goes on, and no other is started

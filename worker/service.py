@@ -156,6 +156,7 @@ class Worker:
             journal=self._journal,
             begin_drain=self.begin_drain,
             on_lost=self._on_lost,
+            on_unhealthy=self._on_unhealthy,
         )
         previous = await desk.presence.claim()
         await self._executors.start()
@@ -412,6 +413,8 @@ class Worker:
 
     def _on_unhealthy(self, reason: str) -> None:
         """Have our gangs restart elsewhere, finish what runs, leave."""
+        if self._failure is not None:
+            return
         self._failure = WorkerUnhealthy(f"worker {self.id} leaves: {reason}", details={"worker": str(self.id)})
         self._log.error("%s", self._failure, extra={"action": "worker.unhealthy"})
         if self._desk is not None:

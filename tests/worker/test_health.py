@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors import InvalidSettings, WorkerUnhealthy
+from gangline.schemas.gang_errors import GangFailed
 from gangline.worker.gang_context import GangContext
 from gangline.worker.pool import Pool
 from gangline.worker.service import WorkerState
@@ -130,3 +131,39 @@ async def test_a_gang_with_a_member_on_an_unhealthy_worker_restarts_elsewhere(ri
         assert "train.w1" not in {member.worker for member in gang.members}
         assert gang.restarts == 1
     rig.workers.pop("w1")
+
+
+@on_gang_rig()
+async def test_a_gang_is_ready_when_the_first_health_check_of_each_member_has_passed(rig: GangRig) -> None:
+    healthy, asked = asyncio.Event(), []
+    for name in ("w1", "w2"):
+        pool = pool_of(rig.probe, slots=1)
+
+        @pool.health_check(period_s=1000.0, timeout_s=100.0)
+        async def gpu(name: str = name) -> None:
+            asked.append(name)
+            await healthy.wait()
+
+        await rig.worker(name, pool)
+    async with rig.client.gang(pool="train", size=2) as gang:
+        ready = asyncio.ensure_future(gang.ready())
+        running = asyncio.ensure_future(gang.run("who"))
+        await asyncio.sleep(50)
+        assert sorted(asked) == ["w1", "w2"] and not ready.done() and not running.done()
+        healthy.set()
+        assert await ready == 1 and len(await running) == 2
+
+
+@on_gang_rig()
+async def test_a_member_whose_first_health_check_fails_has_failed_at_its_start(rig: GangRig) -> None:
+    pool = pool_of(rig.probe, slots=1)
+    asked = with_check(pool, [False], period_s=5.0, failures=2)
+    await rig.worker("w1", pool)
+    async with rig.client.gang(pool="train", size=1) as gang:
+        assert await gang.ready() == 1 and len(asked) > 1, "the second of two passed"
+    other = pool_of(rig.probe, "other", slots=1)
+    with_check(other, [OSError("no gpu")], period_s=1000.0, failures=1)
+    await rig.worker("w2", other)
+    with pytest.raises(GangFailed, match="failed_at_start: health check gpu failed 1 times in a row: OSError: no gpu"):
+        async with rig.client.gang(pool="other", size=1, restart="fail") as gang:
+            await gang.ready()

@@ -6,6 +6,7 @@ from ..schemas.errors import GanglineError, QueueFull
 from ..schemas.gang_errors import GangEnded, GangImpossible, GangNotFormed, NotOwner, StaleGeneration, UnknownGang
 from ..schemas.gang_messages import AcquireRequest, GangEventKind, OwnedRequest
 from ..schemas.gangs import GangSpec
+from ..schemas.words import count_of
 from .books import Books
 from .commits import CommitKind
 from .effects import Answer
@@ -42,7 +43,10 @@ class Owners:
                 self._refuse(event.reply_to, _ended(gang_id, ended.reply.reason))
             return
         if len(books.queue) >= books.settings.max_queued:
-            self._refuse(event.reply_to, QueueFull(f"{len(books.queue)} gangs wait already: ask again later"))
+            self._refuse(
+                event.reply_to,
+                QueueFull(f"the queue is full, with {count_of(len(books.queue), 'gang')}: ask again later"),
+            )
             return
         # How many members a gang gets that has a range of sizes depends on who else waits by then.
         fit = None if request.elastic else Fit.of(request, books.inventory.free)

@@ -10,6 +10,7 @@ from ..bus.port import Conflict, KeyValue, KvEntry, KvOperation, KvWrite, Subscr
 from ..schemas.errors import GanglineError
 from ..schemas.gangs import GangSetRecord
 from ..schemas.names import Names
+from ..schemas.words import count_of
 from ..telemetry.logs import Log
 from . import events as on
 from .chores import Chores
@@ -120,7 +121,7 @@ class SetFeed:
                 self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
             record = None  # another shard's, from now on perhaps
         self._log.info(
-            "%s", "removed" if record is None else f"{record.gangs} gangs",
+            "%s", "removed" if record is None else count_of(record.gangs, "gang"),
             extra={"action": "gangset.declared", "gangset": name},
         )  # fmt: skip
         self._feed(on.SetSeen(**self._clock.moment(), name=name, record=record))

@@ -24,6 +24,7 @@ from typing import Final
 
 from ..schemas.gang_messages import GangEventKind
 from ..schemas.gangs import GangSetRecord, GangSetStatus, SetState, read_gang, template_of, write_gang
+from ..schemas.words import count_of
 from .books import Books, SetBooks
 from .commits import CommitKind
 from .events import Cause
@@ -157,7 +158,9 @@ class Sets:
         if of_set.stopped or (not steady and of_set.tries >= record.roll_failures):
             state = SetState.FAILING
             what = "the roll was stopped, and the shape before is kept up, since its new gangs failed"
-            reason = f"{what if of_set.stopped else 'its gangs failed'} {of_set.tries} times: {of_set.trouble}"
+            reason = (
+                f"{what if of_set.stopped else 'its gangs failed'} {count_of(of_set.tries, 'time')}: {of_set.trouble}"
+            )
         elif not steady:
             state, reason = SetState.ROLLING, _waits_for(record, mine, ready, old, of_set.trouble)
         return GangSetStatus(
@@ -330,7 +333,7 @@ def _serving(gang: Gang) -> bool:
 
 
 def _waits_for(record: GangSetRecord, mine: list[Gang], ready: int, old: int, trouble: str) -> str:
-    parts = [f"{ready} of {record.gangs} gangs are ready"]
+    parts = [f"{ready} of {count_of(record.gangs, 'gang')} {'is' if record.gangs == 1 else 'are'} ready"]
     if old:
         parts.append(f"{old} old {'gang serves' if old == 1 else 'gangs serve'} meanwhile")
     waiting = min((gang for gang in mine if not gang.serves), key=lambda gang: (gang.made, gang.id), default=None)

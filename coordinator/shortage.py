@@ -58,7 +58,7 @@ def _lacks(spec: GangSpec, slots: SlotMap, wanted: list[Wanted]) -> Iterator[Lac
         there = slots.filtered(pool, {}).sum
         if there < need:
             found = True
-            text = f"pool {pool!r} has {there} slots for the {need} that all members together need"
+            text = f"pool {pool!r} has {count_of(there, 'slot')} for the {need} that all members together need"
             yield Lack(pool=pool, labels={}, wanted=need, there=there, text=text)
     if not found:
         first = wanted[0].want
@@ -82,7 +82,7 @@ def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack 
     members = max(slots.get(worker) // want.slots for worker in fitting) if fitting else 0
     if members == 0 and fitting:
         best = max(slots.get(worker) for worker in fitting)
-        text = f"no worker of {which} has {want.slots} slots at once: the most is {best}"
+        text = f"no worker of {which} has {count_of(want.slots, 'slot')} at once: the most is {best}"
         return lack(want.slots, best, text)
     units = sum(slots.get(worker) // want.slots for worker in fitting)
     if units < count:
@@ -93,7 +93,7 @@ def _lack_of_shape(spec: GangSpec, slots: SlotMap, items: list[Wanted]) -> Lack 
     if spec.strategy is Strategy.STRICT_SPREAD:
         nodes = len({slots.place_of(worker).node for worker in fitting if slots.get(worker) >= want.slots})
         if nodes < count:
-            return lack(count, nodes, f"{which} has room on {nodes} nodes, strict_spread needs {count}")
+            return lack(count, nodes, f"{which} has room on {count_of(nodes, 'node')}, strict_spread needs {count}")
     if spec.strategy is Strategy.STRICT_PACK:
         by_node: dict[str, int] = {}
         for worker in fitting:

@@ -18,6 +18,7 @@ from ..schemas.frames import Load
 from ..schemas.gang_messages import PingRequest
 from ..schemas.gangs import GangState
 from ..schemas.names import WorkerId
+from ..schemas.words import count_of
 from ..telemetry.coordinator_metrics import CoordinatorMetrics
 from . import effects as do
 from . import events as on
@@ -128,7 +129,7 @@ class Term:
         await self._heard_by_the_server()
         self._chores.start(self._sweep())
         self._log.info(
-            "leads: %d gangs, %d workers", len(self.core.gangs()), len(office.census),
+            "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(office.census), "worker"),
             extra={"action": "coordinator.leads"},
         )  # fmt: skip
         self._on_ready()

@@ -58,7 +58,8 @@ def _lacks(books: Books, gang: Gang) -> list[str]:
             if place(spec, books.inventory.free) is None:
                 return [lack.text for lack in lacks(spec, books.inventory.free)]
             if gang.not_before > books.now:
-                return [f"tried and refused {gang.refusals} times; tries again in {gang.not_before - books.now:.2f} s"]
+                again_s = gang.not_before - books.now
+                return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
             ahead = books.head.gang if books.head is not None else "?"
             return [f"there is room, but gang {ahead} is ahead and needs it"]
         case Step.HOLDING | Step.REPAIRING if gang.attempt is not None:
@@ -68,7 +69,7 @@ def _lacks(books: Books, gang: Gang) -> list[str]:
             ranks = ", ".join(str(rank) for rank in gang.lost)
             return [f"no room for the lost rank {ranks} yet; otherwise restarts as a whole"]
         case Step.COMMITTING | Step.REJOINING | Step.CLOSING:
-            return [f"waits for the ledger; {len(books.ledger.line)} commits are in line"]
+            return [f"waits for the ledger; {count_of(len(books.ledger.line), 'commit')} in line"]
         case Step.STOPPING if gang.closing is not None:
             return [f"waits for {', '.join(map(str, gang.closing.waiting))} to stop ({gang.reason})"]
         case Step.BACKOFF:

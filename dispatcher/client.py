@@ -261,7 +261,9 @@ class Client(DurableTasks, RouteOperations):
             GanglineError: as `call`.
         """
         if self._hooks is not None and self._hooks.calls:
-            request = ClientRequest(kind="dispatch", target=method, args=args, kwargs=kwargs, options=self._options)
+            request = ClientRequest(
+                kind="dispatch", target=_on(selection, method), args=args, kwargs=kwargs, options=self._options
+            )
             return self._hooks.call(request, lambda changed: self._dispatch_now(selection, changed))
         return self._router.dispatch(selection, method, args, kwargs, options=self._options)
 
@@ -446,7 +448,8 @@ class Client(DurableTasks, RouteOperations):
                 selection, request.target, request.args, request.kwargs, options=request.options
             )
 
-        request = ClientRequest(kind="stream", target=method, args=tuple(rest), kwargs=kwargs, options=self._options)
+        target = _on(selection, method)
+        request = ClientRequest(kind="stream", target=target, args=tuple(rest), kwargs=kwargs, options=self._options)
         if self._hooks is not None and self._hooks.streams:
             return self._hooks.stream(request, now)
         return now(request)
@@ -465,6 +468,11 @@ class Client(DurableTasks, RouteOperations):
     async def _open_ledger(self) -> KeyValue:
         self._check_open()
         return await self._router.ledger()
+
+
+def _on(selection: Selection, method: str) -> str:
+    """The target of a task that runs on what was chosen."""
+    return method if "." in method else f"{selection.endpoint}.{method}"
 
 
 def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:

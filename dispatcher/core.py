@@ -227,7 +227,7 @@ class PoolCore:
         if fate.may_have_started:
             ticket.uncertain = fate
         if ticket.attempts >= ticket.max_attempts:
-            raise self.give_up(ticket, f"after {ticket.attempts} attempts")
+            raise self.give_up(ticket, f"after {count_of(ticket.attempts, 'attempt')}")
 
     def take_out(self, endpoint: str) -> list[Ticket]:
         """Let go of all that wait and follow that endpoint's route, oldest first."""

@@ -25,7 +25,7 @@ from ..schemas.errors import (
 )
 from ..schemas.gang_errors import GangFailed, GangNotFormed, GangRestarted
 from ..schemas.gang_messages import GangEvent
-from ..schemas.gangs import Rendezvous
+from ..schemas.gangs import HostPort
 from ..telemetry.tracing import Attributes, tracer
 from .gang_members import Formation, GangMember
 from .gang_owner import EventQueue, GangOwner, OwnedState
@@ -101,9 +101,9 @@ class Gang:
         return self._newest.members
 
     @property
-    def rendezvous(self) -> Rendezvous | None:
+    def rendezvous(self) -> HostPort | None:
         """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
-        return self._newest.rendezvous
+        return None if self._newest.rendezvous is None else self._newest.rendezvous.plain
 
     @property
     def fence(self) -> int:

@@ -19,6 +19,7 @@ from ..schemas.errors import (
     WorkerLost,
 )
 from ..schemas.gangs import Rendezvous, Seat
+from ..schemas.words import count_of
 from ..telemetry.tracing import NO_SPAN, Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown, stale
@@ -282,11 +283,11 @@ class MemberLine:
         ticket.cost = method.slots if method is not None else 1
         if ticket.cost > self.seat.slots:
             raise LeaseBusy(
-                f"{order.target} takes {ticket.cost} slots, {self.name} has {self.seat.slots}: ask for more"
+                f"{order.target} takes {count_of(ticket.cost, 'slot')}, {self.name} has {self.seat.slots}: ask for more"
             )
         if not self._slots.take_nowait(ticket):
             if not patient:
-                raise LeaseBusy(f"all {self.seat.slots} slots of {self.name} are in use; nothing was sent")
+                raise LeaseBusy(f"no slot of {self.name} is free ({self.seat.slots} in use); nothing was sent")
             await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
         self._check()
         ticket.worker = worker

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..schemas.errors import GanglineError
 from ..schemas.gang_messages import GangEvent
-from ..schemas.gangs import Rendezvous
+from ..schemas.gangs import HostPort
 from .gang import Gang, Ganging
 from .gang_members import GangMember
 from .gang_owner import OwnedState
@@ -41,7 +41,7 @@ class SyncGang:
         return self._gang.members
 
     @property
-    def rendezvous(self) -> Rendezvous | None:
+    def rendezvous(self) -> HostPort | None:
         """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
         return self._gang.rendezvous
 

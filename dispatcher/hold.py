@@ -19,7 +19,7 @@ from .core import stale
 from .exchange import Exchange
 from .inflight import Awaited, Flight, Outcome, ReserveFlight
 from .order import Order, error_of
-from .pool import RoutedPool
+from .pool import RoutedPool, by_its_deadline
 from .retry import Fate
 from .settings import RouterSettings
 from .ticket import Ticket
@@ -352,7 +352,8 @@ class Reserver:
                 if left_s <= 0:
                     pool.settle(ticket)
                     pool.pump()
-                    raise pool.core.give_up(ticket, "by the deadline")
+                    assert deadline is not None
+                    raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
                 result = await self.ask(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
                 if isinstance(result, Hold):
                     pool.accepted(ticket)

@@ -25,7 +25,7 @@ class ClientRequest:
 
     kind: Literal["call", "dispatch", "stream", "submit"]
     target: str
-    """`ENDPOINT.METHOD`; of a dispatch, the method as it was given."""
+    """`ENDPOINT.METHOD`; of a dispatch, that of the endpoint that was chosen."""
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     options: CallOptions = CallOptions()

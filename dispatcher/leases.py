@@ -19,6 +19,7 @@ from ..schemas.errors import (
     WorkerLost,
     WrongPool,
 )
+from ..schemas.words import count_of
 from ..telemetry.tracing import Span
 from .caller import Caller, fate_of
 from .core import outcome_unknown, stale
@@ -179,10 +180,14 @@ class Lease(Held):
         method = worker.methods.get(order.method)
         ticket.cost = method.slots if method is not None else 1
         if ticket.cost > self.slots:
-            raise LeaseBusy(f"{order.target} takes {ticket.cost} slots, the lease has {self.slots}: lease more")
+            raise LeaseBusy(
+                f"{order.target} takes {count_of(ticket.cost, 'slot')}, the lease has {self.slots}: lease more"
+            )
         if not self._slots.take_nowait(ticket):
             if not self._wait:
-                raise LeaseBusy(f"all {self.slots} slots of the lease on {self.worker} are in use; nothing was sent")
+                raise LeaseBusy(
+                    f"no slot of the lease on {self.worker} is free ({self.slots} in use); nothing was sent"
+                )
             await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
             if (error := self.lost) is not None:
                 if not self._slots.closed:

@@ -97,6 +97,8 @@ class RoutedPool:
             Moved: another pool has to take it.
         """
         core, now = self.core, self._loop.time()
+        if ticket.asked_at is None:
+            ticket.asked_at = now
         core.connected = self._exchange.bus.connected
         if fate is not None and ticket.endpoint is not None and self._strays(ticket.endpoint, self.name):
             core.judge(ticket, fate, now)
@@ -137,7 +139,7 @@ class RoutedPool:
         waiter: Waiter = self._loop.create_future()
         ticket.waiter = waiter
         self._arm(now)
-        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, ticket, now)
+        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, ticket, deadline)
         self._metrics.queued(self.name, +1)
         try:
             error = await waiter
@@ -301,13 +303,10 @@ class RoutedPool:
                 continue  # cancelled in this very turn: its own clean-up withdraws the ticket
             waiter.set_result(effect.error if isinstance(effect, Refused) else None)
 
-    def _too_late(self, ticket: Ticket, since: float) -> None:
+    def _too_late(self, ticket: Ticket, deadline: float) -> None:
         if ticket.waits:
             self.core.withdraw(ticket)
-            waited_s = self._loop.time() - since
-            self._carry_out(
-                [Refused(ticket, self.core.give_up(ticket, f"by its deadline, after {waited_s:.3g} s in the queue"))]
-            )
+            self._carry_out([Refused(ticket, self.core.give_up(ticket, by_its_deadline(ticket, deadline)))])
 
     def _arm(self, now: float) -> None:
         if self._timer is None:
@@ -332,3 +331,10 @@ class RoutedPool:
 
 
 _IDLE_S = 30.0
+
+
+def by_its_deadline(ticket: Ticket, deadline: float) -> str:
+    """For people: the time that a request had, as it was given, however often it was tried."""
+    if ticket.asked_at is None or deadline <= ticket.asked_at:
+        return "by its deadline"
+    return f"by its deadline, {deadline - ticket.asked_at:.3g} s after it was asked for"

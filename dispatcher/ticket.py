@@ -49,6 +49,8 @@ class Ticket:
     """Where it is placed and charged; None while it is not."""
     cost = 0
     """Slots charged there."""
+    asked_at: float | None = None
+    """Loop time at which a worker was first looked for."""
     last: WorkerId | None = None
     """Where the last try went."""
     uncertain: Fate | None = None

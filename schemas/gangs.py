@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from itertools import chain, repeat
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, NamedTuple, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -269,6 +269,13 @@ class Seat(BaseModel):
     labels: dict[str, str] = Field(default_factory=dict)
 
 
+class HostPort(NamedTuple):
+    """Where somebody can be met: `host, port = ...`, or `.host` and `.port`."""
+
+    host: str
+    port: int
+
+
 class Rendezvous(BaseModel):
     """Where rank 0 can be met: its worker's host, and a port that was free there when the gang was held."""
 
@@ -276,6 +283,11 @@ class Rendezvous(BaseModel):
 
     host: str
     port: int
+
+    @property
+    def plain(self) -> HostPort:
+        """As tasks and owners are given it."""
+        return HostPort(self.host, self.port)
 
 
 class GangRecord(Record):

@@ -9,6 +9,7 @@ from ..bus.port import ConnectionEvent, KeyValue, Message
 from ..schemas.errors import MalformedMessage, TaskCancelled
 from ..schemas.messages import StatsReply
 from ..schemas.names import Operation
+from ..schemas.words import count_of
 from ..telemetry.metrics import WorkerMetrics
 from .books import Books
 from .core import WorkerCore
@@ -271,7 +272,9 @@ class Desk:
         self.core.resize(slots)
         self.books.after()
         self.books.record("resize", slots=slots)
-        self._log.info("resized from %d to %d slots", old, slots, extra={"action": "worker.resize", "slots": slots})
+        self._log.info(
+            "resized from %d to %s", old, count_of(slots, "slot"), extra={"action": "worker.resize", "slots": slots}
+        )
         self.changed()
 
     def models_changed(self, models: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from ..schemas.gang_messages import FormRequest
+from ..schemas.gangs import HostPort
 from .context import TaskContext, wait_in_thread
 
 R = TypeVar("R")
@@ -30,6 +31,7 @@ class GangMember:
     rank: int
     pool: str
     worker: str
+    """`<pool>.<worker>`, as operators name it."""
     slots: int = 1
     node: str = ""
     zone: str = ""
@@ -46,7 +48,7 @@ class GangFacts:
     generation: int
     rank: int
     members: tuple[GangMember, ...]
-    rendezvous: tuple[str, int] | None
+    rendezvous: HostPort | None
     fence: int
     owner: str = ""
     run: int = 0
@@ -229,7 +231,7 @@ def facts_of(form: FormRequest, rank: int, run: int = 0) -> GangFacts:
             GangMember(
                 rank=seat.rank,
                 pool=seat.pool,
-                worker=seat.worker,
+                worker=f"{seat.pool}.{seat.worker}",
                 slots=seat.slots,
                 node=seat.node,
                 zone=seat.zone,
@@ -238,7 +240,7 @@ def facts_of(form: FormRequest, rank: int, run: int = 0) -> GangFacts:
             )
             for _, seat in sorted(first.items())
         ),
-        rendezvous=(form.rendezvous.host, form.rendezvous.port) if form.rendezvous is not None else None,
+        rendezvous=form.rendezvous.plain if form.rendezvous is not None else None,
         fence=form.fence,
         owner=form.owner,
         run=run,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..schemas.errors import InvalidSettings
+from ..schemas.words import count_of
 from ..telemetry.logs import Log
 
 MAX_S: Final = 86_400.0
@@ -62,7 +63,7 @@ class Probe:
             if isinstance(error, TimeoutError):
                 why = f"no answer within {check.timeout_s:g} s"
             self._log.warning(
-                "health check %s failed, %d of %d times: %s",
+                "health check %s failed, try %d of %d: %s",
                 check.name,
                 in_a_row + 1,
                 check.failures,
@@ -89,7 +90,7 @@ class Probe:
         while (why := await self.failed(in_a_row)) is not None:
             in_a_row += 1
             if in_a_row >= self.check.failures:
-                return f"health check {self.check.name} failed {in_a_row} times in a row: {why}"
+                return f"health check {self.check.name} failed {count_of(in_a_row, 'time')} in a row: {why}"
             await asyncio.sleep(self.check.period_s)
         return None
 
@@ -125,7 +126,7 @@ class HealthWatch:
             in_a_row = 0 if why is None else in_a_row + 1
             if in_a_row >= check.failures and not self._told:
                 self._told = True
-                self._failed(f"health check {check.name} failed {in_a_row} times in a row: {why}")
+                self._failed(f"health check {check.name} failed {count_of(in_a_row, 'time')} in a row: {why}")
                 return
 
 

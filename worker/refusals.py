@@ -14,6 +14,7 @@ from ..schemas.errors import (
 )
 from ..schemas.frames import Reason
 from ..schemas.gang_errors import GangEnded
+from ..schemas.words import count_of
 from .leases import Refusal
 
 REASONS = {
@@ -42,7 +43,9 @@ def error_of(
         case Refusal.TOO_LARGE:
             return InvalidRequest(f"{slots} slots were asked for and worker {worker} has {total}: ask for fewer")
         case Refusal.LEASE_TOO_SMALL:
-            return InvalidRequest(f"the task costs {slots} slots, more than lease {shown} has: reserve that many")
+            return InvalidRequest(
+                f"the task costs {count_of(slots, 'slot')}, more than lease {shown} has: reserve that many"
+            )
         case Refusal.LEASE_EXPIRED:
             return LeaseExpired(f"lease {shown} of worker {worker} ran out: reserve again, and renew in time")
         case Refusal.LEASE_STALE:
@@ -56,7 +59,7 @@ def error_of(
         case Refusal.GANG_OVER:
             return GangEnded(f"the gang of seat {shown} of worker {worker} was torn down: ask for its next generation")
         case Refusal.FULL:
-            return Saturated(f"worker {worker} has no {slots} free slots now: try another, or later")
+            return Saturated(f"worker {worker} has not {count_of(slots, 'free slot')} now: try another, or later")
         case Refusal.DRAINING:
             return Draining(f"worker {worker} is leaving: try another")
         case Refusal.STALE:

@@ -317,7 +317,7 @@ class Worker:
         desk.books.after()
         if self.core.tasks or self.core.gangs.leaving:
             count = desk.cancel_all(f"worker {self.id} left before the task was done")
-            self._log.warning("cancelled %d tasks", count, extra={"action": "worker.cancelled_tasks"})
+            self._log.warning("cancelled %s", count_of(count, "task"), extra={"action": "worker.cancelled_tasks"})
             if not await desk.rest(LAST_WORDS_S):
                 self._log.error(
                     "%d tasks did not stop and are left behind",

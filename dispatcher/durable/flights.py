@@ -28,6 +28,7 @@ from ...schemas.errors import (
 from ...schemas.frames import Answer, Frame, Reason, Request, TaskFlag
 from ...schemas.names import WorkerId
 from ...schemas.submission import Submission
+from ...schemas.words import count_of
 from ...telemetry.logs import Log
 from ...telemetry.tracing import NO_SPAN, tracer
 from ..exchange import Exchange
@@ -107,7 +108,9 @@ class Flights:
         assert submission is not None, entry
         lease = feeder.take(start.cost, submission.method, submission.model)
         if lease is None:
-            error = feeder.refusal or LeaseBusy(f"no lease of pool {start.pool} has {start.cost} slots free")
+            error = feeder.refusal or LeaseBusy(
+                f"no lease of pool {start.pool} has {count_of(start.cost, 'slot')} free"
+            )
             self._ended(entry, start.attempt, LeaseBusy(error.message))
             return
         worker = lease.worker
@@ -115,7 +118,7 @@ class Flights:
         if method is not None and method.slots > start.cost:
             # Nobody knew when the credit was counted. The core is told of it by then, or soon.
             feeder.give(lease, start.cost)
-            text = f"{submission.target} takes {method.slots} slots on {worker.id}, not {start.cost}"
+            text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
             self._ended(entry, start.attempt, LeaseBusy(text))
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool

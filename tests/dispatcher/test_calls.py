@@ -549,3 +549,12 @@ async def test_the_lengths_of_queues_are_told_every_second_while_anything_waits_
     assert [event["waiting"] for event in heard[4:]] == [{"images": 0}]
     assert {(event["v"], event["router"], event["owner"]) for event in heard} == {(1, heard[0]["router"], "client")}
     await listener.close()
+
+
+@on_rig()
+async def test_a_call_that_found_no_room_names_the_time_it_was_given_however_often_it_was_tried(rig: Rig) -> None:
+    worker = await rig.worker("w1", behave=rejects(Reason.FULL))
+    with pytest.raises(Saturated, match=r"had room by its deadline, 4 s after it was asked for"):
+        await rig.client.options(timeout_s=4).call("images.echo")
+    assert len(worker.heard_of(Request.TASK)) > 2
+    rig.balanced()

@@ -44,6 +44,8 @@ async def test_a_gang_says_who_its_members_are(rig: GangRig) -> None:
         assert {member.worker for member in gang.members} == {"train.w1", "train.w2"}
         assert len({member.token for member in gang.members}) == 4
         assert gang.fence > 0 and gang.rendezvous is not None and gang.rendezvous.port > 0
+        host, port = gang.rendezvous
+        assert (host, port) == (gang.rendezvous.host, gang.rendezvous.port)
         assert rig.free("w1") == rig.free("w2") == 0
         assert gang.id in repr(gang)
     assert rig.free("w1") == rig.free("w2") == 2, "given back when the block was left"

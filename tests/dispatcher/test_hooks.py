@@ -80,7 +80,7 @@ async def test_hooks_nest_in_their_order_around_calls_and_dispatches() -> None:
         seen.clear()
         async with client.choose_worker("images") as selection:
             assert await client.dispatch(selection, "double", value=2) == 4
-        assert seen[:2] == ["outer dispatch double", "inner dispatch double"]
+        assert seen[:2] == ["outer dispatch images.double", "inner dispatch images.double"]
 
 
 async def test_a_hook_may_change_the_request_answer_itself_or_ask_again() -> None:

@@ -34,9 +34,11 @@ def form(**more: object) -> FormRequest:
 def test_members_stand_by_rank_and_what_is_held_beside_them_is_no_member():
     gang = GangContext(facts_of(form(), 1, 5))
     assert (gang.id, gang.generation, gang.rank, gang.world_size, gang.fence, gang.run) == ("g", 3, 1, 2, 42, 5)
-    assert [(member.rank, member.worker, member.slots) for member in gang.members] == [(0, "a", 2), (1, "b", 1)]
+    members = [(member.rank, member.worker, member.slots) for member in gang.members]
+    assert members == [(0, "train.a", 2), (1, "train.b", 1)]
     assert gang.members[0].address == "10.0.0.1:9"
     assert gang.me.labels == {"gpu": "h100"} and gang.me.zone == "z2"
+    assert gang.rendezvous is not None and gang.rendezvous.port == 29500
     assert gang.rendezvous == ("10.0.0.1", 29500) and gang.owner == "ann"
     assert repr(gang) == "GangContext('g', generation=3, rank=1 of 2)"
 

@@ -195,7 +195,7 @@ def seeing_pool(seen: list[Any]) -> Pool:
             "generation": gang.generation,
             "rank": gang.rank,
             "world_size": gang.world_size,
-            "workers": [f"{member.pool}.{member.worker}" for member in gang.members],
+            "workers": [member.worker for member in gang.members],
             "address": gang.me.address,
             "rendezvous": gang.rendezvous,
             "fence": gang.fence,

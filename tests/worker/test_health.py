@@ -164,6 +164,6 @@ async def test_a_member_whose_first_health_check_fails_has_failed_at_its_start(r
     other = pool_of(rig.probe, "other", slots=1)
     with_check(other, [OSError("no gpu")], period_s=1000.0, failures=1)
     await rig.worker("w2", other)
-    with pytest.raises(GangFailed, match="failed_at_start: health check gpu failed 1 times in a row: OSError: no gpu"):
+    with pytest.raises(GangFailed, match="failed_at_start: health check gpu failed 1 time in a row: OSError: no gpu"):
         async with rig.client.gang(pool="other", size=1, restart="fail") as gang:
             await gang.ready()

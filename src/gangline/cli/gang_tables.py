@@ -102,7 +102,7 @@ def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None)
     if status is None:
         return [f"{name} is declared, and no coordinator has said how it fares"]
     lines = [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
-    wanted = f"{record.gangs} gang{'s'[: record.gangs != 1]} wanted"
+    wanted = f"{count_of(record.gangs, 'gang')} wanted"
     lines.append(f"{wanted}, {status.formed} formed, {status.ready} ready, {status.old} old")
     if status.stopped:
         lines.append(f"'gangline gangset rollback {name}' declares what serves; applying it again tries again")

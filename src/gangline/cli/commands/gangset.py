@@ -6,6 +6,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
+from ...schemas.words import count_of
 from ..options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
         return
     for name, change in changes.items():
         record = sets[name]
-        click.echo(f"{name} {change}: {record.gangs} gang{'s'[: record.gangs != 1]} of {record.gang.size}")
+        click.echo(f"{name} {change}: {count_of(record.gangs, 'gang')} of {record.gang.size}")
 
 
 @command.command(short_help="All declared sets, and how many of their gangs are formed.")
@@ -114,7 +115,7 @@ def rollback(connection: Connection, name: str, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)})
     else:
-        click.echo(f"{name} rolled back: {record.gangs} gang{'s'[: record.gangs != 1]} of {record.gang.size}")
+        click.echo(f"{name} rolled back: {count_of(record.gangs, 'gang')} of {record.gang.size}")
 
 
 @command.command(short_help="Change the number of gangs of a set.")
@@ -132,7 +133,7 @@ def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
     if as_json:
         print_json({"name": name, "gangs": gangs, "before": before})
     else:
-        click.echo(f"{name}: {before} -> {gangs} gangs")
+        click.echo(f"{name}: {before} -> {count_of(gangs, 'gang')}")
 
 
 @command.command(short_help="Remove a set; its gangs end.")

@@ -153,7 +153,17 @@ def test_a_running_task_is_shown_explained_and_cancelled(commands, running):
     assert commands.run("cancel", job).returncode == 0
     commands.await_file("cancelled")
     watch.await_output("cancelled")
-    assert watch.wait() == 0
+    assert watch.wait() == 1
+
+
+def test_watching_a_task_without_events_says_that_its_states_are_not_told(commands, running):
+    job = commands.run("submit", "words.hold").stdout.strip()
+    commands.await_file("began")
+    watch = commands.start("status", job, "--watch")
+    watch.await_output("it is running; its changes of state are told only if it was submitted with --events")
+    commands.run("cancel", job)
+    watch.await_output("cancelled")
+    assert watch.wait() == 1
 
 
 def test_items_of_a_submitted_task_are_read_late(commands, running):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from ..arguments import endpoint_option, job_argument
 from ..options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ..exits import Exit
 
 
 @click.command(short_help="Where a submitted task stands.")
@@ -20,11 +24,13 @@ def command(connection: Connection, job: str, watch: bool, endpoint: str | None,
     """Where a submitted task stands: scheduled, queued, waiting for its next try, running, done, dead, cancelled.
 
     With --watch, one line for each thing that happened, from the beginning: changes of state where the task was
-    submitted with --events, what it said of its progress, and its end.
+    submitted with --events, what it said of its progress, and its end. Exit code 1: it is dead, or was cancelled.
     """
     from ..session import run
 
-    run(_watch(connection, job, endpoint, as_json) if watch else _show(connection, job, endpoint, as_json))
+    if watch:
+        sys.exit(run(_watch(connection, job, endpoint, as_json)))
+    run(_show(connection, job, endpoint, as_json))
 
 
 async def _show(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> None:
@@ -41,15 +47,18 @@ async def _show(connection: Connection, id: str, endpoint: str | None, as_json: 
         click.echo(line)
 
 
-async def _watch(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> None:
+async def _watch(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> Exit:
     from ..job_tables import event_line
+    from ..job_watch import Told, watch
     from ..output import print_json
     from ..session import open_client
 
+    def show(event: Told) -> None:
+        if as_json:
+            print_json(event.model_dump(mode="json", exclude={"v"}), lines=True)
+        else:
+            click.echo(event_line(event))
+        sys.stdout.flush()
+
     async with open_client(connection, "gangline status") as client:
-        async for event in client.job(id, endpoint).events():
-            if as_json:
-                print_json(event.model_dump(mode="json", exclude={"v"}), lines=True)
-            else:
-                click.echo(event_line(event))
-            sys.stdout.flush()
+        return await watch(client.job(id, endpoint), show)

@@ -89,12 +89,17 @@ class GangCore:
         return self._books.ledger.fence
 
     def get(self, gang: str) -> GangReply | None:
-        """A gang, also one that ended a short while ago; without its owner's token."""
+        """A gang, also one that ended a short while ago; without its owner's token, with those of its seats."""
         found = self._books.gangs.get(gang)
         if found is not None:
             return found.describe()
         ended = self._books.ended.get(gang)
         return ended.reply if ended is not None else None
+
+    def owned_by(self, gang: str, owner_token: str) -> bool:
+        """Whether that is the owner's token of a gang that it knows."""
+        known = self._books.gangs.get(gang) or self._books.ended.get(gang)
+        return known is not None and known.owner_token == owner_token
 
     def gangs(self) -> list[GangReply]:
         """All gangs that have not ended, in order of age."""

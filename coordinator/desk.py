@@ -10,13 +10,14 @@ from typing import Any
 from ..bus.port import Bus, KeyValue, Message
 from ..schemas import headers
 from ..schemas.errors import GanglineError, UnknownMethod
-from ..schemas.gang_errors import GangImpossible, NoCoordinator, UnknownGang
+from ..schemas.gang_errors import GangImpossible, NoCoordinator, NotOwner, UnknownGang
 from ..schemas.gang_messages import (
     AcquireRequest,
     EndRequest,
     GangListReply,
     GangListRequest,
     GangQuery,
+    GetRequest,
     MemberCause,
     MemberReport,
     OwnedRequest,
@@ -217,16 +218,20 @@ class Desk:
     # -- operators ---------------------------------------------------------------------------------------------------
 
     def _get(self, asker: Asker, body: Any) -> None:
-        query = parse_request(GangQuery, body)
+        query = parse_request(GetRequest, body)
         found = self._core.get(query.id)
         if found is None:
             raise _unknown(query.id)
+        if query.owner_token is None:
+            found = found.public()
+        elif not self._core.owned_by(query.id, query.owner_token):
+            raise NotOwner(f"gang {query.id} belongs to somebody else: ask without owner_token")
         asker.reply(found)
 
     def list(self, wanted: GangListRequest) -> GangListReply:
         """The gangs of this leader."""
-        gangs = tuple(g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
-        return GangListReply(gangs=gangs)
+        gangs = (g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
+        return GangListReply(gangs=tuple(gang.public() for gang in gangs))
 
     def _list(self, asker: Asker, body: Any) -> None:
         found = self.list(parse_request(GangListRequest, body))

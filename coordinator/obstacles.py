@@ -8,6 +8,7 @@ from typing import Final
 from ..bus.port import KeyValue
 from ..schemas.gang_messages import Obstacle, WhyReply
 from ..schemas.names import Names, WorkerId
+from ..schemas.public_id import public_id
 from ..schemas.records import LeaseRecord
 from ..telemetry.logs import Log
 from .ledger_reader import parse
@@ -42,7 +43,7 @@ async def name_leases(
             Obstacle(
                 pool=lease.pool,
                 worker=lease.worker,
-                holder=f"lease {lease.token}",
+                holder=f"lease {public_id(lease.token)}",
                 slots=lease.slots,
                 owner=lease.owner,
                 ends_in_s=round(max(0.0, lease.expires_at - wall), 3),

@@ -111,7 +111,7 @@ _GANG_REQUESTS: Final[dict[GangOperation, tuple[Body, Body]]] = {
     GangOperation.RENEW: (gang_messages.OwnedRequest, gang_messages.GangReply),
     GangOperation.RELEASE: (gang_messages.OwnedRequest, gang_messages.GangReply),
     GangOperation.END: (gang_messages.EndRequest, gang_messages.GangReply),
-    GangOperation.GET: (gang_messages.GangQuery, gang_messages.GangReply),
+    GangOperation.GET: (gang_messages.GetRequest, gang_messages.GangReply),
     GangOperation.LIST: (gang_messages.GangListRequest, gang_messages.GangListReply),
     GangOperation.WHY: (gang_messages.GangQuery, gang_messages.WhyReply),
     GangOperation.REPORT: (gang_messages.MemberReport, gang_messages.ReportReply),

@@ -11,6 +11,7 @@ from .errors import InvalidRequest
 from .gangs import GangState, Rendezvous, Seat, StrictGangSpec
 from .limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TOKEN_CHARS
 from .messages import LoadReply, Reply, Request, parse_request
+from .public_id import public_id
 from .records import Record
 
 _Id = Field(min_length=1, max_length=MAX_TOKEN_CHARS, pattern=r"^[A-Za-z0-9_-]+$")
@@ -70,9 +71,16 @@ class EndRequest(Request):
 
 
 class GangQuery(Request):
-    """`get`, `why`"""
+    """`why`"""
 
     id: str = _Id
+
+
+class GetRequest(GangQuery):
+    """`get`"""
+
+    owner_token: str | None = _OptionalId
+    """Who shows it is answered with the tokens of the seats; all others with their public ids."""
 
 
 class GangListRequest(Request):
@@ -117,6 +125,11 @@ class GangReply(Reply):
     """Formed, and all its members have started: their `gang_start` functions have ended well. None: an older
     coordinator, which does not know."""
 
+    def public(self) -> Self:
+        """As it may be shown to anybody: seats have public ids in place of their tokens."""
+        seats = tuple(seat.model_copy(update={"token": public_id(seat.token)}) for seat in self.seats)
+        return self.model_copy(update={"seats": seats, "owner_token": None})
+
 
 class GangListReply(Reply):
     gangs: tuple[GangReply, ...]
@@ -136,7 +149,7 @@ class Obstacle(Reply):
     pool: str
     worker: str
     holder: str
-    """`gang <id>`, `lease <token>` or `tasks`."""
+    """`gang <id>`, `lease <public id>` or `tasks`."""
     slots: int
     owner: str = ""
     """Of a lease: who asked for it."""

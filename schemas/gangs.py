@@ -261,7 +261,8 @@ class Seat(BaseModel):
     worker: str
     slots: int = 1
     token: str
-    """Dispatch to the member with it: a multi-use lease of the worker, for `slots` slots."""
+    """Dispatch to the member with it: a multi-use lease of the worker, for `slots` slots. Others than the owner are
+    told its public id instead."""
     epoch: int
     node: str = ""
     zone: str = ""

@@ -143,6 +143,7 @@ class ResizeReply(Reply):
 
 class LeaseInfo(Reply):
     token: str
+    """Its public id, which does not let anybody release it. Workers in other languages may tell the token itself."""
     slots: int
     running: int
     single_use: bool

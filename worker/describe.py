@@ -6,6 +6,7 @@ import os
 from importlib import metadata
 
 from ..schemas.messages import LeaseInfo, LoadReply, StatsReply
+from ..schemas.public_id import public_id
 from ..schemas.records import Heartbeat, Registration
 from .core import WorkerCore
 from .deadlines import NEVER
@@ -85,7 +86,7 @@ class Description:
             load=LoadReply.of(core.load),
             leases=[
                 LeaseInfo(
-                    token=lease.token,
+                    token=public_id(lease.token),
                     slots=lease.slots,
                     running=lease.busy,
                     single_use=lease.single_use,

@@ -11,6 +11,7 @@ import pytest
 from gangline.bus.jetstream import connect
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names
+from gangline.schemas.public_id import public_id
 
 from ..bus.conftest import collect
 from .conftest import until
@@ -48,7 +49,15 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     table = commands.run("gang", "ls").stdout
     assert gang["id"] in table and "formed" in table and "words.w1 words.w2" in table
     shown = commands.run("gang", "show", gang["id"]).stdout
-    assert "generation 1" in shown and "rendezvous" in shown and gang["seats"][3]["token"] in shown
+    assert "generation 1" in shown and "rendezvous" in shown
+    tokens = [seat["token"] for seat in gang["seats"]]
+    told = [[seat["token"] for seat in commands.json(*words)["seats"]] for words in (("gang", "show", gang["id"]),)]
+    assert told == [[public_id(token) for token in tokens]] == [[seat["token"] for seat in row["seats"]]]
+    assert all(public_id(token) in shown and token not in shown for token in tokens)
+    mine = commands.json("gang", "show", gang["id"], "--owner-token", gang["owner_token"])
+    assert [seat["token"] for seat in mine["seats"]] == tokens
+    refused = commands.run("gang", "show", gang["id"], "--owner-token", "mine")
+    assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
     assert commands.json("why", gang["id"])["step"] == "formed"
 
     refused = commands.run("gang", "release", gang["id"], "--owner-token", "mine")
@@ -213,7 +222,7 @@ def test_bad_requests_are_one_line_and_a_code(commands, running):
         ("gang", "acquire", "words", "99"): (2, "can never be formed"),
         ("gang", "acquire", "nopool", "1"): (2, "nopool"),
         ("gang", "acquire", "words", "3", "--strategy", "strict_spread"): (2, "can never be formed"),
-        ("gang", "acquire", "words", "many"): (2, "not a valid integer"),
+        ("gang", "acquire", "words", "many"): (2, "is not a size: give a number, or a range"),
         ("gang", "acquire", "words", "1", "--label", "x"): (2, "not KEY=VALUE"),
         ("gang", "show", "nobody"): (1, "not known"),
         ("gang", "release", "nobody", "--owner-token", "x"): (1, "not known"),

@@ -11,6 +11,7 @@ from gangline.bus.jetstream import connect
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.messages import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId
+from gangline.schemas.public_id import public_id
 
 from ..waiting import PATIENCE_S
 
@@ -67,14 +68,15 @@ async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_ur
     serve(commands)
     granted = await reserve(nats_url, namespace, slots=2, ttl_s=600, owner="me")
     (lease,) = commands.json("leases")
-    assert (lease["token"], lease["slots"], lease["owner"]) == (granted.token, 2, "me")
+    assert (lease["token"], lease["slots"], lease["owner"]) == (public_id(granted.token), 2, "me")
     assert 0 < lease["expires_in_s"] <= 601
     stats = commands.json("stats", "words.w1")
     assert stats["load"]["reserved"] == 2
-    assert [lease["token"] for lease in stats["leases"]] == [granted.token]
-    assert granted.token in commands.run("leases").stdout
+    assert [lease["token"] for lease in stats["leases"]] == [public_id(granted.token)]
+    table = commands.run("leases").stdout
+    assert public_id(granted.token) in table and granted.token not in table
     shown = commands.run("stats", "words.w1").stdout
-    assert "□□·· 0+2/4" in shown and granted.token in shown
+    assert "□□·· 0+2/4" in shown and public_id(granted.token) in shown and granted.token not in shown
     assert commands.json("leases", "other") == []
 
 
@@ -83,15 +85,15 @@ async def test_watched_leases_print_a_line_as_they_come_and_go(commands, nats_ur
     watch = commands.start("leases", "--watch", "--json")
     granted = await reserve(nats_url, namespace, ttl_s=600, owner="me")
     came = json.loads(watch.await_output(r"^\{.*granted.*\}$"))
-    assert (came["event"], came["lease"]["token"]) == ("granted", granted.token)
+    assert (came["event"], came["lease"]["token"]) == ("granted", public_id(granted.token))
     await release(nats_url, namespace, granted.token)
     went = json.loads(watch.await_output(r"^\{.*gone.*\}$"))
-    assert went["lease"]["token"] == granted.token
+    assert went["lease"]["token"] == public_id(granted.token)
     watch.signal(signal.SIGINT)
     assert watch.wait() == 130
     plain = commands.start("leases", "--watch")
     again = await reserve(nats_url, namespace, ttl_s=600, owner="me")
-    plain.await_output(rf"granted  words\.w1  1 slot  {again.token}  me")
+    plain.await_output(rf"granted  words\.w1  1 slot  {public_id(again.token)}  me")
 
 
 def test_resize_changes_the_slots_of_a_running_worker(commands):

@@ -14,6 +14,7 @@ from gangline.cli.registry import WorkerRow
 from gangline.cli.watch import Board
 from gangline.schemas.gang_messages import GangEvent
 from gangline.schemas.names import Names
+from gangline.schemas.public_id import public_id
 from gangline.schemas.records import Heartbeat, LeaseRecord, Registration
 
 LEASE = LeaseRecord(
@@ -44,7 +45,7 @@ def test_each_change_is_one_line(capsys):
         board.see(entry)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in lines] == ["granted", "renewed", "gone"]
-    assert all(line.endswith("p.w  2 slots  t  me") for line in lines)
+    assert all(line.endswith(f"p.w  2 slots  {public_id('t')}  me") for line in lines)
 
 
 def test_json_lines_carry_the_lease_also_when_it_goes(capsys):
@@ -52,7 +53,10 @@ def test_json_lines_carry_the_lease_also_when_it_goes(capsys):
     board.see(put())
     board.see(gone())
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["event"], line["lease"]["token"]) for line in lines] == [("granted", "t"), ("gone", "t")]
+    assert [(line["event"], line["lease"]["token"]) for line in lines] == [
+        ("granted", public_id("t")),
+        ("gone", public_id("t")),
+    ]
 
 
 def test_what_was_never_seen_goes_in_silence_and_foreign_values_are_skipped(capsys):

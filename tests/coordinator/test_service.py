@@ -15,6 +15,7 @@ from gangline.schemas.codec import Format
 from gangline.schemas.errors import ClosedError
 from gangline.schemas.gang_errors import GangNotFormed, UnknownGang
 from gangline.schemas.gangs import MemberRecord
+from gangline.schemas.public_id import public_id
 from gangline.schemas.records import LeaseRecord
 
 from ..waiting import until
@@ -318,7 +319,7 @@ async def test_why_names_the_gangs_and_leases_in_the_way(system):
     why = await system.owner.ask("why", {"id": "waits"})
     assert why["step"] == "queued" and why["place"] == 0 and why["lacks"]
     found = {(item["holder"], item["slots"], item["owner"]) for item in why["obstacles"]}
-    assert found == {(f"gang {gang['id']}", 1, ""), ("lease tok", 2, "bob"), ("tasks", 1, "")}
+    assert found == {(f"gang {gang['id']}", 1, ""), (f"lease {public_id('tok')}", 2, "bob"), ("tasks", 1, "")}
     waiting.cancel()
     await asyncio.wait([waiting])
 
@@ -343,7 +344,8 @@ async def test_one_leads_and_when_it_stops_a_standby_takes_over_at_once(system):
     await second.wait_leading()
     assert asyncio.get_running_loop().time() - began < 1.0
     found = await system.owner.ask("get", {"id": gang["id"]})
-    assert (found["state"], found["generation"], found["seats"]) == ("formed", 1, gang["seats"])
+    tokens = [public_id(seat["token"]) for seat in gang["seats"]]
+    assert (found["state"], found["generation"], [seat["token"] for seat in found["seats"]]) == ("formed", 1, tokens)
     assert (await system.event("recovered"))["gang"] == gang["id"]
     assert "torn_down" not in [e["kind"] for e in system.events]
     await system.owner.release(gang)

@@ -29,6 +29,7 @@ from gangline.schemas.errors import (
     ServerUnreachable,
 )
 from gangline.schemas.frames import Request
+from gangline.schemas.public_id import public_id
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
@@ -160,7 +161,7 @@ async def test_operators_see_and_steer_workers(rig: Rig) -> None:
             await asyncio.sleep(0.1)
             [record] = await rig.client.leases()
             assert (record.token, record.slots, record.owner) == (lease.token, 2, "client")
-            assert (await rig.client.stats("images.w1")).leases[0].token == lease.token
+            assert (await rig.client.stats("images.w1")).leases[0].token == public_id(lease.token)
         await asyncio.sleep(0.1)
         assert await rig.client.leases() == []
         reply = await rig.client.resize("images.w1", 5)

@@ -9,6 +9,7 @@ import pytest
 
 from gangline.schemas.codec import Format
 from gangline.schemas.frames import Answer, ReserveFlag
+from gangline.schemas.public_id import public_id
 from gangline.worker.context import current_task
 from gangline.worker.pool import Pool
 from gangline.worker.service import Worker
@@ -623,7 +624,7 @@ async def test_stats_show_gangs(rig: Rig):
     await asyncio.sleep(1.0)
     stats, _ = await rig.hand.request("stats")
     (lease,) = stats["leases"]
-    assert (lease["token"], lease["gang"], lease["owner"]) == (seat.token, "g", "gang g")
+    assert (lease["token"], lease["gang"], lease["owner"]) == (public_id(seat.token), "g", "gang g")
     assert lease["expires_in_s"] == pytest.approx(9.0, abs=0.1)
     assert [(share["gang"], share["state"], share["slots"]) for share in stats["gangs"]] == [
         ("other", "held", 1),

@@ -10,6 +10,7 @@ import pytest
 from gangline.schemas import codec
 from gangline.schemas.codec import Format
 from gangline.schemas.frames import Load
+from gangline.schemas.public_id import public_id
 from gangline.worker.operations import header_text
 
 from .rig import Rig, on_rig, task
@@ -126,7 +127,7 @@ async def test_stats_tell_what_is_held(rig: Rig, fmt):
     assert (body["pool"], body["worker"]) == ("images", "w1")
     assert body["leases"] == [
         {
-            "token": token,
+            "token": public_id(token),
             "slots": 1,
             "running": 0,
             "single_use": False,

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from ..bus.port import KeyValue, KvEntry
 from ..schemas.names import Names, WorkerId
+from ..schemas.public_id import public_id
 from ..schemas.records import Heartbeat, LeaseRecord, Record, Registration
 from ..telemetry.logs import logger_for
 
@@ -67,4 +68,6 @@ def parse(model: type[R], entry: KvEntry) -> R | None:
 
 
 def lease_json(lease: LeaseRecord) -> dict[str, object]:
-    return {**lease.model_dump(mode="json", exclude={"v"}), "expires_in_s": round(lease.expires_at - time.time(), 3)}
+    """For people and scripts that look on: without the token, which would let them release it."""
+    told = lease.model_dump(mode="json", exclude={"v"})
+    return {**told, "token": public_id(lease.token), "expires_in_s": round(lease.expires_at - time.time(), 3)}

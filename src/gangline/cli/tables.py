@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..schemas.public_id import public_id
 from ..schemas.records import LeaseRecord
 from .output import duration, slots_bar, table
 from .registry import WorkerRow
@@ -42,7 +43,7 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
     now = time.time()
     lines = [
         (
-            lease.token,
+            public_id(lease.token),
             f"{lease.pool}.{lease.worker}",
             str(lease.slots),
             "one task" if lease.single_use else "held",
@@ -52,5 +53,5 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
         )
         for lease in leases
     ]
-    columns = ("TOKEN", "WORKER", "SLOTS", "FOR", "OWNER", "AGE", "EXPIRES IN")
+    columns = ("LEASE", "WORKER", "SLOTS", "FOR", "OWNER", "AGE", "EXPIRES IN")
     return table(columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"))

@@ -12,6 +12,7 @@ import click
 
 from ..bus.port import ConnectionEvent, KvEntry, KvOperation
 from ..schemas.errors import Disconnected
+from ..schemas.public_id import public_id
 from ..schemas.records import LeaseRecord
 from ..schemas.words import count_of
 from .options import Connection
@@ -79,7 +80,7 @@ class Board:
         else:
             clock = time.strftime("%H:%M:%S")
             slots = count_of(lease.slots, "slot")
-            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {slots}  {lease.token}"
+            line = f"{clock}  {event:<7}  {lease.pool}.{lease.worker}  {slots}  {public_id(lease.token)}"
             line = f"{line}  {lease.owner}".rstrip()
         try:
             click.echo(line)

@@ -44,14 +44,19 @@ def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
 
 @command.command(short_help="One gang and its members.")
 @click.argument("gang")
+@click.option("--owner-token", metavar="TOKEN", help="Show the tokens to dispatch with; as `gang acquire` printed it.")
 @json_option
 @connection_options
-def show(connection: Connection, gang: str, as_json: bool) -> None:
-    """One gang and its members; also for a minute after it ended."""
+def show(connection: Connection, gang: str, owner_token: str | None, as_json: bool) -> None:
+    """One gang and its members; also for a minute after it ended.
+
+    Members have public ids, which begin with ~, in place of the tokens that only the owner is shown.
+    """
     from ...schemas.names import GangOperation
     from ..session import run
 
-    _print(run(_ask(connection, GangOperation.GET, {"id": gang})), as_json)
+    body = {"id": gang} if owner_token is None else {"id": gang, "owner_token": owner_token}
+    _print(run(_ask(connection, GangOperation.GET, body)), as_json)
 
 
 def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:

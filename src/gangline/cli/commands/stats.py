@@ -34,6 +34,7 @@ def command(connection: Connection, worker: str, as_json: bool) -> None:
 
 
 def _show(stats: StatsReply) -> None:
+    from ...schemas.public_id import public_id
     from ..output import console, duration, slots_bar, table
 
     load = stats.load
@@ -45,10 +46,10 @@ def _show(stats: StatsReply) -> None:
     out.print(f"ledger  {_counts(stats.ledger)}")
     if stats.leases:
         rows = [
-            (lease.token, str(lease.slots), str(lease.running), lease.owner, duration(lease.expires_in_s))
+            (public_id(lease.token), str(lease.slots), str(lease.running), lease.owner, duration(lease.expires_in_s))
             for lease in stats.leases
         ]
-        out.print(table(("TOKEN", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
+        out.print(table(("LEASE", "SLOTS", "RUNNING", "OWNER", "EXPIRES IN"), rows, right=("SLOTS", "RUNNING")))
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from gangline.schemas.gang_messages import GangReply
+from gangline.schemas.gangs import GangState, Seat
+from gangline.schemas.public_id import public_id
+
+
+def test_a_public_id_is_the_same_everywhere_and_does_not_give_the_token_away():
+    assert public_id("Q2xvc2Vk") == "~24076e6909de"
+    assert public_id("Q2xvc2Vk") == public_id("Q2xvc2Vk") != public_id("Q2xvc2Vl")
+    assert "Q2xvc2Vk" not in public_id("Q2xvc2Vk") and len(public_id("t" * 64)) == 13
+    assert public_id(public_id("Q2xvc2Vk")) == public_id("Q2xvc2Vk")
+
+
+def test_what_is_told_of_a_gang_in_public_has_no_token():
+    seat = Seat(rank=0, pool="p", worker="w", token="secret-seat", epoch=1)
+    reply = GangReply(
+        id="g", state=GangState.FORMED, step="formed", generation=1, size=1, ttl_s=1.0, seats=(seat,),
+        owner_token="secret-owner",
+    )  # fmt: skip
+    assert "secret" not in reply.public().model_dump_json()

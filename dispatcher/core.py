@@ -88,6 +88,8 @@ class PoolCore:
         """When a request of each class was last taken by a worker, while others wait."""
         self._empty_since = 0.0
         """When the pool last became empty; meaningful while it is."""
+        self.coming = False
+        """Somebody who will serve it is on the way; see `expect`."""
         self._changed_at = 0.0
         """When a worker last came or went."""
         self._moving = False
@@ -358,11 +360,19 @@ class PoolCore:
             return None
         if not self.connected:
             return self._settings.backoff_max_s
+        if not self.view.workers and self.coming:
+            return self._settings.backoff_max_s
         if not self.view.workers:
             oldest = next(iter(self._line))
             return max(0.0, self._hopeless_at(oldest) - now)
         self._moving = False
         return self._backoff.next_s(self._draw())
+
+    def expect(self, coming: bool, now: float) -> None:
+        """Somebody who will serve the pool is on the way, or no longer: requests wait for that as for a full pool."""
+        if self.coming and not coming:
+            self._empty_since = now
+        self.coming = coming
 
     def refuse_all(self, error: GanglineError) -> list[Effect]:
         """Nobody will be placed any more (the router closes)."""
@@ -526,7 +536,7 @@ class PoolCore:
         if not self.connected:
             return None
         if not self.view.workers:
-            if self._hopeless_at(ticket) <= now:
+            if not self.coming and self._hopeless_at(ticket) <= now:
                 return self.give_up(ticket, f"for {plain(self._settings.no_workers_wait_s)} s")
             return None
         # A large worker that restarts, or comes after smaller ones, is waited for like the only one.

@@ -74,6 +74,12 @@ class SetPool(RoutedPool):
         )
         return self.core.view.workers[record.id]
 
+    def expect(self, coming: bool) -> None:
+        """Whether the members of some gang are starting, so that requests wait for it though none is ready."""
+        if coming != self.core.coming:
+            self.core.expect(coming, self._loop.time())
+            self._arm_sooner()
+
     def gone(self, gang: str) -> None:
         """It is not there any more."""
         known = self.core.view.workers.get(gang)
@@ -111,6 +117,8 @@ class RoutedSet:
         """By gang; those that retire are among them."""
         self._gone: dict[str, int] = {}
         """By gang: the newest generation that is known to be no more."""
+        self._starting: dict[str, int] = {}
+        """By gang: the generation whose members start, and that nothing can be sent to yet."""
         self._leaving: dict[str, int] = {}
         """... to be sent nothing new; an older reading of its record does not change that."""
         self.suspected: dict[str, None] = {}
@@ -120,6 +128,11 @@ class RoutedSet:
     def gangs(self) -> list[str]:
         """Those that stand."""
         return list(self._formations)
+
+    @property
+    def starting(self) -> list[str]:
+        """Those whose members start."""
+        return list(self._starting)
 
     # -- what is told ---------------------------------------------------------------------------------------------
 
@@ -138,6 +151,8 @@ class RoutedSet:
         if record.ready is False and (known is None or not _stays(known, record)):
             # Its members start. Whoever was on the generation before has lost it.
             self.gone(record.id, record.generation - 1, record.reason)
+            if record.generation > self._gone.get(record.id, 0):
+                self._starts(record.id, record.generation)
             return
         pool = await self._lines.pool(record.seats[0].pool, None)
         first = pool.core.view.workers.get(record.seats[0].worker)
@@ -168,18 +183,22 @@ class RoutedSet:
                 for hold in line.holds:
                     hold.formation = formation
         worker = self.pool.formed(record, revision, dict(first.methods), self._slots(record))
+        self._starts(record.id, 0)
         if record.generation <= self._leaving.get(record.id, 0):
             self.pool.core.view.retire(worker)
 
     def gone(self, gang: str, generation: int, reason: str) -> None:
         """That generation of a gang (and those before it) is no more: what is under way on it ends now."""
         _note(self._gone, gang, generation)
+        if self._starting.get(gang, generation + 1) <= generation:
+            self._starts(gang, 0)
         known = self._formations.get(gang)
         if known is not None and known.generation <= generation:
             self._end(known, reason)
 
     def vanished(self, gang: str) -> None:
         """It is not in the ledger any more."""
+        self._starts(gang, 0)
         if (known := self._formations.get(gang)) is not None:
             self._end(known, "its record is gone")
 
@@ -505,6 +524,14 @@ class RoutedSet:
             self.suspected[formation.gang] = None
             return Fate.LOST if started else Fate.GONE
         return None
+
+    def _starts(self, gang: str, generation: int) -> None:
+        """Members of that generation start; 0: none of it do."""
+        if generation:
+            self._starting[gang] = generation
+        else:
+            self._starting.pop(gang, None)
+        self.pool.expect(bool(self._starting))
 
     def _end(self, formation: Formation, reason: str) -> None:
         self._formations.pop(formation.gang, None)

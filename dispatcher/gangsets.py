@@ -230,7 +230,7 @@ class GangSets:
             routed.leaving(gang, generation)
 
     def known(self) -> list[str]:
-        return [gang for routed in self._sets.values() for gang in routed.gangs]
+        return [gang for routed in self._sets.values() for gang in (*routed.gangs, *routed.starting)]
 
     # -- time -----------------------------------------------------------------------------------------------------
 

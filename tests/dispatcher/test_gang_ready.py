@@ -192,6 +192,37 @@ async def test_callers_of_a_set_are_sent_to_gangs_that_are_ready(rig: GangRig) -
 
 
 @on_gang_rig()
+async def test_callers_of_a_set_that_first_comes_up_wait_for_its_start_functions(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2")
+    starts.takes_s = 50.0
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await until(lambda: len(starts.began) == 2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(NoWorkers, match="no gang of standing set 'llm' is ready"):
+        await rig.client.options(timeout_s=20).call("llm.who", "by its deadline, not after a second")
+    assert loop.time() - began == pytest.approx(20.0)
+    assert (await rig.client.call("llm.who", "without a deadline"))[3] == "without a deadline"
+    async with rig.client.choose_worker("llm") as selection:
+        assert selection.gang is not None
+    assert rig.client.router.sets._sets["llm"].starting == []
+
+
+@on_gang_rig()
+async def test_callers_of_a_set_whose_members_fail_at_their_start_do_not_wait_for_ever(rig: GangRig) -> None:
+    starts = await Starts().workers(rig, "w1", "w2")
+    starts.takes_s, starts.fails = 10.0, set(range(1, 100))
+    await rig.declare("llm", gangs=1, gang={**PAIR, "backoff_s": 30.0, "restart": "fail"})
+    await until(lambda: len(starts.began) == 2)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(NoWorkers, match="gangset status llm"):
+        await rig.client.call("llm.who", "x")
+    tries = len(starts.began) / 2
+    assert 10 * tries < loop.time() - began < 10 * tries + 2, "as long as some gang started, and no_workers_wait_s"
+
+
+@on_gang_rig()
 async def test_a_roll_to_gangs_that_fail_at_their_start_harms_no_caller_and_is_rolled_back(rig: GangRig) -> None:
     starts = await Starts().workers(rig, "w1", "w2", "w3", "w4", "w5", "w6")
     await rig.declare("llm", gangs=2, gang=PAIR)

@@ -60,6 +60,9 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
     assert commands.json("why", gang["id"])["step"] == "formed"
 
+    assert commands.json("gang", "show", gang["id"][:7])["id"] == gang["id"]
+    assert commands.json("why", gang["id"][:7])["id"] == gang["id"]
+    assert "is not known" in commands.run("gang", "show", gang["id"][:2]).stderr
     refused = commands.run("gang", "release", gang["id"], "--owner-token", "mine")
     assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
     ended = commands.json("gang", "release", gang["id"], "--owner-token", gang["owner_token"])

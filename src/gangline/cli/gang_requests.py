@@ -12,7 +12,8 @@ from ..bus.port import Bus, NoResponders
 from ..schemas import codec, headers
 from ..schemas.codec import Format
 from ..schemas.errors import GanglineError, error_from_wire
-from ..schemas.gang_errors import NoCoordinator
+from ..schemas.gang_errors import NoCoordinator, UnknownGang
+from ..schemas.gang_messages import GangListReply
 from ..schemas.names import GangOperation, Names
 from ..telemetry.tracing import tracer
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound=BaseModel)
 ANSWER_S = 10.0
 """Patience with what is answered at once."""
+SHORTEST = 3
+"""So many characters at least begin an id that is not given in full."""
 
 
 async def ask(
@@ -53,6 +56,30 @@ async def ask(
             bool(error.get("may_have_started", False)),
         )
     return answer.model_validate(value)
+
+
+async def ask_of(
+    bus: Bus, names: Names, operation: GangOperation, body: dict[str, Any], answer: type[M], timeout_s: float = ANSWER_S
+) -> M:
+    """One request about the gang that `body["id"]` names: by its id, or by the beginning of it, if that is of one only.
+
+    Raises:
+        UnknownGang: there is none, or there are several; says which.
+        GanglineError: as `ask`.
+    """
+    try:
+        return await ask(bus, names, operation, body, answer, timeout_s)
+    except UnknownGang as error:
+        begin, named = str(body["id"]), list[str]()
+        with contextlib.suppress(GanglineError):
+            found = await ask(bus, names, GangOperation.LIST, {}, GangListReply)
+            named = [gang.id for gang in found.gangs if gang.id.startswith(begin) and len(begin) >= SHORTEST]
+        if not named:
+            raise
+        if len(named) > 1:
+            text = f"{begin} begins the ids of {len(named)} gangs: {', '.join(named[:5])}"
+            raise UnknownGang(text) from error
+    return await ask(bus, names, operation, {**body, "id": named[0]}, answer, timeout_s)
 
 
 async def acquire(bus: Bus, names: Names, body: dict[str, Any], stop: asyncio.Event) -> GangReply:

@@ -48,7 +48,12 @@ def gangs_table(gangs: Sequence[GangReply]) -> Table:
     columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
     if not any(gang.reason for gang in gangs):
         columns.pop()  # room for the others: few gangs have restarted or ended
-    return table(columns, [line[: len(columns)] for line in lines], right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"))
+    return table(
+        columns,
+        [line[: len(columns)] for line in lines],
+        right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"),
+        whole=("GANG",),
+    )
 
 
 def seats_table(gang: GangReply) -> Table:
@@ -64,7 +69,12 @@ def seats_table(gang: GangReply) -> Table:
         )
         for seat in gang.seats
     ]
-    return table(("RANK", "WORKER", "SLOTS", "PLACE", "ADDRESS", "TOKEN", "EPOCH"), lines, right=("RANK", "SLOTS"))
+    return table(
+        ("RANK", "WORKER", "SLOTS", "PLACE", "ADDRESS", "TOKEN", "EPOCH"),
+        lines,
+        right=("RANK", "SLOTS"),
+        whole=("WORKER", "TOKEN"),
+    )
 
 
 def summary(gang: GangReply) -> str:

@@ -145,7 +145,8 @@ def letters_table(letters: Sequence[DeadLetter]) -> Table:
         )
         for letter in letters
     ]
-    return table(("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR"), lines, right=("ATTEMPTS", "AGE"))
+    columns = ("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR")
+    return table(columns, lines, right=("ATTEMPTS", "AGE"), whole=("JOB",))
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:

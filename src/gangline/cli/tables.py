@@ -36,7 +36,7 @@ def workers_table(rows: Sequence[WorkerRow]) -> Table:
             )
         )
     columns = ("WORKER", "STATE", "SLOTS", "TASKS", "PLACE", "EPOCH", "UP")
-    return table(columns, lines, right=("UP",), whole=("STATE", "SLOTS", "EPOCH"))
+    return table(columns, lines, right=("UP",), whole=("WORKER", "STATE", "SLOTS"))
 
 
 def leases_table(leases: Sequence[LeaseRecord]) -> Table:
@@ -54,4 +54,4 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
         for lease in leases
     ]
     columns = ("LEASE", "WORKER", "SLOTS", "FOR", "OWNER", "AGE", "EXPIRES IN")
-    return table(columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"))
+    return table(columns, lines, right=("SLOTS", "AGE", "EXPIRES IN"), whole=("LEASE", "WORKER"))

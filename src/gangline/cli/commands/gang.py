@@ -48,7 +48,7 @@ def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
 @json_option
 @connection_options
 def show(connection: Connection, gang: str, owner_token: str | None, as_json: bool) -> None:
-    """One gang and its members; also for a minute after it ended.
+    """One gang and its members; also for a minute after it ended. The beginning of its id will do.
 
     Members have public ids, which begin with ~, in place of the tokens that only the owner is shown.
     """
@@ -181,11 +181,11 @@ async def _ask(
     connection: Connection, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = 10.0
 ) -> GangReply:
     from ...schemas.gang_messages import GangReply
-    from ..gang_requests import ask
+    from ..gang_requests import ask_of
     from ..session import open_bus
 
     async with open_bus(connection, "gangline gang") as bus:
-        return await ask(bus, connection.names, operation, body, GangReply, timeout_s)
+        return await ask_of(bus, connection.names, operation, body, GangReply, timeout_s)
 
 
 async def _acquire(connection: Connection, body: dict[str, Any], *, keep: bool, as_json: bool) -> None:

@@ -52,12 +52,12 @@ async def _ask(connection: Connection, id: str) -> gang_messages.WhyReply | jobs
     from ...schemas.gang_messages import WhyReply
     from ...schemas.names import GangOperation
     from ...schemas.task_errors import UnknownJob
-    from ..gang_requests import ask
+    from ..gang_requests import ask_of
     from ..session import open_client
 
     async with open_client(connection, "gangline why") as client:
         try:
-            return await ask(client.router.bus, connection.names, GangOperation.WHY, {"id": id}, WhyReply)
+            return await ask_of(client.router.bus, connection.names, GangOperation.WHY, {"id": id}, WhyReply)
         except (UnknownGang, Unavailable) as error:
             try:
                 return await client.job(id).why()

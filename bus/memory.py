@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -127,6 +128,11 @@ class MemoryHub:
             self._write_taps.append(on_write)
         if on_stored is not None:
             self.stored_taps.append(on_stored)
+
+    def listeners(self, subject: str) -> list[str]:
+        """Names of those who would get a message to that subject now; of a queue group, all members."""
+        plain, groups = self._table.match(subject)
+        return [one.bus.name for one in itertools.chain(plain, *groups)]
 
     def peek(self, bucket: str) -> list[KvEntry]:
         """What a bucket holds, without asking over a connection."""

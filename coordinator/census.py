@@ -191,6 +191,11 @@ class Census:
                 found.append(entry.facts())
         return tuple(found)
 
+    def channel(self, worker: WorkerId) -> str:
+        """Where it is asked; see Registration.channel."""
+        entry = self._entries.get(worker)
+        return "" if entry is None else entry.registration.channel
+
     def heard(self, worker: WorkerId) -> None:
         """It answered a request."""
         entry = self._entries.get(worker)

@@ -58,6 +58,7 @@ class Errands:
         core: CoordinatorSettings,
         shell: ShellSettings,
         feed: Callable[[on.Happening], None],
+        channel: Callable[[WorkerId], str],
         heard: Callable[[WorkerId], None],
         doubt: Callable[[WorkerId], None],
         witness: Witness,
@@ -66,6 +67,7 @@ class Errands:
         """
         Args:
             feed: gives an event to the core.
+            channel: the one that a worker's registration names; empty if it names none.
             heard: told when a worker answers.
             doubt: told when nobody listens at a worker's subject.
             witness: told of answers.
@@ -76,6 +78,7 @@ class Errands:
         self._core = core
         self._shell = shell
         self._feed = feed
+        self._channel = channel
         self._heard = heard
         self._doubt = doubt
         self._witness = witness
@@ -132,7 +135,7 @@ class Errands:
 
     def unhold(self, effect: do.ReleaseHold) -> None:
         try:
-            self._bus.publish(self._names.worker(effect.worker, Operation.UNHOLD), self._body(effect.request))
+            self._bus.publish(self._subject(effect.worker, Operation.UNHOLD), self._body(effect.request))
         except GanglineError as error:
             self._missed(effect.worker, Operation.UNHOLD, error)
 
@@ -270,7 +273,10 @@ class Errands:
             if not self._over:
                 then(self._read(worker, operation, model, message))
 
-        self._bus.ask(self._names.worker(worker, operation), self._body(request), timeout_s=timeout_s, then=answered)
+        self._bus.ask(self._subject(worker, operation), self._body(request), timeout_s=timeout_s, then=answered)
+
+    def _subject(self, worker: WorkerId, operation: Operation) -> str:
+        return self._names.worker(worker, operation, self._channel(worker))
 
     def _read(
         self, worker: WorkerId, operation: Operation, model: type[M], message: Message | GanglineError

@@ -57,6 +57,7 @@ class Hands:
             core=office.settings,
             shell=office.shell,
             feed=feed,
+            channel=census.channel,
             heard=census.heard,
             doubt=census.doubt,
             witness=traces,

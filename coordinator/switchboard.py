@@ -78,11 +78,11 @@ class Switchboard:
     async def listen(self) -> list[Subscription]:
         """Take part from now on."""
         names, subscribe = self._names, self._bus.subscribe
-        return [
-            await subscribe(names.shard(self._shard.name, "*"), self._peer),
-            await subscribe(names.gang_operations, self._take),
-            await subscribe(names.gang_operations, self._usher, queue=names.gang_queue),
-        ]
+        subscriptions = [await subscribe(each, self._peer) for each in names.both(names.shard(self._shard.name, "*"))]
+        for subject in names.both(names.gang_operations):
+            subscriptions.append(await subscribe(subject, self._take))
+            subscriptions.append(await subscribe(subject, self._usher, queue=names.gang_queue))
+        return subscriptions
 
     # -- every request -----------------------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class Switchboard:
 
     async def _ask(self, shard: str, operation: str, request: BaseModel, reply: type[R]) -> R | None:
         """None: nobody leads there, or it does not answer."""
-        subject = self._names.shard(shard, operation)
+        subject = self._names.private(self._names.shard(shard, operation))
         try:
             answer = await self._bus.request(subject, codec.to_json(request.model_dump(mode="json")), timeout_s=_ASK_S)
             return reply.model_validate_json(answer.data)

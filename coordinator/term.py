@@ -155,7 +155,8 @@ class Term:
         """Take requests from now on: all of them, or those for our shard."""
         office, desk = self._office, self._hands.desk
         if office.shard.pools is None:
-            await self._listen(office.names.gang_operations, desk.take)
+            for subject in office.names.both(office.names.gang_operations):
+                await self._listen(subject, desk.take)
             return
         switchboard = Switchboard(
             office.bus,

@@ -85,7 +85,7 @@ class Client(DurableTasks, RouteOperations):
         self._router = Router(
             bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
         )
-        self._operators = Operators(bus, self._router.names)
+        self._operators = Operators(bus, self._router.names, self._router.ledger)
         self._route_streams = TaskStreams(bus, self._router.names, tasks)
         self._use_storage(bus, self._router.names, tasks, ambient or Ambient())
 

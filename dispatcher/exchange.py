@@ -184,7 +184,7 @@ class Exchange:
         # Believed dead: tell it all the same, it may only have been cut off. No channel, which nobody would close.
         try:
             data = encode_request(worker.epoch, self.sender, [frame])
-            self.bus.publish(self._names.worker(worker.id, Operation.FRAMES), data)
+            self.bus.publish(self._names.worker(worker.id, Operation.FRAMES, worker.channel), data)
         except (Disconnected, NotPermitted, ClosedError):
             pass
 
@@ -415,7 +415,7 @@ class Exchange:
         channel = worker.link
         if not isinstance(channel, Channel):
             number = next(self._channel_numbers)
-            subject = self._names.worker(worker.id, Operation.FRAMES)
+            subject = self._names.worker(worker.id, Operation.FRAMES, worker.channel)
             channel = Channel(self, worker, number, subject, f"{self._prefix}.{number}")
             self._channels[number] = channel
             worker.link = channel

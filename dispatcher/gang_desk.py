@@ -52,7 +52,7 @@ class GangDesk:
         # What is as usual is left out: a coordinator of an earlier version may not know every field.
         body = request.model_dump_json(exclude_defaults=True).encode()
         try:
-            answer = await self._bus.request(self._names.gang(operation), body, timeout_s=timeout_s)
+            answer = await self._bus.request(self._subject(operation), body, timeout_s=timeout_s)
         except NoResponders as error:
             raise NoCoordinator(
                 "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
@@ -150,9 +150,12 @@ class GangDesk:
         """Give the gang back without waiting for an answer. Never fails."""
         body = request.model_dump_json().encode()
         try:
-            self._bus.publish(self._names.gang(GangOperation.RELEASE), body)
+            self._bus.publish(self._subject(GangOperation.RELEASE), body)
         except (Disconnected, NotPermitted, ClosedError) as error:
             self._not_released(request, error)
+
+    def _subject(self, operation: GangOperation) -> str:
+        return self._names.private(self._names.gang(operation))
 
     def _not_released(self, request: OwnedRequest, error: GanglineError) -> None:
         _log.warning(

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final
 
 from ..bus.ambient import Ambient
+from ..bus.listening import listen
 from ..bus.port import BucketSettings, Bus, Message, Subscription
 from ..bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ..schemas.codec import Format
@@ -104,7 +105,8 @@ class Gateway:
         self._state = "serving"
         await self.router.start()
         self.router.routes.start()
-        self._subscription = await self.bus.subscribe(self.names.calls, self._on_call, queue=self.names.gateway_queue)
+        subjects = self.names.both(self.names.calls)
+        self._subscription = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
         await self._service.start()
         await self.bus.flush()
         _log.info("answers %s", self.names.calls, extra={"action": "gateway.started"})

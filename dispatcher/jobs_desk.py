@@ -227,7 +227,7 @@ class JobDesk:
             raise MalformedMessage(f"unreadable answer of the dispatcher of {endpoint}: {error}") from error
 
     async def _answer(self, endpoint: str, operation: QueueOperation, body: bytes, timeout_s: float) -> Message:
-        subject, loop = self._names.queue(endpoint, operation), asyncio.get_running_loop()
+        subject, loop = self._names.private(self._names.queue(endpoint, operation)), asyncio.get_running_loop()
         give_up_at = loop.time() + timeout_s
         while True:
             patience_s = min(_AGAIN_S, max(0.0, give_up_at - loop.time()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..bus.port import Bus, KeyValue, Message, NoResponders
 from ..schemas import codec, headers
-from ..schemas.errors import GanglineError, MalformedMessage, NoWorkers, error_from_wire
+from ..schemas.errors import GanglineError, MalformedMessage, NoWorkers, Unavailable, error_from_wire
 from ..schemas.messages import DrainReply, DrainRequest, ResizeReply, ResizeRequest, StatsReply, parse_request
 from ..schemas.names import Names, Operation, WorkerId, split_target
 from ..schemas.records import Heartbeat, LeaseRecord, Registration
@@ -39,9 +40,10 @@ class WorkerInfo:
 class Operators:
     """Reads the ledger and asks workers on their own subjects."""
 
-    def __init__(self, bus: Bus, names: Names) -> None:
+    def __init__(self, bus: Bus, names: Names, ledger: Callable[[], Awaitable[KeyValue]]) -> None:
         self._bus = bus
         self._names = names
+        self._ledger = ledger
 
     async def workers(self, ledger: KeyValue, pool: str = "*") -> list[WorkerInfo]:
         """Living workers, by name."""
@@ -79,7 +81,8 @@ class Operators:
         target = WorkerId(*split_target(worker))
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json", exclude_none=True))
         try:
-            answer = await self._bus.request(self._names.worker(target, operation), body, timeout_s=timeout_s)
+            subject = self._names.worker(target, operation, await self._channel(target))
+            answer = await self._bus.request(subject, body, timeout_s=timeout_s)
         except NoResponders as error:
             raise NoWorkers(f"no worker {worker!r} is there: 'gangline workers' lists them") from error
         raise_if_error(answer)
@@ -87,6 +90,20 @@ class Operators:
             return reply.model_validate_json(answer.data)
         except ValidationError as error:
             raise MalformedMessage(f"unreadable answer of {worker}: {error}") from error
+
+    async def _channel(self, worker: WorkerId) -> str:
+        """See Registration.channel. While storage cannot tell, the worker is reached on its public subject.
+
+        Raises:
+            NoResponders: it has no registration, so it does not serve.
+        """
+        try:
+            entry = await (await self._ledger()).get(self._names.registration_key(worker))
+            if entry is not None:
+                return Registration.model_validate_json(entry.value).channel
+        except (Unavailable, ValidationError):
+            return ""
+        raise NoResponders(f"{worker} has no registration")
 
 
 def raise_if_error(answer: Message) -> None:

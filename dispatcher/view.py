@@ -41,6 +41,7 @@ class Worker:
         "_index",
         "acks",
         "address",
+        "channel",
         "chosen",
         "confirmed",
         "draining",
@@ -73,6 +74,8 @@ class Worker:
         self.instance = instance
         self.acks = False
         """It wants to be told when the end of a durable task is stored."""
+        self.channel = ""
+        """See Registration.channel."""
         self.known = False
         """Whether it is in its pool's view: false again for one that left or is lost."""
         self.epoch = 0
@@ -371,6 +374,7 @@ class PoolView:
         self._use_table(worker, self._tables.setdefault(tuple(table.items()), table))
         labels = dict(sorted(record.labels.items()))
         self._index_labels(worker, self._labels.setdefault(tuple(labels.items()), labels))
+        worker.channel = record.channel
         worker.node, worker.zone, worker.address = record.node, record.zone, record.address
         worker.max_models = record.max_models
         worker.acks = record.acks

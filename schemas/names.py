@@ -21,7 +21,12 @@ subject                                                     who asks whom
 `<ns>.event.dispatcher.<dispatcher>`                        broadcast: joined, here, queues handed over, left
 `<ns>.event.router.<router>`                                broadcast: how many requests wait in that router
 `<ns>.event.task.<endpoint>`                                broadcast: a task became a dead letter
+`_GANGLINE.<ns>.worker.<pool>.<worker>.<channel>.<op.>`     routers, coordinators, dispatchers -> that very process
+`_GANGLINE.<subject>`                                       as `<subject>`, one of those above that is answered
 ==========================================================  ==================================================
+
+The last two are private subjects. Whoever watches `<ns>.>` listens to none of them, so the server goes on saying "no
+responders" there, and Gangline's own processes ask each other nowhere else (docs/adr/0011).
 
 Keys of the ledger bucket (`<NS>_LEDGER`; one stream, so that what must change together can):
 
@@ -61,6 +66,10 @@ from typing import Final
 from .errors import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 
+PRIVATE: Final = "_GANGLINE"
+"""First token of private subjects."""
+CHANNEL_CHARS: Final = 8
+"""Of the token that tells the private subjects of two processes of one id apart. Short: each message carries it."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PARTS = {"reg": 3, "alive": 3, "lease": 4, "member": 4}
 
@@ -232,6 +241,16 @@ class Names:
 
     # -- subjects -------------------------------------------------------------------------------------------------
 
+    @staticmethod
+    def private(subject: str) -> str:
+        """Where our own processes send what others send to `subject`; whoever answers it listens to both."""
+        return f"{PRIVATE}.{subject}"
+
+    @staticmethod
+    def both(subject: str) -> tuple[str, str]:
+        """What those subscribe who answer `subject`."""
+        return subject, f"{PRIVATE}.{subject}"
+
     def call(self, endpoint: str, method: str) -> str:
         return f"{self.namespace}.call.{check_name(endpoint, 'endpoint')}.{check_name(method, 'method')}"
 
@@ -245,18 +264,21 @@ class Names:
         return f"{self.namespace}-gateway"
 
     def parse_call(self, subject: str) -> tuple[str, str]:
-        """Inverse of :meth:`call`."""
+        """Inverse of :meth:`call`, also for its private subject."""
+        subject = subject.removeprefix(f"{PRIVATE}.")
         prefix = f"{self.namespace}.call."
         if not subject.startswith(prefix):
             raise InvalidName(f"{subject!r} does not start with {prefix!r}")
         return split_target(subject[len(prefix) :])
 
-    def worker(self, worker: WorkerId, operation: Operation) -> str:
-        return f"{self.namespace}.worker.{worker.pool}.{worker.worker}.{operation}"
+    def worker(self, worker: WorkerId, operation: Operation | str, channel: str = "") -> str:
+        """To any process that has that id; or, by the channel that its registration names, to one process alone."""
+        public = f"{self.namespace}.worker.{worker.pool}.{worker.worker}"
+        return f"{PRIVATE}.{public}.{channel}.{operation}" if channel else f"{public}.{operation}"
 
-    def worker_operations(self, worker: WorkerId) -> str:
-        """What a worker subscribes to."""
-        return f"{self.namespace}.worker.{worker.pool}.{worker.worker}.*"
+    def worker_operations(self, worker: WorkerId, channel: str = "") -> str:
+        """What a worker subscribes to: without its channel, and with it."""
+        return self.worker(worker, "*", channel)
 
     def worker_event(self, worker: WorkerId) -> str:
         return f"{self.namespace}.event.worker.{worker.pool}.{worker.worker}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from .limits import WIRE_VERSION
+from .names import is_name
 
 
 class Record(BaseModel):
@@ -39,6 +40,9 @@ class Registration(Record):
     epoch: int
     instance: str
     """Random for each process; tells two processes that claim one id apart."""
+    channel: str = ""
+    """Names the private subjects of this process (Names.worker), where routers, coordinators and dispatchers reach it.
+    Empty: it has none, and is reached on its public ones, like workers of earlier versions and of other languages."""
     state: Literal["serving", "draining"] = "serving"
     drain_grace_s: float | None = None
     """While it drains: within how many seconds of the beginning it leaves, whatever still runs."""
@@ -62,6 +66,11 @@ class Registration(Record):
     """Unix time."""
     acks: bool = False
     """It keeps the ends of durable tasks until it is told, by ACK frames, that they are stored."""
+
+    @field_validator("channel", mode="after")
+    @classmethod
+    def _one_token(cls, value: str) -> str:
+        return value if is_name(value) else ""  # it becomes part of a subject, whoever wrote it
 
 
 class Heartbeat(Record):

@@ -6,6 +6,9 @@ may publish to all of them, since their names cannot be guessed. `allow_response
 keeps it in a table with a time limit, answers may come hours after the question, and many go to one reply subject: it
 only suits dispatchers, who answer at once.
 
+Whoever may ask on a subject may ask on its private one (Names.private), and whoever answers it hears both: nobody else,
+so that "no responders" there means that nobody answers.
+
 Patterns of the subjects and keys that schemas.names builds; `roles_conf` writes them as a server's configuration.
 """
 
@@ -17,7 +20,7 @@ from enum import StrEnum
 from typing import Final
 
 from .errors import InvalidRequest
-from .names import GangOperation, Names, Operation, QueueOperation, check_name
+from .names import PRIVATE, GangOperation, Names, Operation, QueueOperation, check_name
 
 INBOXES: Final = "_INBOX"
 """First token of all inboxes."""
@@ -140,11 +143,11 @@ def _producer(names: Names, endpoint: str) -> Permissions:
     results, objects = names.results_bucket, f"OBJ_{names.objects_store}"
     return Permissions(
         publish=(
-            f"{ns}.call.{endpoint}.*",
+            *names.both(f"{ns}.call.{endpoint}.*"),
             f"{ns}.task.{endpoint}.*",
             # A schedule may name any endpoint as its target: not for those who are cut to one.
             *((f"{ns}.sched.*",) if endpoint == "*" else ()),
-            *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation),
+            *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
             *_api("INFO"),
             # Results and where jobs stand. No purging, no deleting, no consumers of tasks.
             *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
@@ -166,7 +169,7 @@ def _router(names: Names, pool: str) -> Permissions:
     others = (GangOperation.REPORT, GangOperation.END)
     asked = (operation for operation in GangOperation if operation not in others)
     return _routing(names, pool) | Permissions(
-        publish=(*_workers(names, _LEASING, pool), *(names.gang(operation) for operation in asked))
+        publish=(*_workers(names, _LEASING, pool), *_both(names, *(names.gang(operation) for operation in asked)))
     )
 
 
@@ -201,7 +204,7 @@ def _gateway(names: Names) -> Permissions:
         | Permissions(
             # Inboxes, and what the server makes of those of callers in other accounts.
             publish=(f"{INBOXES}.>", "_R_.>"),
-            subscribe=(f"{names.calls} {names.gateway_queue}",),
+            subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
         )
     )
 
@@ -222,7 +225,11 @@ def _worker(names: Names, pool: str, worker: str) -> Permissions:
             # A ledger in memory is gone when its server starts again: whoever lives makes it anew.
             *_stream_api(f"KV_{ledger}", "STREAM.CREATE"),
         ),
-        subscribe=(f"{ns}.worker.{pool}.{worker}.*", f"{ns}.gang-talk.>"),
+        subscribe=(
+            f"{ns}.worker.{pool}.{worker}.*",
+            f"{PRIVATE}.{ns}.worker.{pool}.{worker}.*.*",
+            f"{ns}.gang-talk.>",
+        ),
     )
 
 
@@ -237,7 +244,7 @@ def _dispatcher(names: Names) -> Permissions:
             f"{ns}.dead.*.*",
             f"{ns}.sched.*",
             f"{ns}.job.*.*",
-            f"{ns}.dispatcher.*.ping",
+            *names.both(f"{ns}.dispatcher.*.ping"),
             *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route")),
             *(f"$KV.{results}.{key}" for key in ("result.*", "try.*.*", "turn.*")),
             f"$O.{names.objects_store}.>",
@@ -258,8 +265,7 @@ def _dispatcher(names: Names) -> Permissions:
             f"$KV.{names.ledger_bucket}.gangset.*",
             names.gang_events,
             f"$KV.{names.routes_bucket}.>",
-            f"{ns}.queue.*.*",
-            f"{ns}.dispatcher.*.*",
+            *_both(names, f"{ns}.queue.*.*", f"{ns}.dispatcher.*.*"),
             names.dispatcher_events,
         ),
         answers_s=_ANSWERS_S,
@@ -284,15 +290,14 @@ def _coordinator(names: Names) -> Permissions:
         publish=(
             f"{INBOXES}.>",
             *_workers(names, _GANG, "*"),
-            f"{ns}.gang-shard.*.*",
+            *names.both(f"{ns}.gang-shard.*.*"),
             names.gang_events,
             *(f"$KV.{ledger}.{key}" for key in keys),
             *_api("INFO"),
             *_bucket_reading(ledger),
         ),
         subscribe=(
-            names.gang_operations,
-            f"{ns}.gang-shard.*.*",
+            *_both(names, names.gang_operations, f"{ns}.gang-shard.*.*"),
             f"$KV.{ledger}.alive.*.*",
             "$SYS.ACCOUNT.*.DISCONNECT",
         ),
@@ -307,7 +312,8 @@ def _operator(names: Names) -> Permissions:
         f"$O.{names.objects_store}.>",
     )
     return Permissions(
-        publish=(f"{ns}.>", *stored, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$SRV.>"),
+        # Hearing what is asked privately is for those who answer: "no responders" must mean that nobody does.
+        publish=(*names.both(f"{ns}.>"), *stored, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$SRV.>"),
         subscribe=(f"{ns}.>", *stored, "$JS.EVENT.>", "$SRV.>"),
     )
 
@@ -316,7 +322,16 @@ def _operator(names: Names) -> Permissions:
 
 
 def _workers(names: Names, operations: Iterable[Operation], pool: str) -> tuple[str, ...]:
-    return tuple(f"{names.namespace}.worker.{pool}.*.{operation}" for operation in operations)
+    public = f"{names.namespace}.worker.{pool}.*"
+    return tuple(
+        subject
+        for operation in operations
+        for subject in (f"{public}.{operation}", f"{PRIVATE}.{public}.*.{operation}")
+    )
+
+
+def _both(names: Names, *subjects: str) -> tuple[str, ...]:
+    return tuple(each for subject in subjects for each in names.both(subject))
 
 
 def _service(name: str) -> Permissions:

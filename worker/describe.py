@@ -47,6 +47,7 @@ class Description:
             worker=self._place.worker.worker,
             epoch=core.epoch,
             instance=self._place.instance,
+            channel=self._place.channel,
             state="draining" if core.draining else "serving",
             drain_grace_s=self.drain_grace_s if core.draining else None,
             slots=core.load.total,

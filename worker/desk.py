@@ -61,7 +61,7 @@ class Desk:
         self._log = place.log
         self._loop = asyncio.get_running_loop()
         self._frames_subject = place.names.worker(place.worker, Operation.FRAMES)
-        self._prefix_chars = len(self._frames_subject) - len(Operation.FRAMES)
+        self._frames_channel = place.names.worker(place.worker, Operation.FRAMES, place.channel)
         self._ticker: asyncio.TimerHandle | None = None
         self._ticks = 0
         self._connected_at = self._loop.time()
@@ -179,11 +179,12 @@ class Desk:
         if stall_s > 0.0 and self.guard.frozen(now):
             self._doubt()
             stall_s = 0.0
-        if message.subject != self._frames_subject:
+        subject = message.subject
+        if subject != self._frames_channel and subject != self._frames_subject:
             if self.core.doubted:
                 self._held.append(message)
             else:
-                self.operations.take(message.subject[self._prefix_chars :], message)
+                self.operations.take(subject.rpartition(".")[2], message)
             return
         try:
             self.intake.take(message, now, stall_s)

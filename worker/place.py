@@ -24,6 +24,8 @@ class Place:
     worker: WorkerId
     instance: str
     """Unique for this object; tells two processes with one id apart."""
+    channel: str
+    """See Registration.channel."""
     pool: Pool
     settings: WorkerSettings
     names: Names

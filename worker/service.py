@@ -9,11 +9,12 @@ from types import TracebackType
 from typing import Self
 
 from ..bus.ambient import Ambient
+from ..bus.listening import listen
 from ..bus.port import Bus, Subscription
 from ..bus.starting import StartPatience
 from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.frames import Load
-from ..schemas.names import Names, WorkerId
+from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
 from ..schemas.words import count_of
 from ..telemetry.logs import logger_for
 from .desk import Desk
@@ -92,9 +93,11 @@ class Worker:
         settings, ambient = settings or WorkerSettings(), ambient or Ambient()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))
         self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
+        instance = ambient.token()
         self._place = Place(
             worker=self.id,
-            instance=ambient.token(),
+            instance=instance,
+            channel=self._channel_of(instance),
             pool=pool,
             settings=settings,
             names=names or Names(),
@@ -165,7 +168,10 @@ class Worker:
             self.core.new_epoch(next_epoch(previous, self.ambient.wall()), now)
         desk.start_clock()
         # First listen, then be found: whoever reads the registration finds somebody at the subject.
-        self._subscription = await bus.subscribe(self.names.worker_operations(self.id), desk.take)
+        channels = dict.fromkeys(("", self._place.channel))
+        self._subscription = await listen(
+            bus, [self.names.worker_operations(self.id, channel) for channel in channels], desk.take
+        )
         self._forget_connection = bus.on_connection(desk.on_connection)
         await patiently(bus.flush)
         await patiently(desk.presence.publish)
@@ -365,6 +371,9 @@ class Worker:
             gangs={} if desk is None else desk.gangs.metrics.statistics(),
         )
 
+    def _channel_of(self, instance: str) -> str:
+        return instance[-CHANNEL_CHARS:]
+
     @property
     def bus(self) -> Bus:
         """The connection that it was given."""
@@ -373,6 +382,11 @@ class Worker:
     @property
     def pool(self) -> Pool:
         return self._place.pool
+
+    @property
+    def channel(self) -> str:
+        """See Registration.channel."""
+        return self._place.channel
 
     @property
     def names(self) -> Names:

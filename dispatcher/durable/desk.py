@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from ...bus.listening import listen
 from ...bus.port import Bus, Message, Subscription
 from ...schemas.errors import GanglineError, InvalidRequest
 from ...schemas.jobs import CancelReply, JobInfo, JobRequest, JobState, QueueStats, WhyReply
@@ -34,8 +35,8 @@ class Desk:
         self._subscription: Subscription | None = None
 
     async def start(self) -> None:
-        subject = self._names.queue(self._queue.endpoint)
-        self._subscription = await self._bus.subscribe(subject, self._on_request)
+        subjects = self._names.both(self._names.queue(self._queue.endpoint))
+        self._subscription = await listen(self._bus, subjects, self._on_request)
 
     async def stop(self) -> None:
         """Idempotent, safe before `start`."""

@@ -47,6 +47,8 @@ _PREFIX: Final = "q-"
 _NAME_CHARS: Final = 100
 DISPATCHER: Final = "gangline-dispatcher"
 """Metadata of our consumers: the id of the holder."""
+PRIVATELY: Final = "gangline-private"
+"""Likewise: its holder is asked on its private subject, which those of earlier versions do not have."""
 
 TakeQueue = Callable[[str, tuple[str, ...]], Awaitable[str | None]]
 """Take the queue of an endpoint, over these consumers: the name of ours, or None."""
@@ -93,6 +95,8 @@ class Ownership:
         self._undo: list[Callable[[], None]] = []
         self._at_once = asyncio.Semaphore(_AT_ONCE)
         self._warned: frozenset[str] = frozenset()
+        self._public: frozenset[str] = frozenset()
+        """Holders that have no private subject."""
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -213,6 +217,9 @@ class Ownership:
             self._log.debug("consumers cannot be listed: %s", error, extra={"action": "ownership.list"})
             return
         self._guard.look()
+        self._public = frozenset(
+            holder for each in consumers if PRIVATELY not in each.metadata and (holder := each.metadata.get(DISPATCHER))
+        )
         self._tell(Listed(now=self._now, holdings=tuple(self._holding(each) for each in consumers)))
         assert self._core is not None
         if self._core.foreign - self._warned:
@@ -255,6 +262,8 @@ class Ownership:
 
     async def _ping(self, dispatcher: str) -> None:
         subject = self._names.dispatcher(dispatcher, DispatcherOperation.PING)
+        if dispatcher not in self._public:
+            subject = self._names.private(subject)
         try:
             await self._bus.request(subject, timeout_s=self._settings.frozen_after_s)
         except NoResponders:

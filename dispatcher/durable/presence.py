@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...bus.ambient import Ambient
+from ...bus.listening import listen
 from ...bus.port import Bus, Message, Subscription
 from ...bus.service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ...schemas.errors import GanglineError, InvalidRequest
@@ -49,8 +50,8 @@ class Presence:
         )
 
     async def start(self) -> None:
-        subject = self._names.dispatcher(self._dispatcher)
-        self._subscription = await self._bus.subscribe(subject, self._on_request)
+        subjects = self._names.both(self._names.dispatcher(self._dispatcher))
+        self._subscription = await listen(self._bus, subjects, self._on_request)
         await self._service.start()
 
     async def stop(self) -> None:

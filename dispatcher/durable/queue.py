@@ -36,7 +36,7 @@ from .entry import Entry
 from .hands import Hands
 from .inlet import job_of, may_have_ended, read_message, size_of
 from .insight import Counts
-from .ownership import DISPATCHER, consumer_name
+from .ownership import DISPATCHER, PRIVATELY, consumer_name
 from .possession import Possession
 from .recovery import Recovery, by_try
 from .retrying import until_answered
@@ -129,6 +129,7 @@ class Queue:
             max_pending=2 * context.settings.window_tasks + 1024,
             metadata={
                 DISPATCHER: context.dispatcher,
+                PRIVATELY: "true",
                 "gangline-name": context.name,
                 "gangline-node": context.settings.node,
                 "gangline-since": str(self.since),

@@ -19,6 +19,7 @@ from ...schemas import headers
 from ...schemas.errors import GanglineError, InvalidName
 from ...schemas.jobs import JobsReply, JobsRequest, TryRecord, TurnRecord, WorkerJob
 from ...schemas.names import Names, Operation, WorkerId
+from ...schemas.records import Registration
 from ...telemetry.logs import Log
 from ..router import Router
 from .retrying import until_answered
@@ -72,6 +73,8 @@ class Recovery:
         self._router = router
         self._log = log
         self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._channels: dict[WorkerId, str] = {}
+        """Of living workers; see Registration.channel."""
 
     async def tries(self) -> dict[str, TryRecord]:
         """Tries that failed, by job."""
@@ -145,10 +148,14 @@ class Recovery:
     async def _alive(self) -> set[WorkerId]:
         ledger: KeyValue = await self._router.ledger()
         alive: set[WorkerId] = set()
-        for entry in await ledger.entries(self._names.alive_of()):
+        for entry in await ledger.entries(self._names.alive_of(), self._names.registrations_of()):
             try:
-                alive.add(self._names.parse_worker_key(entry.key))
-            except InvalidName:
+                worker = self._names.parse_worker_key(entry.key)
+                if entry.key.startswith("alive."):
+                    alive.add(worker)
+                else:
+                    self._channels[worker] = Registration.model_validate_json(entry.value).channel
+            except (InvalidName, ValidationError):
                 continue
         return alive
 
@@ -174,7 +181,8 @@ class Recovery:
         while True:
             request = JobsRequest(endpoint=self._endpoint, after=after)
             body = request.model_dump_json(exclude_none=True).encode()
-            answer = await self._bus.request(self._names.worker(worker, Operation.JOBS), body, timeout_s=_ASK_S)
+            subject = self._names.worker(worker, Operation.JOBS, self._channels.get(worker, ""))
+            answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
             if answer.headers is not None and headers.ERROR in answer.headers:
                 self._log.warning(
                     "worker %s cannot tell its durable tasks: %s",

@@ -97,7 +97,9 @@ class Vigil:
         sent_at = loop.time()
         try:
             await self._bus.request(
-                self._names.worker(worker.id, Operation.JOBS), _NOBODY, timeout_s=max(1.0, 2 * self._ping_s)
+                self._names.worker(worker.id, Operation.JOBS, worker.channel),
+                _NOBODY,
+                timeout_s=max(1.0, 2 * self._ping_s),
             )
         except NoResponders:
             self._guard.look()

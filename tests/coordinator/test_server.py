@@ -427,6 +427,32 @@ async def test_a_lost_connection_of_a_worker_is_told_of_by_the_server_where_it_o
             await system.close()
 
 
+async def test_a_lost_worker_is_noticed_while_somebody_watches_all_that_passes(nats_url, namespace):
+    system = await opened(nats_url, namespace, election=PATIENT)
+    try:
+        watcher = await system.bus("everything")
+        await watcher.subscribe(f"{namespace}.>", lambda message: None)
+        await watcher.flush()
+        for name in ("w1", "w2"):
+            await system.serve(name, slots=2, heartbeat_ttl_s=600.0)
+        made = Coordinator(
+            bus=await system.bus("coordinator"),
+            names=system.names,
+            election=PATIENT,
+            # Pings alone can find it while the test waits.
+            shell=ShellSettings(bucket=system.bucket, silence_s=60.0),
+        )
+        await system.stack.enter_async_context(made)
+        await made.wait_leading()
+        await system.owner.acquire(pool="train", size=2, strategy="spread", restart="fail")
+        await abort(system.served[1])
+        torn = await system.event("torn_down")
+        assert torn["reason"].startswith("worker_lost: train.w2: no responders")
+        assert (await system.event("ended"))["gang"] == torn["gang"]
+    finally:
+        await system.close()
+
+
 async def abort(worker: Worker) -> None:
     """As a process that is killed: nothing is taken away, the connection is gone."""
     await worker.bus.close()

@@ -12,6 +12,7 @@ import pytest
 
 from gangline.bus.ambient import Ambient
 from gangline.bus.jetstream import connect as connect_jetstream
+from gangline.bus.listening import listen
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
 from gangline.bus.settings import ConnectionSettings
@@ -132,7 +133,7 @@ class FakeDispatcher:
         """So many questions get no answer."""
 
     async def start(self) -> None:
-        await self.rig.bus.subscribe(self.rig.names.queue(self.endpoint), self._answer)
+        await listen(self.rig.bus, self.rig.names.both(self.rig.names.queue(self.endpoint)), self._answer)
         settings = ConsumerSettings(filter=self.rig.names.tasks_of(self.endpoint))
         consumer = await (await self.rig.tasks()).consume(f"q-{self.endpoint}", settings, self.messages.append)
         consumer.pull(100)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gangline.bus.listening import listen
 from gangline.bus.memory import MemoryHub
 from gangline.bus.port import Message
 from gangline.dispatcher.gang_desk import GangDesk
@@ -32,7 +33,7 @@ class Leader:
             if self.left < 0:
                 bus.publish(message.reply, ENDED.encode())
 
-        await bus.subscribe(NAMES.gang(GangOperation.RELEASE), take)
+        await listen(bus, NAMES.both(NAMES.gang(GangOperation.RELEASE)), take)
 
 
 async def test_a_release_whose_leader_died_with_it_is_sent_again_soon() -> None:

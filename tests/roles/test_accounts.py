@@ -29,18 +29,23 @@ pytestmark = pytest.mark.server
 OUTSIDE = """accounts {
   SHOP {
     users: [ { user: outside, password: s3cret } ]
-    imports: [ { service: { account: GANGLINE, subject: "gangline.call.>" } } ]
+    imports: [
+      { service: { account: GANGLINE, subject: "gangline.call.>" } }
+      { service: { account: GANGLINE, subject: "_GANGLINE.gangline.call.>" } }
+    ]
   }
 """
 
 
 async def test_callers_of_another_account_reach_nothing_but_what_it_imports(site_of):
     config = SHIPPED.read_text().replace("accounts {\n", OUTSIDE)
-    config = config.replace("jetstream: enabled", 'jetstream: enabled, exports: [ { service: "gangline.call.>" } ]')
+    exports = ", ".join(f'{{ service: "{subject}" }}' for subject in Names().both("gangline.call.>"))
+    config = config.replace("jetstream: enabled", f"jetstream: enabled, exports: [ {exports} ]")
     site: Site = site_of(config)
     await site.everything()
     outside, operator = await site.bus("outside"), await site.bus("operator")
-    assert (await outside.request("gangline.call.images.double", b"[2]", timeout_s=PATIENCE_S)).data == b"4"
+    for subject in Names().both("gangline.call.images.double"):
+        assert (await outside.request(subject, b"[2]", timeout_s=PATIENCE_S)).data == b"4"
     # There an answer goes where the question says in the caller's account alone.
     heard, heard_outside = collect(), collect()
     await operator.subscribe("gangline.event.forged", heard)

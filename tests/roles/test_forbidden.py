@@ -41,6 +41,19 @@ PUBLISH: dict[str, set[Role]] = {
     "gangline.gang.report": {W},
     "gangline.gang-shard.east.list": {C},
     "gangline.gang-talk.g.1.1.0": {W},
+    # The private subjects.
+    "_GANGLINE.gangline.call.images.double": {P},
+    "_GANGLINE.gangline.task.images.double": set(),
+    "_GANGLINE.gangline.queue.images.cancel": {P},
+    "_GANGLINE.gangline.worker.images.w1.x.frames": {R, G, D},
+    "_GANGLINE.gangline.worker.images.w1.x.jobs": {D},
+    **{f"_GANGLINE.gangline.worker.images.w1.x.{name}": {C} for name in ("hold", "form", "teardown", "ping")},
+    "_GANGLINE.gangline.worker.images.w1.x.reserve": {R},
+    "_GANGLINE.gangline.worker.images.w1.x.drain": set(),
+    "_GANGLINE.gangline.gang.acquire": {R},
+    "_GANGLINE.gangline.gang.report": set(),
+    "_GANGLINE.gangline.gang-shard.east.list": {C},
+    "_GANGLINE.gangline.dispatcher.d.ping": {D},
     "gangline.dead.images.double": {D},
     "gangline.job.j.state": {D},
     "gangline.job.j.item": {D},
@@ -115,6 +128,17 @@ SUBSCRIBE: dict[str, set[Role]] = {
     "gangline.worker.images.*.*": set(),
     "gangline.gang.*": {C},
     "gangline.gang-shard.east.*": {C},
+    "_GANGLINE.>": set(),
+    "_GANGLINE.gangline.>": set(),
+    "_GANGLINE.gangline.call.>": set(),
+    "_GANGLINE.gangline.call.> gangline-gateway": {G},
+    "_GANGLINE.gangline.worker.images.w1.*.*": {W},
+    "_GANGLINE.gangline.worker.images.w2.*.*": set(),
+    "_GANGLINE.gangline.worker.images.w2.x.*": set(),
+    "_GANGLINE.gangline.gang.*": {C},
+    "_GANGLINE.gangline.gang-shard.east.*": {C},
+    "_GANGLINE.gangline.queue.images.*": {D},
+    "_GANGLINE.gangline.dispatcher.d.*": {D},
     "gangline.gang-talk.g.1.1.all": {W},
     "gangline.queue.images.*": {D},
     "gangline.dispatcher.d.*": {D},
@@ -186,6 +210,7 @@ async def test_operators_may_all_but_hear_what_others_are_answered(site: Site):
         "_R_.another.account",
     }
     assert await may_subscribe(bus, "gangline.>")
+    assert not await may_subscribe(await site.bus("operator"), "_GANGLINE.gangline.>")
     assert not await may_subscribe(bus, "_INBOX.>")
     assert not await may_subscribe(await site.bus("operator"), "_INBOX.router.>")
     assert not await may_subscribe(await site.bus("operator"), ">")

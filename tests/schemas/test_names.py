@@ -133,3 +133,15 @@ def test_members_of_a_gang_have_subjects_of_their_own_and_one_for_all():
     assert names_.gang_event("g1") == "prod.event.gang.g1" and names_.gang_events == "prod.event.gang.*"
     with pytest.raises(InvalidName):
         names_.gang_talk("g.1", 1, 0, 0)
+
+
+@given(namespaces, names, names, names)
+def test_private_subjects_are_not_heard_by_who_watches_the_namespace(namespace, pool, worker, channel):
+    built, id = Names(namespace), WorkerId(pool, worker)
+    subject = built.worker(id, Operation.FRAMES, channel)
+    assert subject == f"_GANGLINE.{namespace}.worker.{pool}.{worker}.{channel}.frames"
+    assert built.worker_operations(id, channel) == subject.removesuffix("frames") + "*"
+    assert built.worker(id, Operation.FRAMES, "") == built.worker(id, Operation.FRAMES)
+    for each in (subject, built.private(built.calls), *built.both(built.gang_operations)[1:]):
+        assert not each.startswith(f"{namespace}.") and each.startswith(f"_GANGLINE.{namespace}.")
+    assert built.parse_call(built.private(built.call(pool, worker))) == (pool, worker)

@@ -56,3 +56,11 @@ def test_a_record_that_lacks_its_epoch_is_refused(record):
 
 def test_a_record_names_the_version_of_the_wire():
     assert all(record.model_dump()["v"] == WIRE_VERSION for record in RECORDS)
+
+
+@pytest.mark.parametrize("channel", ["", ">", "*", "a.b", "a b", "x" * 129])
+def test_a_channel_that_cannot_be_part_of_a_subject_is_none(channel):
+    body = {"pool": "p", "worker": "w", "epoch": 1, "instance": "i", "slots": 1}
+    assert Registration.model_validate({**body, "channel": channel}).channel == ""
+    assert Registration.model_validate(body).channel == ""
+    assert Registration.model_validate({**body, "channel": "Ab3_-xYz"}).channel == "Ab3_-xYz"

@@ -53,7 +53,7 @@ def test_nobody_is_allowed_anything_outside_its_namespace(role):
     allowed = permissions(role, Names("mine"))
     everybodys = ("$JS.API.INFO", "$SYS.ACCOUNT.*.DISCONNECT")
     for subject in (*allowed.publish, *allowed.subscribe):
-        ours = subject.startswith("mine.") or "MINE_" in subject
+        ours = subject.startswith(("mine.", "_GANGLINE.mine.")) or "MINE_" in subject
         shared = subject.startswith(("$SRV.", "_INBOX.", "_R_.")) or subject in everybodys
         assert ours or shared, subject
 
@@ -69,3 +69,13 @@ def test_each_user_of_the_shipped_file_has_a_password_and_an_inbox():
         assert f"user: {user.name}, password: ${variable(user.name)}" in text
         assert f'"_INBOX.{user.name}.>"' in text
     assert {role for user in DEFAULT_USERS for role in user.roles} == set(Role)
+
+
+@pytest.mark.parametrize("role", Role)
+def test_who_hears_private_subjects_answers_there_and_who_asks_there_may_not_hear_them(role):
+    allowed = permissions(role, Names())
+    private = [subject for subject in allowed.subscribe if subject.startswith("_GANGLINE.")]
+    public = [subject.removeprefix("_GANGLINE.") for subject in private if ".worker." not in subject]
+    assert set(public) <= set(allowed.subscribe), "nobody listens privately alone"
+    assert (role in (Role.PRODUCER, Role.ROUTER, Role.OPERATOR)) == (not private)
+    assert not [subject for subject in private if subject.endswith(".>") and ".call." not in subject]

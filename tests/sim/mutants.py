@@ -95,6 +95,11 @@ def has(accident: Accident, least_s: float = 0.0, most_s: float = 60.0) -> Needs
     return lambda plan: any(e.accident is accident and least_s < e.for_s < most_s for e in plan.events)
 
 
+def twins_hear_the_same(plan: Plan) -> bool:
+    """Two processes of one id, both without a channel of their own."""
+    return has(Accident.WORKER_TWIN)(plan) and not any(worker.channel for worker in plan.workers)
+
+
 # -- L1: capacity -------------------------------------------------------------------------------------------------
 
 
@@ -134,7 +139,7 @@ def a_task_costs_one_slot_whatever_it_declares(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(WorkerCore, "admit", cheap)
 
 
-@mutant("L1", needs=has(Accident.WORKER_TWIN))
+@mutant("L1", needs=twins_hear_the_same, seeds=160)
 def a_woken_worker_serves_before_its_id_is_confirmed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Desk, "_doubt", lambda self: self.new_epoch("frozen"))
 
@@ -387,6 +392,27 @@ def whatever_was_lost_is_sent_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fate, "allows_retry", lambda self, idempotent: True)
 
 
+def watched_crash(plan: Plan) -> bool:
+    """Workers die while somebody listens to all public subjects."""
+    return plan.watched and has(Accident.WORKER_CRASH)(plan)
+
+
+@mutant("doubt", needs=watched_crash, seeds=80)
+def tasks_are_sent_where_others_listen(patch: pytest.MonkeyPatch) -> None:
+    original = PoolView._describe
+
+    def describe(self: PoolView, worker: Worker, record: Any) -> None:
+        original(self, worker, record)
+        worker.channel = ""
+
+    patch.setattr(PoolView, "_describe", describe)
+
+
+@mutant("doubt", needs=has(Accident.WORKER_CRASH), seeds=80)
+def the_servers_word_that_nobody_listens_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Exchange, "_on_unheard", lambda self, channel, check: None)
+
+
 @mutant("hang")
 def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) -> None:
     original = Reserver.reserve
@@ -405,14 +431,14 @@ def _wakes_as_if_nothing_had_happened(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Desk, "fence", lambda self: self.new_epoch("id taken"))
 
 
-@mutant("outcome", needs=has(Accident.WORKER_TWIN), seeds=80)
+@mutant("outcome", needs=twins_hear_the_same, seeds=80)
 def any_process_of_an_id_is_believed_that_nothing_started(patch: pytest.MonkeyPatch) -> None:
     _wakes_as_if_nothing_had_happened(patch)
     patch.setattr(Exchange, "_of_another", lambda self, flight, frame, epoch: False)
     patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)
 
 
-@mutant("hang", needs=has(Accident.WORKER_TWIN), seeds=80)
+@mutant("hang", needs=twins_hear_the_same, seeds=80)
 def an_epoch_that_no_heartbeat_names_stands_for_ever(patch: pytest.MonkeyPatch) -> None:
     def confirm(self: PoolView, worker: Worker, epoch: int) -> None:
         worker.confirmed = max(worker.confirmed, epoch)

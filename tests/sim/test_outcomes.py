@@ -27,8 +27,14 @@ def checker(clock) -> Checker:
 
 
 @pytest.fixture
-def outcomes(checker, clock) -> Outcomes:
-    return Outcomes(checker, clock)
+def excused() -> set[str]:
+    """Requests that something befell on their way."""
+    return set()
+
+
+@pytest.fixture
+def outcomes(checker, clock, excused) -> Outcomes:
+    return Outcomes(checker, clock, lambda request: request.id in excused)
 
 
 def begin(outcomes, *, idempotent=False):
@@ -123,3 +129,24 @@ def test_requests_of_a_dead_client_ask_for_nothing(outcomes, checker, clock):
     outcomes.look()
     assert laws(checker) == []
     assert outcomes.open == 0
+
+
+@pytest.mark.parametrize("may_have_started", [False, True])
+def test_a_caller_is_not_left_in_doubt_about_what_nobody_received(outcomes, checker, clock, may_have_started):
+    request = begin(outcomes)
+    outcomes.reached("r1", heard=False)
+    clock.now = 1.0
+    outcomes.failed(request, "worker_lost", may_have_started=may_have_started)
+    assert laws(checker) == ["doubt"] * may_have_started
+
+
+@pytest.mark.parametrize("reason", ["heard", "lost on the way", "just now", "not sent"])
+def test_there_may_be_doubt_about_what_somebody_may_have_received(outcomes, checker, clock, excused, reason):
+    request = begin(outcomes)
+    if reason != "not sent":
+        outcomes.reached("r1", heard=reason == "heard")
+        outcomes.reached("r1", heard=False)
+    excused |= {"r1"} if reason == "lost on the way" else set()
+    clock.now = 0.01 if reason == "just now" else 1.0
+    outcomes.failed(request, "worker_lost", may_have_started=True)
+    assert laws(checker) == []

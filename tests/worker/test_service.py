@@ -8,7 +8,7 @@ import contextlib
 import pytest
 
 from gangline.bus.port import NoResponders
-from gangline.schemas import codec
+from gangline.schemas import codec, frames
 from gangline.schemas.errors import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.frames import Answer, Load, LoadFlag, Request, ReserveFlag
 from gangline.worker.pool import Pool
@@ -37,6 +37,25 @@ async def test_a_started_worker_is_registered_and_beats(rig: Rig):
     beat = rig.value("alive.images.w1")
     assert (beat["running"], beat["reserved"], beat["total"]) == (1, 0, 2)
     assert beat["instance"] == record["instance"]
+
+
+@on_rig()
+async def test_a_worker_is_reached_on_its_public_subjects_and_on_those_of_its_channel(rig: Rig):
+    worker, names, bus = rig.worker, rig.worker.names, rig.hand.bus
+    channel = rig.value("reg.images.w1")["channel"]
+    assert channel == worker.channel and len(channel) == 8
+    subjects = [names.worker(worker.id, "stats", each) for each in ("", channel)]
+    for subject in subjects:
+        assert codec.from_json((await bus.request(subject, timeout_s=1)).data)["epoch"] == worker.core.epoch
+    data = frames.encode_request(worker.core.epoch, "hand", [task(1)])
+    bus.publish(names.worker(worker.id, "frames", channel), data, reply=rig.hand.reply)
+    assert (await rig.hand.answer(1))[0] == OK
+    with pytest.raises(NoResponders):
+        await bus.request(names.worker(worker.id, "stats", "another"), timeout_s=1)
+    await worker.stop()
+    for subject in subjects:
+        with pytest.raises(NoResponders):
+            await bus.request(subject, timeout_s=1)
 
 
 @on_rig()

@@ -39,7 +39,8 @@ async def ask(
     traceparent = tracer.traceparent()
     fields = {headers.TRACEPARENT: traceparent} if traceparent else None
     try:
-        message = await bus.request(names.gang(operation), codec.to_json(body), timeout_s=timeout_s, headers=fields)
+        subject = names.private(names.gang(operation))
+        message = await bus.request(subject, codec.to_json(body), timeout_s=timeout_s, headers=fields)
     except NoResponders:
         raise NoCoordinator(
             "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "

@@ -11,6 +11,7 @@ import pytest
 
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
+from gangline.dispatcher.durable import queue
 from gangline.dispatcher.durable.desk import Desk
 from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.hands import Hands
@@ -18,6 +19,7 @@ from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.queue import Queue
 from gangline.dispatcher.settings import RouterSettings
 from gangline.schemas.jobs import JobState
+from gangline.schemas.names import Names
 from gangline.testing.loop import current_node
 
 from ...scale import repetitions
@@ -56,6 +58,22 @@ def test_a_killed_dispatchers_queue_is_served_by_another_within_two_seconds(seed
             assert await _next_start(site) - killed_at < 2.0
             record = await site.ended(long)
             assert (record.result, record.attempts, site.attempts(long)) == (81, 1, [1])
+
+    simulate(story())
+
+
+def test_a_dispatcher_of_a_version_without_private_subjects_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            with monkeypatch.context() as earlier:
+                earlier.setattr(Names, "both", staticmethod(lambda subject: (subject,)))
+                earlier.setattr(queue, "PRIVATELY", "not-yet")
+                first = site.dispatcher()
+                await site.taken()
+            site.dispatcher()
+            await asyncio.sleep(10.0)
+            assert site.holder() is first
 
     simulate(story())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from .durable_draw import HOLDER
 from .gang_draw import LEADER
 from .plan import CALM_RATES, Accident, Event, Plan, Storm
-from .troubles import SERVER
+from .troubles import SERVER, WEATHER
 
 if TYPE_CHECKING:
     from .processes import Process
@@ -164,8 +164,8 @@ class Accidents:
                 return processes[name]
         return None
 
-    def _begin(self, name: str, for_s: float, end: Callable[[], None], who: str = "") -> None:
-        """`who` suffers it, if it is somebody."""
+    def _begin(self, name: str, for_s: float, end: Callable[[], None], who: str = WEATHER) -> None:
+        """`who` suffers it."""
         self._numbers += 1
         self.calm = False
         number = self._numbers

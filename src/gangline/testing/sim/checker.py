@@ -1,5 +1,6 @@
 """Collects what the checks find. The laws themselves are checked beside this: `slots` (L1 to L5, L11), `ledger` (L6),
-`outcomes` (each request ends once and is told the truth) and `rest` (L12)."""
+`outcomes` (each request ends once and is told the truth, and no "perhaps" where nobody received it) and `rest` (L12).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ class Violation:
     """A law was broken."""
 
     law: str
-    """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `roll` (a roll took the last gang that
-    served), `roll-out` (a task that ended well while its worker drained started again), `busy` (one request sent over
-    and over), `hang`, `error` (an unexpected one)."""
+    """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `doubt` (its caller is told that it may
+    have started, though nobody received it), `roll` (a roll took the last gang that served), `roll-out` (a task that
+    ended well while its worker drained started again), `busy` (one request sent over and over), `hang`, `error` (an
+    unexpected one)."""
     at_s: float
     """Virtual seconds since the beginning."""
     text: str

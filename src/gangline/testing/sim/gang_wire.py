@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...bus.port import Message
 from ...schemas import headers
 from ...schemas.gang_messages import FormRequest, HoldReply, HoldRequest, TeardownRequest
-from ...schemas.names import Names, Operation, WorkerId
+from ...schemas.names import PRIVATE, Names, Operation, WorkerId
 from .checker import Checker
 from .gang_ledger import GangLedger, Held
 from .trace import Trace
@@ -45,9 +45,10 @@ class GangWire:
         if asked is not None:
             self._held(message, *asked)
             return
-        if not message.subject.startswith(self._prefix) or not self._coordinates(sender):
+        subject = message.subject.removeprefix(f"{PRIVATE}.")
+        if not subject.startswith(self._prefix) or not self._coordinates(sender):
             return
-        pool, name, operation = message.subject[len(self._prefix) :].split(".")
+        pool, name, *_, operation = subject[len(self._prefix) :].split(".")
         worker = WorkerId(pool, name)
         match operation:
             case Operation.HOLD:
@@ -70,7 +71,8 @@ class GangWire:
 
     def on_delivery(self, receiver: str, message: Message) -> None:
         """Something is about to be handled."""
-        if message.subject.startswith(self._prefix) and message.subject.endswith(f".{Operation.TEARDOWN}"):
+        subject = message.subject.removeprefix(f"{PRIVATE}.")
+        if subject.startswith(self._prefix) and subject.endswith(f".{Operation.TEARDOWN}"):
             self._told(receiver, TeardownRequest.model_validate_json(message.data))
 
     def _held(self, message: Message, worker: WorkerId, hold: HoldRequest) -> None:

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 from .checker import Checker
 
+TOLD_S = 0.05
+"""By then a caller has heard that nobody listens: the server's word about the message, and that about the question
+which follows it."""
 HANG_SLACK_S = 0.5
 """A caller's deadline is the caller's own clock: nothing on the way can excuse more than scheduling."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request, as its caller and its task see it."""
+    """One request, as its caller, the server and its task see it."""
 
     id: str
     node: str
@@ -27,14 +30,26 @@ class Request:
     outcome: str | None = None
     surely_not_started: bool = False
     """Its caller was told that nothing of it ran."""
+    sent_at: float | None = None
+    """When a message with it last reached the server."""
+    heard: bool = False
+    """Somebody listened there then who may have run it."""
 
 
 class Outcomes:
-    """All requests of a run."""
+    """All requests of a run.
 
-    def __init__(self, checker: Checker, clock: Callable[[], float]) -> None:
+    Args:
+        checker: where to report.
+        clock: seconds since the beginning of the run.
+        excuses_doubt: whether something befell the way between a caller and the server, so that neither may know what
+            the other said.
+    """
+
+    def __init__(self, checker: Checker, clock: Callable[[], float], excuses_doubt: Callable[[Request], bool]) -> None:
         self._checker = checker
         self._clock = clock
+        self._excuses_doubt = excuses_doubt
         self.requests: dict[str, Request] = {}
         self._open: dict[str, Request] = {}
         self._dead: set[str] = set()
@@ -53,6 +68,13 @@ class Outcomes:
     def extend(self, request: Request, timeout_s: float) -> None:
         """Its own time begins now: so far a slot for it was waited for."""
         request.deadline_at = self._clock() + timeout_s
+
+    def reached(self, request_id: str, *, heard: bool) -> None:
+        """A message with it has reached the server. `heard`: somebody listens there who may run it."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.sent_at = self._clock()
+            request.heard |= heard
 
     def body_started(self, request_id: str, node: str) -> None:
         """Its task code begins to run."""
@@ -82,6 +104,15 @@ class Outcomes:
             self._fail(
                 f"{request.id} ran {request.starts} times, but its caller was told that it never started: {code}"
             )
+        if may_have_started and request.sent_at is not None and not request.heard:
+            # Nobody listened, each time. The server says so at once.
+            late_s = self._clock() - request.sent_at
+            if late_s > TOLD_S and not self._excuses_doubt(request):
+                self._checker.fail(
+                    "doubt",
+                    f"{request.id} was sent to nobody, last {late_s:.2f} s ago, and its caller is told that it "
+                    f"may have started: {code}",
+                )
 
     def cancelled(self, request: Request) -> None:
         """The caller cancelled it itself; anything may have run."""

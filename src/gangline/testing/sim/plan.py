@@ -101,6 +101,8 @@ class WorkerPlan:
     """Its machine; empty: one of its own."""
     zone: str = ""
     heartbeat_ttl_s: float = 3.0
+    channel: bool = True
+    """Names a channel in its registration; workers of earlier versions do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +164,8 @@ class Plan:
     storms: tuple[Storm, ...]
     traffic_s: float
     """After so long no new step begins and everything heals."""
+    watched: bool = False
+    """Somebody listens to all public subjects, from the first to the last."""
     gangs: GangTraffic | None = None
     """With gangs, if not None; see gang_draw."""
     durable: DurableTraffic | None = None
@@ -179,6 +183,7 @@ class Plan:
         return (
             f"{len(self.workers)} workers ({sum(w.slots for w in self.workers)} slots), {len(self.clients)} clients, "
             f"{len(self.steps)} steps, {len(self.storms)} storms, accidents: {', '.join(kinds) or 'none'}"
+            f"{', watched' if self.watched else ''}"
             f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
             f"{'' if self.durable is None else f', {self.durable.summary()}'}"
         )
@@ -207,12 +212,13 @@ def draw_plan(seed: int) -> Plan:
         workers = tuple(replace(worker, heartbeat_ttl_s=TWIN_TTL_S) for worker in workers)
     return Plan(
         seed=seed,
-        workers=workers,
+        workers=_draw_channels(seed, workers, (0.0, 1.0) if twins else (0.0, 0.5)),
         clients=clients,
         steps=steps,
         events=tuple(sorted((*events, *twins), key=lambda event: event.at_s)),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
+        watched=random.Random(f"gangline watchers {seed}").random() < 0.25,
     )
 
 
@@ -327,6 +333,13 @@ def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) ->
         )
         for _ in range(rng.choice((1, 1, 2)))
     )
+
+
+def _draw_channels(seed: int, workers: tuple[WorkerPlan, ...], shares: tuple[float, float]) -> tuple[WorkerPlan, ...]:
+    """How many workers are of an earlier version: one of two shares. From a source of its own."""
+    rng = random.Random(f"gangline channels {seed}")
+    older = rng.choice(shares)
+    return tuple(replace(worker, channel=rng.random() >= older) for worker in workers)
 
 
 def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:

@@ -109,6 +109,13 @@ class Process(ABC):
         self.world.loop.thaw(self.node)
 
 
+class _OlderWorker(Worker):
+    """As of a version that knew no channels."""
+
+    def _channel_of(self, instance: str) -> str:
+        return ""
+
+
 class WorkerProcess(Process):
     """A worker with one name; many processes in turn."""
 
@@ -166,7 +173,7 @@ class WorkerProcess(Process):
         def journal(record: dict[str, Any]) -> None:
             self._journal(model, record)
 
-        worker = Worker(
+        worker = (Worker if plan.channel else _OlderWorker)(
             SIM_POOLS[plan.pool],
             bus=bus,
             names=world.names,

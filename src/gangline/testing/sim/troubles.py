@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 SERVER = "server"
+WEATHER = ""
+"""Storms: they befall all messages."""
 
 
 def pool_name(pool: str) -> str:

@@ -27,6 +27,7 @@ class WireWatch:
         models: the worker process with that bus name, if it is one.
         turn: number of the loop's present turn.
         clock: seconds since the beginning of the run.
+        reached: told of each plain task in a message that has reached the server, and of the message's subject.
         durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
     """
 
@@ -37,6 +38,7 @@ class WireWatch:
         models: Callable[[str], WorkerModel | None],
         turn: Callable[[], int],
         clock: Callable[[], float],
+        reached: Callable[[str, str], None],
         durable: Callable[[str, str, str], None],
     ) -> None:
         self._checker = checker
@@ -44,6 +46,7 @@ class WireWatch:
         self._models = models
         self._turn = turn
         self._clock = clock
+        self._reached = reached
         self._durable = durable
         self._tasks: dict[Asked, str] = {}
         """The task's name there."""
@@ -61,6 +64,18 @@ class WireWatch:
         model = self._models(sender)
         if model is not None and message.subject.startswith("_INBOX."):
             self._answers(model, message)
+        elif message.subject.endswith(".frames"):
+            self._sent(message)
+
+    def _sent(self, message: Message) -> None:
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage:
+            return  # told of at its delivery
+        for frame in envelope.frames:
+            request = (frame[4] or {}).get("request") if frame[0] == Request.TASK else None
+            if request is not None:
+                self._reached(request, message.subject)
 
     def on_delivery(self, receiver: str, message: Message) -> None:
         """Something is about to be handled."""

@@ -33,14 +33,14 @@ from .gang_plan import BadStart
 from .gang_wire import GangWire
 from .gangs import GangWatch, meeting_value
 from .ledger import LedgerWatch
-from .outcomes import Outcomes
+from .outcomes import Outcomes, Request
 from .plan import CALM_RATES, Plan
 from .processes import ClientProcess, WorkerProcess
 from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .slots import WorkerModel
 from .tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
 from .trace import Trace
-from .troubles import Troubles, pool_name
+from .troubles import SERVER, WEATHER, Troubles, pool_name
 from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
@@ -76,7 +76,7 @@ class World:
         self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
         self.hub = MemoryHub(ambient=self.ambient("hub"), faults=self.faults)
         self.names = Names("sim")
-        self.outcomes = Outcomes(self.checker, self.now)
+        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt)
         self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys)
         self.models: dict[str, WorkerModel] = {}
         """Every worker process that ever was, by node."""
@@ -93,7 +93,15 @@ class World:
             frozen=loop.frozen,
             quiet_for=self.ledger.quiet_for,
         )
-        wire = WireWatch(self.checker, self.trace, self.models.get, lambda: loop.ran, self.now, self._durable_sent)
+        wire = WireWatch(
+            self.checker,
+            self.trace,
+            self.models.get,
+            lambda: loop.ran,
+            clock=self.now,
+            reached=self._reached,
+            durable=self._durable_sent,
+        )
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
         self.troubles = Troubles(self.now)
@@ -229,6 +237,17 @@ class World:
 
     def _durable_sent(self, sender: str, node: str, job: str) -> None:
         self.jobs.sent(sender, node, job)
+
+    def _reached(self, request: str, subject: str) -> None:
+        """A task has reached the server."""
+        name = subject.split(".worker.")[1].split(".")[1]
+        older = self.plan.watched and not self.workers[name].plan.channel
+        self.outcomes.reached(request, heard=older or any(each in self.models for each in self.hub.listeners(subject)))
+
+    def _excuses_doubt(self, request: Request) -> bool:
+        """Whether what passed between the caller and the server may have been lost, or late."""
+        client = request.node.partition(".")[0]
+        return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, WEATHER))
 
     def _tap_gangs(self) -> None:
         if self.plan.gangs is None:
@@ -374,6 +393,7 @@ class World:
 
     async def _story(self) -> None:
         plan = self.plan
+        await self._watch()
         for worker in self.workers.values():
             worker.start()
         for coordinator in self.coordinators.values():
@@ -412,6 +432,11 @@ class World:
         self.trace.note("sim", "rest")
         await check_rest(self)
         check_durable(self)
+
+    async def _watch(self) -> None:
+        """Have somebody who answers nothing listen to all public subjects, if the plan says so."""
+        if self.plan.watched:
+            await self.hub.connect("watcher").subscribe(f"{self.names.namespace}.>", lambda message: None)
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         for _ in range(round(SETTLE_S / SETTLE_LOOK_S)):

@@ -3,6 +3,8 @@
     make chaos                              ten minutes of faults, of a seed that is drawn and told
     python -m bench.chaos --seed 7 --minutes 2
     python -m bench.chaos --seed 7 --only twins,"kill server" --keep /tmp/records
+    python -m bench.chaos --seeds 1-20 --minutes 3
+                                            one after the other, and one table of them all at the end
 
 A cluster of three nats-servers with a proxy on every link, two coordinators, two dispatchers, four workers of four
 slots, and three clients that ask for all there is. Processes are killed, frozen, doubled, restarted and cut off;
@@ -18,10 +20,11 @@ import logging
 import random
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from bench.chaos.faults import FAULTS
-from bench.chaos.report import tables
+from bench.chaos.report import Seed, summary, tables
 from bench.chaos.run import chaos
 from gangline.cli.session import run
 
@@ -30,44 +33,74 @@ def _say(line: str) -> None:
     print(line, flush=True)
 
 
-async def _play(given: argparse.Namespace, seed: int, only: tuple[str, ...]) -> bool:
-    """Whether all laws held."""
+async def _play(given: argparse.Namespace, seed: int, only: tuple[str, ...]) -> Seed:
     _say(f"seed {seed}, {given.minutes:g} minutes of faults")
-    outcome = await chaos(seed, given.minutes, say=_say, only=only, keep=given.keep)
+    outcome = await chaos(seed, given.minutes, say=_say, only=only, keep=_folder(given, seed))
     _say("")
     _say(tables(outcome.played, outcome.history, outcome.verdicts))
     for note in outcome.notes:
         _say(f"note: {note}")
     again = f"python -m bench.chaos --seed {seed} --minutes {given.minutes:g}"
     _say(f"\n{'BROKEN' if outcome.broken else 'all laws held'}; again: {again}")
-    return not outcome.broken
+    return Seed.of(seed, given.minutes, outcome.played, outcome.history, outcome.verdicts)
 
 
-async def _play_all(given: argparse.Namespace, first: int, only: tuple[str, ...]) -> int:
+def _folder(given: argparse.Namespace, seed: int) -> Path | None:
+    keep: Path | None = given.keep
+    return keep if keep is None or len(given.seeds) == 1 else keep / str(seed)
+
+
+async def _play_all(given: argparse.Namespace, only: tuple[str, ...]) -> int:
+    """Exit code 1: a law was broken, or a run came to no end."""
     me = asyncio.current_task()
     assert me is not None
     for number in (signal.SIGINT, signal.SIGTERM):  # however often: the end is not to be cut short
         asyncio.get_running_loop().add_signal_handler(number, me.cancel)
-    held = [await _play(given, seed, only) for seed in range(first, first + given.seeds)]
-    return 0 if all(held) else 1
+    done: list[Seed] = []
+    try:
+        for seed in given.seeds:
+            try:
+                done.append(await _play(given, seed, only))
+            except Exception as error:  # of this run: the others are played all the same
+                text = f"NO VERDICT: {type(error).__name__}: {error}"
+                _say(f"seed {seed}: {text}\n{traceback.format_exc()}")
+                failed = Seed(seed=seed, minutes=given.minutes, played=(), outcomes={}, verdicts={}, failed=text)
+                done.append(failed)
+    finally:
+        if len(given.seeds) > 1 and done:  # also of those that were played when it is broken off
+            _say(f"\n{summary(done)}")
+    return 0 if all(seed.held for seed in done) else 1
+
+
+def _seeds(text: str) -> list[int]:
+    """`7`, `1-20` or `3,5,9-12`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.strip().partition("-")
+        found += range(int(first), int(last or first) + 1)
+    if not found:
+        raise ValueError(text)
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, help="what faults, on whom, in which order; drawn if not given")
-    parser.add_argument("--seeds", type=int, default=1, help="play so many, one after the other (1)")
+    parser.add_argument("--seeds", type=_seeds, help="several, one after the other: 1-20, or 3,5,9-12")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long faults go on, for each seed (10)")
     parser.add_argument("--only", default="", help=f"kinds of faults: {', '.join(FAULTS)}")
     parser.add_argument("--keep", type=Path, help="leave all records and logs in this folder")
     given = parser.parse_args()
     only = tuple(kind.strip() for kind in given.only.split(",") if kind.strip())
     unknown = [kind for kind in only if kind not in FAULTS]
-    if unknown or given.minutes < 0 or given.seeds < 1:
-        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes and --seeds must not be negative")
+    if unknown or given.minutes < 0:
+        parser.error(f"unknown: {', '.join(unknown)}" if unknown else "--minutes must not be negative")
+    if given.seed is not None and given.seeds is not None:
+        parser.error("give --seed or --seeds")
     logging.getLogger("gangline").setLevel(logging.ERROR)  # that our own connection comes and goes is no news
-    seed = random.randrange(1_000_000) if given.seed is None else given.seed
+    given.seeds = given.seeds or [random.randrange(1_000_000) if given.seed is None else given.seed]
     try:
-        return run(_play_all(given, seed, only))
+        return run(_play_all(given, only))
     except asyncio.CancelledError:
         return 130
 

@@ -13,8 +13,8 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,9 +35,11 @@ JOBS_ROUTE: Final[dict[str, Any]] = {
 }  # fmt: skip
 SET: Final = "standing"
 """A standing gang."""
-KINDS: Final = ("call", "once", "lease", "selection", "job", "gang", "standing")
+KINDS: Final = ("call", "once", "stream", "lease", "selection", "job", "gang", "standing")
 """All of these must succeed again after a fault, at each client."""
 
+_TTL_S: Final = 5.0
+"""Of leases and gangs."""
 _TIMEOUT_S: Final = 8.0
 _FORM_S: Final = 12.0
 _LEAVE_S: Final = 40.0
@@ -75,7 +77,7 @@ class _Client:
             async with asyncio.timeout(within_s + _HANG_S):
                 yield told
         except GanglineError as error:
-            facts = {"ok": False, "code": error.code, "may_have_started": error.may_have_started}
+            facts = {"ok": False, "code": error.code, "may_have_started": error.may_have_started, "value": told.value}
             self.book.note("told", id=id, text=f"{type(error).__name__}: {error}"[:300], **facts)
         except TimeoutError:
             self.book.note("hung", id=id)
@@ -84,6 +86,15 @@ class _Client:
             self.book.note("told", id=id, ok=False, code="not_ours", may_have_started=True, text=text)
         else:
             self.book.note("told", id=id, ok=True, value=told.value, **({"job": told.job} if told.job else {}))
+
+    @contextmanager
+    def holding(self, name: str, asked: float, held: gangline.Lease | None = None, **facts: Any) -> Iterator[None]:
+        """Note that it is held, and that it has been given back."""
+        self.book.note("held", name=name, asked=asked, **facts)
+        try:
+            yield
+        finally:
+            self.book.note("left", name=name, lost=held is not None and held.lost is not None)
 
     def new_id(self) -> str:
         return f"{self.name}-{next(self.numbers)}"
@@ -102,16 +113,30 @@ class _Client:
             client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
             told.value = await client.call(f"{POOL}.{self._method()}", id, self._seconds())
 
+    async def stream(self) -> None:
+        id, count = self.new_id(), self.draw.choice((1, 3, 20))
+        again = self.draw.random() < 0.5
+        expected = [f"{id}/{number}" for number in range(count)]
+        async with self.asking("stream", _TIMEOUT_S, id, expected=expected, once=not again) as told:
+            client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=again)
+            told.value = []
+            async for item in client.stream(f"{POOL}.items", id, count, self._seconds() / 2):
+                told.value.append(item)
+
     async def lease(self) -> None:
         client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
         ledger = "sync" if self.draw.random() < 0.2 else "behind"
-        leasing = client.lease(POOL, slots=2, ttl_s=5.0, ledger=ledger)
+        leasing = client.lease(POOL, slots=2, ttl_s=_TTL_S, ledger=ledger)
         entered: list[gangline.Lease] = []
+        asked = time.monotonic()
         async with self.asking("enter lease", _TIMEOUT_S):
             entered.append(await leasing.__aenter__())
         for held in entered:
-            await asyncio.gather(*(self._on_lease(held) for _ in range(4)))
-            await leasing.__aexit__(None, None, None)
+            with self.holding(held.token, asked, held, slots=2, ttl_s=_TTL_S, sync=ledger == "sync"):
+                if self.draw.random() < 0.1:  # for longer than its time to live now and then
+                    await asyncio.sleep(self.draw.uniform(0.5, 1.5) * _TTL_S)
+                await asyncio.gather(*(self._on_lease(held) for _ in range(4)))
+                await leasing.__aexit__(None, None, None)
 
     async def _on_lease(self, held: gangline.Lease) -> None:
         id = self.new_id()
@@ -125,24 +150,38 @@ class _Client:
             for unused in (True, False):
                 if unused and self.draw.random() < 0.8:
                     continue
-                async with client.choose_worker(POOL) as selection:
-                    if not unused:
-                        told.value = await client.dispatch(selection, f"{POOL}.work", id, self._seconds())
+                asked = time.monotonic()
+                with ExitStack() as noting:
+                    async with client.choose_worker(POOL) as selection:
+                        noting.enter_context(self.holding(selection.token, asked))
+                        if not unused:
+                            told.value = await client.dispatch(selection, f"{POOL}.work", id, self._seconds())
 
     async def job(self) -> None:
         id = self.new_id()
         options: dict[str, Any] = {}
         if self.draw.random() < 0.5:
             options["key"] = f"key{self.draw.randrange(3)}"
-        delay_s = self.draw.choice((0.0, 0.0, 0.0, 1.0))
+        await self._submit(id, options)
+
+    async def ordered(self) -> None:
+        """One after the other is submitted, and so they must run."""
+        line = f"line-{self.name}"
+        await self._submit(self.new_id(), {"key": line, "ordered": True}, line)
+
+    async def _submit(self, id: str, options: dict[str, Any], line: str | None = None) -> None:
+        delay_s = 0.0 if line else self.draw.choice((0.0, 0.0, 0.0, 1.0))
         if delay_s:
             options["delay_s"] = delay_s
         failures = 1 if self.draw.random() < 0.1 else 0
-        late = {"not_before": time.monotonic() + delay_s} if delay_s else {}
+        facts: dict[str, Any] = {"not_before": time.monotonic() + delay_s} if delay_s else {}
+        if line is not None:
+            facts["line"] = line
         # A few run for longer than any fault lasts: they must not be started again meanwhile.
-        seconds = self._seconds() * self.draw.choice((1, 1, 1, 10)) if self.draw.random() > 0.02 else 8.0
+        short = line is not None or self.draw.random() > 0.02
+        seconds = self._seconds() * self.draw.choice((1, 1, 1, 10)) if short else 8.0
         jobs: list[Job] = []
-        async with self.asking("submit", _SUBMIT_S, id, expected=id, **late) as told:
+        async with self.asking("submit", _SUBMIT_S, id, expected=id, **facts) as told:
             job = await self.client.options(**options).submit(f"{JOBS}.job", id=id, seconds=seconds, failures=failures)
             told.job = job.id
             jobs.append(job)
@@ -158,18 +197,20 @@ class _Client:
     async def gang(self) -> None:
         size = self.draw.choice((2, 3))
         ganging = self.client.gang(
-            pool=POOL, size=size, strategy="spread", deadline_s=_FORM_S, ttl_s=5.0, grace_s=1.0, max_restarts=2
+            pool=POOL, size=size, strategy="spread", deadline_s=_FORM_S, ttl_s=_TTL_S, grace_s=1.0, max_restarts=2
         )
         entered: list[gangline.Gang] = []
+        asked = time.monotonic()
         async with self.asking("enter gang", _FORM_S):
             entered.append(await ganging.__aenter__())
         for gang in entered:
-            for _ in range(2):
-                id = self.new_id()
-                async with self.asking("gang", _TIMEOUT_S, id, expected=size, once=True) as told:
-                    told.value = await gang.options(timeout_s=_TIMEOUT_S).run("member", id, self._seconds())
-            async with self.asking("leave gang", _LEAVE_S):
-                await ganging.__aexit__(None, None, None)
+            with self.holding(gang.id, asked, ttl_s=_TTL_S):
+                for _ in range(2):
+                    id = self.new_id()
+                    async with self.asking("gang", _TIMEOUT_S, id, expected=size, once=True) as told:
+                        told.value = await gang.options(timeout_s=_TIMEOUT_S).run("member", id, self._seconds())
+                async with self.asking("leave gang", _LEAVE_S):
+                    await ganging.__aexit__(None, None, None)
 
     async def standing(self) -> None:
         id = self.new_id()
@@ -188,7 +229,8 @@ class _Client:
     async def serve(self) -> None:
         every: list[tuple[Callable[[], Awaitable[None]], int, float]] = [
             (self.call, 1, 0.15), (self.once, 3, 0.1), (self.lease, 1, 0.3), (self.selection, 1, 0.2),
-            (self.job, 2, 0.4), (self.gang, 1, 0.4), (self.standing, 2, 0.2),
+            (self.job, 2, 0.4), (self.gang, 1, 0.4), (self.standing, 2, 0.2), (self.stream, 1, 0.3),
+            (self.ordered, 1, 0.8),
         ]  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for ask, times, pause_s in every:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Final
 
 from bench.chaos.system import NAMES, ROLES, SERVERS, WORKERS, System
+from bench.faults.crew import holds_within
 
 Act = Callable[[], Awaitable[None]]
 Fault = Callable[[System, Random], tuple[str, Act]]
@@ -100,12 +101,8 @@ def _twins(system: System, draw: Random) -> tuple[str, Act]:
 
 async def _serves(system: System, pid: int) -> None:
     """Until that process has run something."""
-    started = asyncio.get_running_loop().time()
-    while not (system.folder / f"task-{pid}.jsonl").exists():
-        if asyncio.get_running_loop().time() > started + _SERVE_S:
-            system.exits.append(f"the second process of a frozen worker's id ran nothing in {_SERVE_S:g} s")
-            return
-        await asyncio.sleep(0.1)
+    if not await holds_within(_SERVE_S, (system.folder / f"task-{pid}.jsonl").exists, pause_s=0.1):
+        system.exits.append(f"the second process of a frozen worker's id ran nothing in {_SERVE_S:g} s")
 
 
 def _rolling(system: System, draw: Random) -> tuple[str, Act]:

@@ -6,16 +6,19 @@ What excuses a breach is what docs/explanation/what-is-not-promised.md says, and
   cut off from storage serves on;
 - a durable task may start elsewhere when the process that runs it is killed, frozen or cut off;
 - the members of a worker that is killed, frozen or cut off are not waited for;
-- the requests of a client that was killed have no answer, and a frozen one reads its clock when it wakes.
+- the requests of a client that was killed have no answer, and a frozen one reads its clock when it wakes;
+- deadlines travel as the time that is left, so what a link kept may start late by as long as it was kept;
+- the ledger follows while storage takes writes.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Final, TypeVar
 
-from bench.chaos.records import NEVER, History, Life, Request, Run, Trouble
+from bench.chaos.records import NEVER, History, Holding, Life, Request, Run, Shown, Trouble
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -24,6 +27,14 @@ SLACK_S: Final = 3.0
 """How late an answer may be on a machine that is busy."""
 SLOTS: Final = 4
 PER_KEY: Final = 2
+DRAIN_GRACE_S: Final = 10.0
+"""What runs on a draining worker may run on for so long."""
+_TURN_S: Final = 0.5
+"""From a worker's decision until the task itself takes note."""
+_ROUNDED_S: Final = 2.0
+"""The server expires keys in whole seconds, and the writer rounds up."""
+_SETTLES_S: Final = 10.0
+"""For so long after storage, or its reader, was away writes and news may be late: a time-out of 5 s, and tries."""
 _REACHES_STORAGE_S: Final = 5.0
 """For so long after it was cut off a process may not have reached storage again: a dial that hangs, and a pause."""
 
@@ -38,6 +49,7 @@ class Judge:
         self.runs = sorted(history.runs, key=lambda run: run.began)
         for run in self.runs:
             self.runs_of[run.id].append(run)
+        self.requests = {request.id: request for request in history.requests}
 
     def ended(self, run: Run) -> float:
         """When it was over: by its own word, or because its process was."""
@@ -121,7 +133,7 @@ class Judge:
         for request in self.history.requests:
             if request.code == "not_ours":
                 yield f"{request.kind} {request.id} raised an error that is none of ours: {request.text}"
-            if not request.ok or request.expected is None or request.kind == "submit":
+            if not request.ok or request.expected is None or request.kind in ("submit", "stream"):
                 continue
             done = [run for run in self.runs_of[request.id.removesuffix("/result")] if run.done]
             if request.kind == "gang":
@@ -154,6 +166,157 @@ class Judge:
     def _client_gone(self, request: Request) -> bool:
         life = self.lives.get(request.pid)
         return life is not None and life.killed and life.ended < min(request.told, request.due + SLACK_S)
+
+    # -- L5: leases -------------------------------------------------------------------------------------------------
+
+    def expired(self) -> Iterable[str]:
+        """L5: a token is good in one epoch of one process; nothing starts on what was given back, or what a holder
+        that is dead or stood still cannot have renewed; nothing starts after its caller's deadline."""
+        on: dict[str, list[Run]] = defaultdict(list)
+        for run in self.runs:
+            for name in {run.token, run.gang} - {None}:
+                on[str(name)].append(run)
+            if run.token is not None and (first := on[run.token][0]) and _place(first) != _place(run):
+                yield f"token {run.token} was used {_where(first)}, and {_where(run)}"
+        for holding in self.history.holdings:
+            for run in on[holding.name]:
+                for why, limit in self._ends(holding):
+                    if run.began > limit + SLACK_S + self._kept_s(holding.pid, run.pid, holding.asked, run.began):
+                        yield f"{run.id} began {_where(run)}, {run.began - limit:.1f} s after {holding.name} {why}"
+                        break
+        for run in self.runs:
+            request = self.requests.get(run.id)
+            if request is None or request.kind == "submit":
+                continue
+            late_s = run.began - request.due - self._kept_s(request.pid, run.pid, request.asked, run.began)
+            if late_s > SLACK_S:
+                yield f"{request.kind} {run.id} began {_where(run)}, {late_s:.1f} s after its deadline"
+
+    def _ends(self, holding: Holding) -> Iterable[tuple[str, float]]:
+        """Why a holding was over, and when at the latest."""
+        yield "was given back", holding.left
+        if holding.ttl_s is None:
+            return
+        life = self.lives.get(holding.pid)
+        if life is not None and life.killed:
+            yield "had lost its holder", life.ended + holding.ttl_s
+        for trouble in self.history.troubles:
+            stood_still = trouble.pid == holding.pid and trouble.how == "frozen" and trouble.since > holding.told
+            if stood_still and trouble.until - trouble.since > holding.ttl_s + _TURN_S:
+                yield "could not be renewed", trouble.since + holding.ttl_s
+
+    def _kept_s(self, caller: int, worker: int, since: float, until: float) -> float:
+        """How long a message between them may have been kept on its way: while either was cut off."""
+        return sum(
+            max(0.0, min(until, _over_at(trouble)) - max(since, trouble.since))
+            for trouble in self.history.troubles
+            if trouble.pid in (caller, worker) and trouble.how == "cut off"
+        )
+
+    # -- L6: the ledger ---------------------------------------------------------------------------------------------
+
+    def ledger(self) -> Iterable[str]:
+        """L6, as far as a reader on a busy machine can tell: leases are shown when granted, and no longer when given
+        back; what a worker held when it was killed does not outlive its time to live."""
+        shown = {each.token: each for each in self.history.shown}
+        ran_on = {run.token: run.pid for run in self.runs if run.token is not None}
+        for holding in self.history.holdings:
+            if holding.slots is None or holding.name not in ran_on:
+                continue
+            pids, entry = (holding.pid, ran_on[holding.name]), shown.get(holding.name)
+            if holding.left - holding.told > SLACK_S or holding.sync:
+                late_s = NEVER if entry is None else entry.seen - holding.told
+                if late_s > SLACK_S and self._clear(pids, holding.asked, holding.told + SLACK_S):
+                    yield f"lease {holding.name} was granted, and {_in_ledger(late_s)}"
+            stayed = entry is not None and not holding.lost and entry.gone > holding.left + SLACK_S
+            if stayed and self._clear(pids, holding.told, holding.left + SLACK_S):
+                yield f"lease {holding.name} was given back, and the ledger showed it {SLACK_S:g} s later"
+        for entry in self.history.shown:
+            life = self._life_that_held(entry)
+            if life is None or not life.killed or entry.gone < life.ended:
+                continue
+            limit = max(entry.due, life.ended) + _ROUNDED_S + SLACK_S
+            if entry.gone > limit and self._clear((), entry.seen, limit):
+                yield f"token {entry.token} of {entry.worker} outlived its worker's end by {_seconds(entry, life)}"
+
+    def _life_that_held(self, entry: Shown) -> Life | None:
+        """Of the process that was the worker when its token was shown first."""
+        lives = [life for life in self.history.lives if life.worker == entry.worker and life.began < entry.seen]
+        ended_before = [life for life in lives if life.ended < entry.seen - SLACK_S]
+        living = [life for life in lives if life not in ended_before]
+        return living[0] if len(living) == 1 else None
+
+    def _clear(self, pids: Sequence[int], since: float, until: float) -> bool:
+        """Whether storage, its reader and these processes were there all that time, and for a while before."""
+        if any(begun <= until and over >= since - _SETTLES_S for begun, over in self.history.blind):
+            return False
+        return not any(self.lost(pid, since - _SETTLES_S, until) for pid in pids)
+
+    # -- L9: one coordinator ----------------------------------------------------------------------------------------
+
+    def coordinators(self) -> Iterable[str]:
+        """L9: what the reader of the ledger saw; and what members were told of their gang agrees over all ranks, and
+        only grows."""
+        yield from self.history.deposed
+        for gang, members in _by(self.history.members, lambda member: member.gang).items():
+            fences: dict[int, int] = {}
+            ranks: dict[tuple[int, int], int] = {}
+            for member in sorted(members, key=lambda member: member.began):
+                fence = fences.setdefault(member.generation, member.fence)
+                if member.fence != fence:
+                    yield f"{gang}: generation {member.generation} has the fences {fence} and {member.fence}"
+                pid = ranks.setdefault((member.generation, member.rank), member.pid)
+                if pid != member.pid:
+                    yield f"{gang}: rank {member.rank} of generation {member.generation} is on {pid} and {member.pid}"
+            for (before, low), (after, high) in pairwise(sorted(fences.items())):
+                if high <= low:
+                    yield f"{gang}: generation {after} has fence {high}, generation {before} had {low}"
+
+    # -- L11: drains ------------------------------------------------------------------------------------------------
+
+    def drains(self) -> Iterable[str]:
+        """L11: who drains takes nothing new, finishes what it runs within the grace time, and leaves after that."""
+        granted = {holding.name: holding.asked for holding in self.history.holdings if holding.slots is not None}
+        runs_of = _by(self.runs, lambda run: run.pid)
+        for life in self.history.lives:
+            if life.overdue:
+                yield f"{life.name} (process {life.pid}) did not end when it was told to, and was killed"
+            if life.drains == NEVER:
+                continue
+            for run in runs_of.get(life.pid, ()):
+                late_s = run.began - life.drains - self._frozen_s(life.pid, life.drains, run.began) - _TURN_S
+                if run.token is None and late_s > 0:
+                    yield f"{run.id} began {_where(run)}, {late_s + _TURN_S:.2f} s after {life.name} began to drain"
+                elif run.token in granted and granted[run.token] > life.drains + _TURN_S:
+                    yield f"lease {run.token} was asked for when {life.name} drained, and was granted"
+                if self._cut_short(run, life):
+                    yield f"{run.id} ({_where(run)}) was stopped {run.ended - life.drains:.1f} s after the drain began"
+                if not life.killed and life.ended < NEVER and run.ended > life.ended:
+                    yield f"{life.name} left while {run.id} ran ({_where(run)})"
+
+    def _cut_short(self, run: Run, life: Life) -> bool:
+        """Whether only the drain can have stopped it, before its time was over."""
+        request = self.requests.get(run.id)
+        if not run.cancelled or run.gang is not None or request is None or request.kind == "submit":
+            return False
+        if not life.drains < run.ended < min(life.drains + DRAIN_GRACE_S, request.due) - _TURN_S:
+            return False
+        return not any(self.lost(pid, request.asked, run.ended) for pid in (request.pid, run.pid))
+
+    # -- streams ----------------------------------------------------------------------------------------------------
+
+    def streams(self) -> Iterable[str]:
+        """All items once and in order; or an error, after the first of them."""
+        for request in self.history.requests:
+            if request.kind != "stream" or not request.answers:
+                continue
+            items, wanted = request.value or [], request.expected
+            if items != wanted[: len(items)]:
+                yield f"stream {request.id} of {len(wanted)} items gave {items}"
+            elif request.ok and len(items) < len(wanted):
+                yield f"stream {request.id} ended well after {len(items)} of {len(wanted)} items"
+
+    # -- what is late ---------------------------------------------------------------------------------------------
 
     def _frozen_s(self, pid: int, since: float, until: float) -> float:
         return sum(
@@ -211,6 +374,25 @@ class Judge:
                 if running > PER_KEY:
                     yield f"{running} tasks of {key} ran at once when {run.id} began, its limit is {PER_KEY}"
 
+    def order(self) -> Iterable[str]:
+        """Of an ordered key, what was acknowledged before the next was asked for has ended before the next begins. What
+        a lost process ran may be repeated whenever."""
+        lines = _by((r for r in self.history.requests if r.line and r.ok), lambda request: request.line)
+        for line, requests in lines.items():
+            began: list[tuple[Request, list[Run]]] = [
+                (request, self.runs_of[request.id]) for request in sorted(requests, key=lambda each: each.asked)
+            ]
+            for (before, first), (after, second) in pairwise(began):
+                if not second or before.told > after.asked:
+                    continue
+                start = second[0].began
+                for run in first:
+                    if self.lost(run.pid, run.began, start):
+                        break
+                    if self.ended(run) > start:
+                        yield f"{line}: {after.id} began {_where(second[0])}, when {before.id} ran {_where(run)}"
+                        break
+
     # -- gangs ------------------------------------------------------------------------------------------------------
 
     def gangs(self) -> Iterable[str]:
@@ -249,11 +431,17 @@ class Judge:
 LAWS: Final[dict[str, Callable[[Judge], Iterable[str]]]] = {
     "L1 capacity": Judge.capacity,
     "L3 at most once": Judge.single_use,
+    "L5 expired is dead": Judge.expired,
+    "L6 ledger": Judge.ledger,
+    "L9 one coordinator": Judge.coordinators,
+    "L11 drain": Judge.drains,
+    "streams are whole": Judge.streams,
     "may_have_started is honest": Judge.honest,
     "answers are right": Judge.right,
     "every request is answered in time": Judge.answered,
     "L10 durable tasks": Judge.durable,
     "limits of keys": Judge.keys,
+    "order of ordered keys": Judge.order,
     "L7, L8 gangs": Judge.gangs,
     "L2, L4, L12 nothing leaks": Judge.rest,
     "everything recovers": Judge.recovery,
@@ -275,6 +463,18 @@ def _by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     for item in items:
         found[key(item)].append(item)
     return found
+
+
+def _place(run: Run) -> tuple[int, int]:
+    return run.pid, run.epoch
+
+
+def _in_ledger(late_s: float) -> str:
+    return "the ledger never showed it" if late_s == NEVER else f"the ledger showed it {late_s:.1f} s later"
+
+
+def _seconds(entry: Shown, life: Life) -> str:
+    return "ever" if entry.gone == NEVER else f"{entry.gone - life.ended:.1f} s, {entry.due - life.ended:.1f} were left"
 
 
 def _where(run: Run) -> str:

@@ -47,6 +47,8 @@ class Run:
     worker: str
     slots: int = 1
     epoch: int = 0
+    token: str | None = None
+    """Of the lease, the selection or the seat that it ran on; None: a call without one."""
     job: str | None = None
     attempt: int = 1
     fence: int = 0
@@ -58,6 +60,8 @@ class Run:
     ended: float = NEVER
     done: bool = False
     """It came to its end, rather than having been cancelled or having raised."""
+    cancelled: bool = False
+    """It was stopped from outside."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Member:
     generation: int
     rank: int
     pid: int
+    fence: int = 0
     began: float
     ended: float = NEVER
 
@@ -86,6 +91,8 @@ class Request:
     """Not idempotent: it may start at most once (of a gang's run: once on each rank)."""
     expected: Any = None
     not_before: float = 0.0
+    line: str | None = None
+    """The ordered key of a submission."""
     told: float = NEVER
     answers: int = 0
     ok: bool = False
@@ -95,6 +102,41 @@ class Request:
     value: Any = None
     job: str | None = None
     """Of a submission that was acknowledged."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Holding:
+    """A lease, a selection or a gang that a client held, as it noted it itself."""
+
+    name: str
+    """The token, or the gang's id."""
+    pid: int
+    """The client's."""
+    asked: float
+    told: float
+    slots: int | None = None
+    """Of a lease; None: of nothing that the ledger shows by this name."""
+    ttl_s: float | None = None
+    """Its time to live; None: it is not renewed."""
+    sync: bool = False
+    """Written into the ledger before it was granted."""
+    left: float = NEVER
+    """When the client had given it back."""
+    lost: bool = False
+    """The client knew by then that it had lost it."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Shown:
+    """A token in the ledger, as a reader of all revisions saw it."""
+
+    token: str
+    worker: str
+    epoch: int
+    seen: float
+    due: float
+    """When it expires there, by the last word on it."""
+    gone: float = NEVER
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,6 +151,10 @@ class Life:
     killed: bool = False
     worker: str = ""
     """The worker's id, if it is one."""
+    drains: float = NEVER
+    """When a worker began to drain, as it noted it itself."""
+    overdue: bool = False
+    """It was told to end, did not in time, and was killed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -133,6 +179,14 @@ class History:
     troubles: list[Trouble] = field(default_factory=list)
     results: dict[str, tuple[str, Any]] = field(default_factory=dict)
     """How each acknowledged job ended, asked at the very end: its state, and its result or why not."""
+    holdings: list[Holding] = field(default_factory=list)
+    shown: list[Shown] = field(default_factory=list)
+    blind: list[tuple[float, float]] = field(default_factory=list)
+    """Times in which storage, or the ledger's reader, may have been away: nobody knows what the ledger showed."""
+    drains: dict[int, float] = field(default_factory=dict)
+    """When each worker process noted that it drains."""
+    deposed: list[str] = field(default_factory=list)
+    """What the reader of the ledger found of two coordinators at once."""
     ledger: list[str] = field(default_factory=list)
     """What the reader of every revision of the ledger found wrong."""
     leaks: list[str] = field(default_factory=list)
@@ -144,9 +198,15 @@ class History:
 def save(history: History, path: Path) -> None:
     """What the harness knows, for people who look into a verdict: one line for each process, trouble and result."""
     with path.open("w") as file:
-        for what, items in (("life", history.lives), ("trouble", history.troubles)):
+        for what, items in (
+            ("life", history.lives),
+            ("trouble", history.troubles),
+            ("shown", history.shown),
+        ):
             for item in items:
                 file.write(json.dumps({"e": what, **asdict(item)}) + "\n")
+        for since, until in history.blind:
+            file.write(json.dumps({"e": "blind", "since": since, "until": until}) + "\n")
         for job, (state, value) in history.results.items():
             file.write(json.dumps({"e": "result", "job": job, "state": state, "value": value}) + "\n")
 
@@ -169,6 +229,7 @@ def read(folder: Path) -> History:
         _read_tasks(history, lines_of(path))
     for path in sorted(folder.glob("client-*.jsonl")):
         history.requests += requests_of(lines_of(path)).values()
+        history.holdings += _holdings_of(lines_of(path))
         for line in lines_of(path):
             if line["e"] == "over":
                 history.leaks += [f"client {line['pid']} ended with {held}" for held in _held(line["statistics"])]
@@ -176,7 +237,7 @@ def read(folder: Path) -> History:
     return history
 
 
-_RUN: Final = ("worker", "slots", "epoch", "job", "attempt", "fence", "key", "gang", "generation", "rank")
+_RUN: Final = ("worker", "slots", "epoch", "token", "job", "attempt", "fence", "key", "gang", "generation", "rank")
 
 
 def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
@@ -192,17 +253,44 @@ def _read_tasks(history: History, lines: Iterator[dict[str, Any]]) -> None:
             case "end":
                 runs[line["n"]].ended = line["at"]
                 runs[line["n"]].done = line["done"]
+                runs[line["n"]].cancelled = line.get("cancelled", False)
             case "member-start":
                 place = (line["gang"], line["generation"], line["rank"])
-                member = Member(gang=place[0], generation=place[1], rank=place[2], pid=line["pid"], began=line["at"])
+                member = Member(
+                    gang=place[0],
+                    generation=place[1],
+                    rank=place[2],
+                    pid=line["pid"],
+                    fence=line.get("fence", 0),
+                    began=line["at"],
+                )
                 members[place] = member
                 history.members.append(member)
             case "member-stop":
                 place = (line["gang"], line["generation"], line["rank"])
                 if place in members:
                     members[place].ended = line["at"]
+            case "drain":
+                history.drains.setdefault(line["pid"], line["at"])
             case _:
                 pass
+
+
+_HELD: Final = ("slots", "ttl_s", "sync")
+
+
+def _holdings_of(lines: Iterator[dict[str, Any]]) -> list[Holding]:
+    found: dict[str, Holding] = {}
+    for line in lines:
+        if line["e"] == "held":
+            facts = {name: line[name] for name in _HELD if name in line}
+            found[line["name"]] = Holding(
+                name=line["name"], pid=line["pid"], asked=line["asked"], told=line["at"], **facts
+            )
+        elif line["e"] == "left":
+            found[line["name"]].left = line["at"]
+            found[line["name"]].lost = line["lost"]
+    return list(found.values())
 
 
 def _held(statistics: Mapping[str, Any]) -> Iterator[str]:
@@ -231,7 +319,7 @@ _TOLD: Final = ("ok", "code", "may_have_started", "text", "value", "job")
 def add(requests: dict[str, Request], line: Mapping[str, Any]) -> Request | None:
     """Take one line of a client; the request that it is about, if it is about one."""
     if line["e"] == "ask":
-        given = {name: line[name] for name in ("once", "expected", "not_before") if name in line}
+        given = {name: line[name] for name in ("once", "expected", "not_before", "line") if name in line}
         requests[line["id"]] = made = Request(
             id=line["id"], kind=line["kind"], pid=line["pid"], asked=line["at"], due=line["due"], **given
         )

@@ -32,7 +32,72 @@ class Played:
 
 
 def tables(played: Sequence[Played], history: History, verdicts: Mapping[str, Sequence[str]]) -> str:
-    parts = [_faults(played), _requests(history), _verdicts(verdicts)]
+    parts = [_faults(played), _requests(_outcomes(history)), _verdicts(verdicts)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """What is kept of one run, when there are many."""
+
+    seed: int
+    minutes: float
+    played: Sequence[Played]
+    outcomes: Mapping[str, Counter[str]]
+    """By kind of request, how often each."""
+    verdicts: Mapping[str, Sequence[str]]
+    failed: str = ""
+    """Why it came to no end."""
+
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        minutes: float,
+        played: Sequence[Played],
+        history: History,
+        verdicts: Mapping[str, Sequence[str]],
+    ) -> Seed:
+        return cls(seed=seed, minutes=minutes, played=played, outcomes=_outcomes(history), verdicts=verdicts)
+
+    @property
+    def held(self) -> bool:
+        """All laws."""
+        return not self.failed and not any(self.verdicts.values())
+
+    def line(self) -> list[str]:
+        unrecovered = sum(each.recovery_s is None for each in self.played)
+        times = [each.recovery_s for each in self.played if each.recovery_s is not None]
+        broken = ", ".join(f"{law} {len(found)}" for law, found in self.verdicts.items() if found)
+        return [
+            str(self.seed),
+            str(len(self.played)),
+            *_times(times),
+            str(unrecovered or ""),
+            str(sum(counts.total() for counts in self.outcomes.values())),
+            self.failed or (f"BROKEN {broken}" if broken else "holds"),
+        ]
+
+
+def summary(seeds: Sequence[Seed]) -> str:
+    """Of many runs: a line for each, faults and their recovery by kind, requests, and laws, over all of them."""
+    outcomes: dict[str, Counter[str]] = defaultdict(Counter)
+    verdicts: dict[str, list[str]] = {}
+    for seed in seeds:
+        for kind, counts in seed.outcomes.items():
+            outcomes[kind].update(counts)
+        for law, found in seed.verdicts.items():
+            verdicts.setdefault(law, []).extend(f"seed {seed.seed}: {text}" for text in found)
+    lines = [["seed", "faults", "recovery: median", "worst", "not recovered", "requests", "verdict"]]
+    held = sum(seed.held for seed in seeds)
+    told = [f"{held} of {len(seeds)} seeds held all laws, {sum(seed.minutes for seed in seeds):g} minutes of faults"]
+    parts = [
+        _aligned([*lines, *(seed.line() for seed in seeds)]),
+        _faults([each for seed in seeds for each in seed.played]),
+        _requests(outcomes),
+        _verdicts(verdicts),
+        told,
+    ]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -43,17 +108,24 @@ def _faults(played: Sequence[Played]) -> list[str]:
     lines = [["fault", "n", "recovery: median", "worst", "not recovered"]]
     for kind, group in sorted(by.items()):
         times = [each.recovery_s for each in group if each.recovery_s is not None]
-        middle = f"{statistics.median(times):.1f} s" if times else "-"
-        worst = f"{max(times):.1f} s" if times else "-"
-        lines.append([kind, str(len(group)), middle, worst, str(len(group) - len(times) or "")])
+        lines.append([kind, str(len(group)), *_times(times), str(len(group) - len(times) or "")])
     return _aligned(lines)
 
 
-def _requests(history: History) -> list[str]:
+def _times(times: Sequence[float]) -> tuple[str, str]:
+    """Median and worst."""
+    return (f"{statistics.median(times):.1f} s", f"{max(times):.1f} s") if times else ("-", "-")
+
+
+def _outcomes(history: History) -> dict[str, Counter[str]]:
     outcomes: dict[str, Counter[str]] = defaultdict(Counter)
     for request in history.requests:
         told = "ok" if request.ok else request.code or "no answer"
         outcomes[request.kind][told] += 1
+    return outcomes
+
+
+def _requests(outcomes: Mapping[str, Counter[str]]) -> list[str]:
     lines = [["request", "n", "outcomes"]]
     for kind, counts in sorted(outcomes.items()):
         said = ", ".join(f"{code} {count}" for code, count in counts.most_common())

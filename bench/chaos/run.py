@@ -21,6 +21,7 @@ from bench.chaos.judge import judge
 from bench.chaos.records import Follower, History, read, save
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
+from bench.faults.crew import holds_within
 from gangline.schemas.errors import GanglineError
 from gangline.schemas.gangs import GangRecord, GangState
 from gangline.schemas.task_errors import JobError
@@ -64,17 +65,20 @@ class _Play:
         """
         missing = {(name, kind) for name in ROLES["client"] for kind in KINDS}
         last, which = since, ""
-        while missing:
+
+        def nothing_is_missing() -> bool:
+            nonlocal last, which
             for request in self.follower.news():
                 place = (request.id.partition("-")[0], request.kind)
                 if request.ok and request.asked >= since and place in missing:
                     missing.discard(place)
                     if request.told > last:
                         last, which = request.told, f"{place[1]} of {place[0]}"
-            if time.monotonic() > since + _RECOVERS_S:
-                return None, ", ".join(f"{kind} of {name}" for name, kind in sorted(missing))
-            await asyncio.sleep(0.05)
-        return last - since, which
+            return not missing
+
+        if await holds_within(since + _RECOVERS_S - time.monotonic(), nothing_is_missing, pause_s=0.05):
+            return last - since, which
+        return None, ", ".join(f"{kind} of {name}" for name, kind in sorted(missing))
 
     async def fault(self, kind: str) -> None:
         text, act = FAULTS[kind](self.system, self.draw)
@@ -93,6 +97,7 @@ class _Play:
             self.unrecovered.append(f"{which} did not succeed in {_RECOVERS_S:g} s after: {text}")
         if kind in SERVER_FAULTS:
             await self._storage_whole(f"after: {text}")
+            self.system.blind.append((began, time.monotonic()))
         await asyncio.sleep(_STEADY_S)
 
     async def _storage_whole(self, when: str) -> bool:
@@ -146,15 +151,17 @@ class _Play:
 
     async def leaks(self) -> list[str]:
         """What is still held, when nobody has wanted anything for a while."""
-        until = time.monotonic() + _RESTS_S
-        while True:
+        found: list[str] = ["nobody could be asked"]
+
+        async def rest() -> bool:
+            nonlocal found
             try:
                 found = await self._held()
             except GanglineError as error:
                 found = [f"cannot be asked: {error}"]
-            if not found or time.monotonic() > until:
-                return found
-            await asyncio.sleep(0.5)
+            return not found
+
+        return [] if await holds_within(_RESTS_S, rest, pause_s=0.5) else found
 
     async def _held(self) -> list[str]:
         observer, names = self.system.observer, self.system.names
@@ -198,7 +205,11 @@ class _Play:
         history = read(self.system.folder)  # by now every task has noted its end
         history.results = results
         history.lives, history.troubles = self.system.lives, self.system.troubles
-        history.ledger = list(self.system.audit.broken)
+        for life in history.lives:
+            life.drains = history.drains.get(life.pid, life.drains)
+        audit = self.system.audit
+        history.ledger, history.deposed = list(audit.broken), list(audit.deposed)
+        history.shown, history.blind = list(audit.shown.values()), [*self.system.blind, *audit.blind]
         history.leaks += [*hung, *leaks]
         history.unrecovered = self.unrecovered
         return history

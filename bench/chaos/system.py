@@ -21,7 +21,7 @@ from bench.chaos.client import JOBS, JOBS_ROUTE, POOL, SET
 from bench.chaos.ledger import LossyAudit
 from bench.chaos.proxy import Link, Proxy
 from bench.chaos.records import FOLDER, Life, Trouble
-from bench.faults.crew import ROOT, new_interpreter
+from bench.faults.crew import ROOT, holds_within, new_interpreter
 from gangline.bus.embedded import EmbeddedServer
 from gangline.bus.embedded_cluster import free_ports
 from gangline.bus.jetstream import JetStreamBus
@@ -33,7 +33,7 @@ from gangline.cli.options import plain_environment
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable.task_streams import TaskStorage
 from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas.errors import GanglineError
+from gangline.schemas.errors import GanglineError, NoWorkers
 from gangline.schemas.gangs import LeaderRecord
 from gangline.schemas.names import Names
 
@@ -84,6 +84,8 @@ class System:
         self.troubles: list[Trouble] = []
         self.exits: list[str] = []
         """Processes that ended by themselves."""
+        self.blind: list[tuple[float, float]] = []
+        """Times in which storage, or our own way to it, may have been away."""
         self.audit = LossyAudit()
         self.bus: JetStreamBus
         self.observer: Client
@@ -162,17 +164,19 @@ class System:
 
     async def storage_is_whole(self, within_s: float) -> list[str]:
         """Wait until every copy of every stream is up to date; what still is not."""
-        until = time.monotonic() + within_s
-        twice = 0
-        while True:
+        found: list[str] = ["nothing was heard of it"]
+        whole = 0
+
+        async def is_whole() -> bool:
+            nonlocal found, whole
             try:
                 found = await self.lagging()
             except GanglineError as error:
                 found = [str(error)]
-            twice = 0 if found else twice + 1
-            if twice == 2 or time.monotonic() > until:
-                return found
-            await asyncio.sleep(0.3)
+            whole = 0 if found else whole + 1
+            return whole == 2
+
+        return [] if await holds_within(within_s, is_whole, pause_s=0.3) else found or ["it was whole just now"]
 
     # -- processes ------------------------------------------------------------------------------------------------
 
@@ -281,7 +285,7 @@ class System:
             async with asyncio.timeout(_DRAIN_S):
                 await child.ended.wait()
         except TimeoutError:
-            self.exits.append(f"{name} did not end within {_DRAIN_S:g} s of being told to, and was killed")
+            child.life.overdue = True
             self.signal(name, signal.SIGKILL)
             await child.ended.wait()
 
@@ -290,15 +294,16 @@ class System:
         before = self.children.get(name)
         self.signal(name, signal.SIGTERM)
         await self.ended(name)
-        until = time.monotonic() + _START_S
-        while time.monotonic() < until:
+
+        def started() -> bool:
             child = self.children.get(name)
-            if child is not None and child is not before:
-                said = child.log.read_bytes()[child.log_begins :]
-                if f"{child.life.role}.started".encode() in said:
-                    return
-            await asyncio.sleep(0.1)
-        self.exits.append(f"{name} did not start again within {_START_S:g} s")
+            if child is None or child is before:
+                return False
+            said = child.log.read_bytes()[child.log_begins :]
+            return f"{child.life.role}.started".encode() in said
+
+        if not await holds_within(_START_S, started, pause_s=0.1):
+            self.exits.append(f"{name} did not start again within {_START_S:g} s")
 
     # -- what is done to it -----------------------------------------------------------------------------------------
 
@@ -373,12 +378,13 @@ class System:
 
     async def _served(self) -> None:
         """Until all workers live."""
-        async with asyncio.timeout(_START_S):
-            while True:
-                with contextlib.suppress(GanglineError):
-                    if len(await self.observer.workers(POOL)) == len(WORKERS):
-                        return
-                await asyncio.sleep(0.2)
+
+        async def all_live() -> None:
+            living = {info.registration.worker for info in await self.observer.workers(POOL)}
+            if living != set(WORKERS):
+                raise NoWorkers(f"only {sorted(living)} live")
+
+        await _patiently(all_live)
 
     async def close(self) -> None:
         """Nothing of it is left, whatever goes wrong at the end."""
@@ -423,12 +429,19 @@ async def running(folder: Path, seed: int) -> AsyncIterator[System]:
 
 async def _patiently(what: Callable[[], Awaitable[None]]) -> None:
     """Servers that have just started may not have elected their leaders yet."""
-    async with asyncio.timeout(_START_S):
-        while True:
-            try:
-                return await what()
-            except GanglineError:
-                await asyncio.sleep(0.3)
+    last: GanglineError | None = None
+
+    async def done() -> bool:
+        nonlocal last
+        try:
+            await what()
+        except GanglineError as error:
+            last = error
+            return False
+        return True
+
+    if not await holds_within(_START_S, done, pause_s=0.3):
+        raise TimeoutError(f"the system did not start within {_START_S:g} s: {last}")
 
 
 def _last_line(log: Path) -> str:

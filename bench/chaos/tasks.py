@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -27,18 +28,33 @@ def _notebook() -> Notebook:
 def _noted(id: str, slots: int = 1, gang: GangContext | None = None) -> Iterator[None]:
     task, number = current_task(), next(_numbers)
     facts = {
-        "worker": task.worker, "epoch": task.epoch, "slots": slots, "job": task.job, "attempt": task.attempt,
-        "fence": task.fence, "key": task.key,
+        "worker": task.worker, "epoch": task.epoch, "slots": slots, "token": task.token, "job": task.job,
+        "attempt": task.attempt, "fence": task.fence, "key": task.key,
     }  # fmt: skip
     if gang is not None:
         facts |= {"gang": gang.id, "generation": gang.generation, "rank": gang.rank}
     _notebook().note("start", n=number, id=id, **facts)
-    done = False
+    done = cancelled = False
     try:
         yield
         done = True
+    except (asyncio.CancelledError, GeneratorExit):
+        cancelled = True
+        raise
     finally:
-        _notebook().note("end", n=number, done=done)
+        _notebook().note("end", n=number, done=done, **({"cancelled": True} if cancelled else {}))
+
+
+class _Drains(logging.Handler):
+    """Notes when the process begins to drain: it is the only one to know."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "action", "") == "worker.drain":
+            _notebook().note("drain")
+
+
+if FOLDER in os.environ:  # in a worker of a run
+    logging.getLogger("gangline").addHandler(_Drains())
 
 
 @pool.task
@@ -55,6 +71,15 @@ async def wide(id: str, seconds: float) -> str:
     with _noted(id, 2):
         await asyncio.sleep(seconds)
     return id
+
+
+@pool.task
+async def items(id: str, count: int, seconds: float) -> AsyncIterator[str]:
+    """Tells each item with its number."""
+    with _noted(id):
+        for number in range(count):
+            await asyncio.sleep(seconds)
+            yield f"{id}/{number}"
 
 
 @pool.task(idempotent=True)
@@ -88,7 +113,7 @@ async def serve(id: str, seconds: float) -> str:
 
 @pool.gang_start
 async def begin(gang: GangContext) -> None:
-    _notebook().note("member-start", gang=gang.id, generation=gang.generation, rank=gang.rank)
+    _notebook().note("member-start", gang=gang.id, generation=gang.generation, rank=gang.rank, fence=gang.fence)
 
 
 @pool.gang_stop

@@ -22,6 +22,19 @@ PATIENCE_S = 60.0
 """After so long a wait is called a hang."""
 
 
+async def holds_within(seconds: float, holds: Callable[[], object | Awaitable[object]], *, pause_s: float) -> bool:
+    """Look again and again, for so long; `holds` may be a coroutine function. Whether it came to hold."""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                answer = holds()
+                if await answer if inspect.isawaitable(answer) else answer:
+                    return True
+                await asyncio.sleep(pause_s)  # other processes wake nobody
+    except TimeoutError:
+        return False
+
+
 class Child(Protocol):
     """What is used of `subprocess.Popen`."""
 
@@ -147,15 +160,8 @@ class Crew:
         Raises:
             TimeoutError: says what was waited for.
         """
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while True:
-                    answer = holds()
-                    if await answer if inspect.isawaitable(answer) else answer:
-                        return
-                    await asyncio.sleep(pause_s)  # other processes wake nobody
-        except TimeoutError:
-            raise TimeoutError(f"not within {PATIENCE_S:g} s: {what}\n{self.log_tails()}") from None
+        if not await holds_within(PATIENCE_S, holds, pause_s=pause_s):
+            raise TimeoutError(f"not within {PATIENCE_S:g} s: {what}\n{self.log_tails()}")
 
     def log_tails(self) -> str:
         tails = []

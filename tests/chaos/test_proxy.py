@@ -51,6 +51,21 @@ async def dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", port)
 
 
+async def talking(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection over which a question has been answered."""
+    reader, writer = await dial(port)
+    writer.write(b"a")
+    assert await reader.readexactly(1) == b"A"
+    return reader, writer
+
+
+async def refused(reader: asyncio.StreamReader) -> None:
+    """The connection has been ended, one way or the other."""
+    with pytest.raises(ConnectionError):
+        assert not await reader.read(1)
+        raise ConnectionResetError
+
+
 async def turns() -> None:
     """As long as what could have arrived needs to arrive."""
     await asyncio.sleep(0.1)
@@ -67,9 +82,7 @@ async def test_what_is_sent_arrives_both_ways_and_so_does_the_end() -> None:
 
 async def test_over_a_silent_link_all_arrives_when_it_is_healed() -> None:
     async with wired() as it:
-        reader, writer = await dial(it.port)
-        writer.write(b"a")
-        assert await reader.readexactly(1) == b"A"
+        reader, writer = await talking(it.port)
         it.link.silence()
         writer.write(b"b")
         await turns()
@@ -81,9 +94,7 @@ async def test_over_a_silent_link_all_arrives_when_it_is_healed() -> None:
 
 async def test_a_link_can_be_silent_one_way() -> None:
     async with wired() as it:
-        reader, writer = await dial(it.port)
-        writer.write(b"a")
-        assert await reader.readexactly(1) == b"A"
+        reader, writer = await talking(it.port)
         it.link.silence("n1")
         writer.write(b"b")
         assert [await it.heard.get(), await it.heard.get()] == [b"a", b"b"]
@@ -112,25 +123,17 @@ async def test_a_cut_link_ends_its_connections_and_refuses_new_ones_until_it_is_
     async with wired() as it:
         reader, _ = await dial(it.port)
         it.link.sever()
-        with pytest.raises(ConnectionError):
-            assert not await reader.read(1)
-            raise ConnectionResetError
+        await refused(reader)
         reader, _ = await dial(it.port)
-        with pytest.raises(ConnectionError):
-            assert not await reader.read(1)
-            raise ConnectionResetError
+        await refused(reader)
         it.link.heal()
-        reader, writer = await dial(it.port)
-        writer.write(b"a")
-        assert await reader.readexactly(1) == b"A"
+        reader, writer = await talking(it.port)
         writer.close()
 
 
 async def test_what_was_kept_for_somebody_who_has_gone_is_dropped() -> None:
     async with wired() as it:
-        reader, writer = await dial(it.port)
-        writer.write(b"a")
-        assert await reader.readexactly(1) == b"A"
+        reader, writer = await talking(it.port)
         it.link.silence()
         writer.write(b"b")
         writer.close()
@@ -143,9 +146,7 @@ async def test_what_was_kept_for_somebody_who_has_gone_is_dropped() -> None:
 
 async def test_a_slow_link_keeps_the_order() -> None:
     async with wired() as it:
-        reader, writer = await dial(it.port)
-        writer.write(b"a")
-        assert await reader.readexactly(1) == b"A"
+        reader, writer = await talking(it.port)
         it.link.slow(0.05)
         before = asyncio.get_running_loop().time()
         for letter in (b"b", b"c", b"d"):

@@ -52,3 +52,30 @@ def test_answers_are_followed_while_they_are_written(tmp_path: Path) -> None:
     book.note("told", id="c1", ok=True, value="c1")
     assert [(request.id, request.ok) for request in follower.news()] == [("c1", True)]
     assert follower.news() == []
+
+
+def test_what_a_client_holds_is_read_back(tmp_path: Path) -> None:
+    book = Notebook(tmp_path, "client")
+    told = book.note("held", name="T", asked=1.0, slots=2, ttl_s=5.0, sync=True)
+    book.note("held", name="G", asked=2.0, ttl_s=5.0)
+    left = book.note("left", name="T", lost=True)
+    first, second = read(tmp_path).holdings
+    assert (first.name, first.asked, first.told, first.left, first.sync, first.lost) == (
+        "T",
+        1.0,
+        told,
+        left,
+        True,
+        True,
+    )
+    assert (second.name, second.slots, second.left, second.lost) == ("G", None, NEVER, False)
+
+
+def test_what_a_worker_notes_of_its_drain_is_read_back(tmp_path: Path) -> None:
+    book = Notebook(tmp_path, "task")
+    book.note("start", n=1, id="c1", worker="w1", token="T")
+    at = book.note("drain")
+    book.note("end", n=1, done=False, cancelled=True)
+    history = read(tmp_path)
+    assert history.drains == {os.getpid(): at}
+    assert [(run.token, run.cancelled, run.done) for run in history.runs] == [("T", True, False)]

@@ -19,7 +19,7 @@ from typing import Any
 from ..schemas.errors import ServerUnreachable
 from .ambient import Ambient
 from .memory_bus import Link, MemoryBus, MemorySubscription
-from .memory_faults import SERVER, Faults, StorageFate
+from .memory_faults import SERVER, Faults, StorageFate, server_time
 from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_streams import MemoryStreams
@@ -246,7 +246,7 @@ class MemoryHub:
             bus.arrive(take, what)
             return
         loop = asyncio.get_running_loop()
-        for delay in self.faults.message(SERVER, bus.name, subject, loop.time())[:1]:
+        for delay in self.faults.message(SERVER, bus.name, subject, server_time())[:1]:
             loop.call_later(delay, bus.arrive, take, what, context=self.context)
 
     def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
@@ -254,7 +254,7 @@ class MemoryHub:
             subscription.bus.arrive(subscription.deliver, message)
             return
         loop = asyncio.get_running_loop()
-        for delay in self.faults.message(sender, subscription.bus.name, message.subject, loop.time()):
+        for delay in self.faults.message(sender, subscription.bus.name, message.subject, server_time()):
             loop.call_later(delay, subscription.bus.arrive, subscription.deliver, message, context=self.context)
 
     def later(self, delay: float, action: Callable[[], None]) -> None:
@@ -267,7 +267,7 @@ class MemoryHub:
     def storage_fate(self, bus: MemoryBus) -> StorageFate:
         if self.faults is None:
             return _PROMPT
-        return self.faults.storage(bus.name, asyncio.get_running_loop().time())
+        return self.faults.storage(bus.name, server_time())
 
     def link_fate(self) -> StorageFate:
         """A round trip to the server itself, which loses nothing while the connection holds."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .acknowledgements import Batch
 from .consuming import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
+from .memory_faults import server_time
 from .memory_stream_consumer import PullRequest, StoreConsumer
 from .port import StreamMessage
 from .subjects import Pattern
@@ -52,7 +53,7 @@ class MemoryConsumerLink:
             if found is None:
                 requester.refused()
             else:
-                ends_at = asyncio.get_running_loop().time() + EXPIRES_S
+                ends_at = server_time() + EXPIRES_S
                 found.ask(PullRequest(requester, count, ends_at), HEARTBEAT_S)
 
         self._send(at_server)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,12 @@ SERVER = "server"
 
 LOST: tuple[float, ...] = ()
 """The fate of a message that never arrives."""
+
+
+def server_time() -> float:
+    """Monotonic seconds of the server's own clock. A client's may be another: on a simulated loop each process has its
+    own, and what the server does is done in contexts that belong to none."""
+    return contextvars.Context().run(asyncio.get_running_loop().time)
 
 
 class StorageFate(NamedTuple):

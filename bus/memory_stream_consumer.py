@@ -9,6 +9,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from .memory_faults import server_time
 from .port import ConsumerSettings, ConsumerState, StreamMessage
 from .subjects import Pattern
 
@@ -79,7 +80,7 @@ class StoreConsumer:
         self._requests: deque[PullRequest] = deque()
         self._redelivery: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.TimerHandle | None = None
-        self._used_at = self._loop.time()
+        self._used_at = server_time()
         self._idleness: asyncio.TimerHandle | None = None
         if settings.inactive_s:
             self._await_idleness(settings.inactive_s)
@@ -97,7 +98,7 @@ class StoreConsumer:
     # -- asking and delivering ------------------------------------------------------------------------------------
 
     def ask(self, request: PullRequest, heartbeat_s: float) -> None:
-        self._used_at = self._loop.time()
+        self._used_at = server_time()
         self._requests.append(request)
         if self._heartbeat is None:
             self._await_heartbeat(heartbeat_s)
@@ -143,7 +144,7 @@ class StoreConsumer:
         return self._mark(message, 1)
 
     def _mark(self, message: StreamMessage, count: int) -> StreamMessage:
-        self._pending[message.sequence] = _Pending(count, self._loop.time() + self.settings.ack_wait_s)
+        self._pending[message.sequence] = _Pending(count, server_time() + self.settings.ack_wait_s)
         if self._redelivery is None:
             self._await_redelivery()
         return message._replace(delivered=count, ack=f"$JS.ACK.{self._store.name}.{self.name}.{message.sequence}")
@@ -151,7 +152,7 @@ class StoreConsumer:
     # -- acknowledging --------------------------------------------------------------------------------------------
 
     def acknowledge(self, sequence: int) -> None:
-        self._used_at = self._loop.time()
+        self._used_at = server_time()
         if self._pending.pop(sequence, None) is not None:
             self._store.acknowledged(sequence)
             self.signal()
@@ -175,7 +176,7 @@ class StoreConsumer:
             self._redelivery = self._loop.call_at(waiting.due_at, self._redeliver, context=self._context)
 
     def _redeliver(self) -> None:
-        now = self._loop.time()
+        now = server_time()
         late = [number for number, one in self._pending.items() if one.due_at <= now]
         for number in sorted(late):
             self._due.setdefault(number)
@@ -187,7 +188,7 @@ class StoreConsumer:
 
     def _beat(self, heartbeat_s: float) -> None:
         self._heartbeat = None
-        now = self._loop.time()
+        now = server_time()
         self.drop_requests(lambda requester: requester.gone)
         over = [request for request in self._requests if request.ends_at <= now]
         for request in over:
@@ -203,7 +204,7 @@ class StoreConsumer:
         self._idleness = self._loop.call_later(wait_s, self._check_idleness, context=self._context)
 
     def _check_idleness(self) -> None:
-        left_s = self._used_at + self.settings.inactive_s - self._loop.time()
+        left_s = self._used_at + self.settings.inactive_s - server_time()
         if left_s <= 0 and not self._requests:
             self._store.drop_consumer(self.name)
         else:

@@ -10,6 +10,7 @@ from contextvars import Context
 from datetime import UTC, datetime
 from typing import Final
 
+from .memory_faults import server_time
 from .memory_stream_consumer import StoreConsumer
 from .port import ConsumerSettings, ConsumerTaken, Published, Refused, Retention, StreamMessage, StreamSettings
 from .schedules import Schedule, parse_go_duration, parse_schedule
@@ -106,11 +107,11 @@ class StreamStore:
             headers["Nats-Rollup"] = "sub"
         message = self._store(subject, data, headers, ttl_s)
         if schedule is not None:
-            self._arm(message.sequence, schedule, self._wall(), asyncio.get_running_loop().time())
+            self._arm(message.sequence, schedule, self._wall(), server_time())
         return Published(sequence=message.sequence)
 
     def _store(self, subject: str, data: bytes, headers: dict[str, str], ttl_s: float | None) -> StreamMessage:
-        now = asyncio.get_running_loop().time()
+        now = server_time()
         self.last_sequence += 1
         message = StreamMessage(
             subject=subject, data=data, headers=headers or None, sequence=self.last_sequence, at=self._wall()
@@ -134,7 +135,7 @@ class StreamStore:
 
     def _known(self, name: str) -> int:
         """The sequence of the message that had this id, within the window; 0: none."""
-        before = asyncio.get_running_loop().time() - self.settings.duplicates_s
+        before = server_time() - self.settings.duplicates_s
         while self._ids:
             oldest = next(iter(self._ids))
             if self._ids[oldest][1] > before:
@@ -186,7 +187,7 @@ class StreamStore:
             self._expiry = loop.call_at(self._expiries[0][0], self._expire, context=self._context)
 
     def _expire(self) -> None:
-        now = asyncio.get_running_loop().time()
+        now = server_time()
         while self._expiries and self._expiries[0][0] <= now:
             self.remove(heapq.heappop(self._expiries)[1])
         self._await_expiry()

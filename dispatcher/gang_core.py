@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from ..schemas.deadline import margin_s
 from ..schemas.errors import GanglineError, LeaseExpired
 from ..schemas.gang_errors import GangEnded, GangFailed, GangRestarted, NotOwner, UnknownGang
 from ..schemas.gang_messages import GangEvent, GangEventKind, GangReply
@@ -69,11 +70,6 @@ class Renew:
 
 
 Effect = Came | Went | RanksLost | Over | Renew
-
-
-def margin_s(ttl_s: float) -> float:
-    """How much earlier than the coordinator the owner stops trusting."""
-    return min(ttl_s / 4, 0.05 + ttl_s / 100)
 
 
 class OwnerCore:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from ..schemas.deadline import margin_s
 from ..schemas.errors import GanglineError, LeaseExpired, WorkerLost
 from ..schemas.frames import Answer, Frame, Request, ReserveFlag
 from .core import stale
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 _RENEWALS_PER_TTL: Final = 3
 
 H = TypeVar("H", bound="Hold")
-
-
-def margin_s(ttl_s: float) -> float:
-    """How much earlier than the worker its holder stops trusting a lease: for clocks that drift, at most a quarter."""
-    return min(ttl_s / 4, 0.05 + ttl_s / 100)
 
 
 class RenewFlight(Flight):

@@ -1,4 +1,5 @@
-"""The deadline that code runs under, handed down from a task to the calls that it makes.
+"""The deadline that code runs under, handed down from a task to the calls that it makes; and how far to trust a time
+that another machine measures.
 
 Worker and dispatcher never import each other; this is the one thing they share. A worker sets it around each task, a
 client inside that task inherits it.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Final, Protocol
 
 
 class Bounded(Protocol):
@@ -49,3 +50,14 @@ def deadline(at: float | None) -> Iterator[None]:
         yield
     finally:
         UNDER.reset(reset)
+
+
+CLOCKS_DIFFER: Final = 0.2
+"""By how much of the faster one the rates of two machines' clocks may differ. A clock that is steered back onto the
+right time may be off by a twelfth (chrony's `maxslewrate`), and so may the other one, the other way."""
+
+
+def margin_s(ttl_s: float) -> float:
+    """How much earlier than its time to live a holder stops trusting what it holds: for a clock that is slower than
+    that of whoever granted it, and a little for what it takes to notice; a quarter at most."""
+    return min(ttl_s / 4, 0.05 + ttl_s * CLOCKS_DIFFER)

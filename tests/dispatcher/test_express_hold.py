@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.dispatcher.hold import margin_s
+from gangline.schemas.deadline import margin_s
 from gangline.schemas.errors import (
     DeadlineExceeded,
     InvalidRequest,

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.dispatcher.gang_core import Came, Over, OwnerCore, RanksLost, Renew, Went, margin_s
+from gangline.dispatcher.gang_core import Came, Over, OwnerCore, RanksLost, Renew, Went
+from gangline.schemas.deadline import margin_s
 from gangline.schemas.errors import ClosedError, LeaseExpired, Unavailable
 from gangline.schemas.gang_errors import GangEnded, GangFailed, GangRestarted, NoCoordinator, NotOwner, UnknownGang
 from gangline.schemas.gang_messages import GangEvent, GangEventKind, GangReply

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher.hold import margin_s
+from gangline.schemas.deadline import CLOCKS_DIFFER, margin_s
 from gangline.schemas.errors import (
     InvalidRequest,
     LeaseExpired,
@@ -352,8 +352,15 @@ async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
 
 def test_the_margin_is_never_more_than_a_quarter() -> None:
     assert margin_s(0.1) == pytest.approx(0.025)
-    assert margin_s(2.0) == pytest.approx(0.07)
-    assert margin_s(15.0) == pytest.approx(0.2)
+    assert margin_s(2.0) == pytest.approx(0.45)
+    assert margin_s(15.0) == pytest.approx(3.05)
+
+
+@pytest.mark.parametrize("ttl_s", [0.1, 1.0, 15.0, 3600.0])
+def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: float) -> None:
+    slow, fast = 1 - CLOCKS_DIFFER, 1.0
+    trusted_for_s, lives_for_s = (ttl_s - margin_s(ttl_s)) / slow, ttl_s / fast
+    assert trusted_for_s < lives_for_s
 
 
 # -- guaranteed dispatch ------------------------------------------------------------------------------------------

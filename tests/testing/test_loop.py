@@ -11,7 +11,7 @@ import warnings
 import pytest
 
 from gangline.testing import loop as loop_module
-from gangline.testing.loop import Deadlock, VirtualLoop, VirtualTimeout, current_node, node_context
+from gangline.testing.loop import Deadlock, NodeClock, VirtualLoop, VirtualTimeout, current_node, node_context
 
 
 @pytest.fixture
@@ -309,3 +309,50 @@ async def test_async_tests_run_on_virtual_time():
 @pytest.mark.realtime
 async def test_marked_tests_run_on_the_real_loop():
     assert not isinstance(asyncio.get_running_loop(), VirtualLoop)
+
+
+# -- clocks -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [0.9, 1.0, 1.1, 2.0])
+@pytest.mark.parametrize("ahead_s", [0.0, 1e6])
+def test_a_node_waits_by_its_own_clock(rate, ahead_s):
+    loop = VirtualLoop()
+    loop.set_clock("w1", NodeClock(rate, ahead_s))
+    seen = []
+
+    async def wait():
+        began, true = loop.time(), loop.true_time
+        await asyncio.sleep(9.0)
+        seen.append((loop.time() - began, loop.true_time - true))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(9.0):
+                await asyncio.sleep(100.0)
+        seen.append((loop.time() - began, loop.true_time - true))
+
+    loop.run_until_complete(loop.spawn("w1", wait()))
+    loop.close()
+    assert seen == [pytest.approx((9.0, 9.0 / rate)), pytest.approx((18.0, 18.0 / rate))]
+
+
+def test_a_timer_never_fires_before_its_nodes_time_for_it():
+    loop = VirtualLoop()
+    early = []
+    for number in range(200):
+        node = f"w{number}"
+        loop.set_clock(node, NodeClock(0.9 + number / 1000, number * 13_007.3))
+        context = node_context(node)
+        due = context.run(loop.time) + 0.1 + number / 7
+        loop.call_at(due, lambda due=due: loop.time() < due and early.append(due), context=context)
+    loop.call_later(60.0, loop.stop)
+    loop.run_forever()
+    loop.close()
+    assert early == []
+
+
+def test_clocks_of_nodes_touch_nobody_else():
+    loop = VirtualLoop()
+    loop.set_clock("w1", NodeClock(2.0, 500.0))
+    assert loop.time() == loop.true_time == node_context("w2").run(loop.time)
+    assert node_context("w1").run(loop.time) == loop.true_time + 500.0
+    loop.close()

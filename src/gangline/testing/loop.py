@@ -87,6 +87,30 @@ class _Future(asyncio.Future[Any]):
         return self is other
 
 
+@dataclass(frozen=True, slots=True)
+class NodeClock:
+    """The monotonic clock of one node: it began somewhere of its own, and goes at a rate of its own."""
+
+    rate: float = 1.0
+    """Seconds that it counts in each second of the loop; above 0."""
+    ahead_s: float = 0.0
+    """What it shows when virtual time begins, beyond that."""
+
+    def local(self, true: float) -> float:
+        """What it shows at that virtual time."""
+        return START_S + self.ahead_s + (true - START_S) * self.rate
+
+    def true(self, local: float) -> float:
+        """The virtual time at which it shows that, or more."""
+        found = START_S + (local - START_S - self.ahead_s) / self.rate
+        return found if self.local(found) >= local else found + _ROUNDING_S
+
+
+_TRUE = NodeClock()
+_ROUNDING_S = 1e-8
+"""Above what converting there and back may lose: a timer never fires before its own node's time for it."""
+
+
 @dataclass(slots=True)
 class _Frozen:
     """What piled up for a frozen node."""
@@ -123,6 +147,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._arrived = threading.Event()
         self._executor: Executor | None = None
         self._frozen: dict[str, _Frozen] = {}
+        self._clocks: dict[str, NodeClock] = {}
         self._crashed: dict[str, list[asyncio.Task[Any]]] = {}
         self.ran = 0
         """Callbacks run so far; a measure of work that does not depend on the machine."""
@@ -138,7 +163,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     # -- what asyncio asks of a loop ------------------------------------------------------------------------------
 
     def time(self) -> float:
-        return self._now
+        """Of the clock of the node that runs now."""
+        clock = self._clock_of(None) if self._clocks else None
+        return self._now if clock is None else clock.local(self._now)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -147,13 +174,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise RuntimeError("Event loop is closed")
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         timer._scheduled = True  # type: ignore[attr-defined]
-        heapq.heappush(self._timers, (when, next(self._serial), timer))
+        clock = self._clock_of(context) if self._clocks else None
+        true = when if clock is None else clock.true(when)
+        heapq.heappush(self._timers, (true, next(self._serial), timer))
         return timer
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        clock = self._clock_of(context) if self._clocks else None
+        now = self._now if clock is None else clock.local(self._now)
+        return self.call_at(now + delay, callback, *args, context=context)
 
     def create_task(
         self,
@@ -337,6 +368,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def frozen(self, node: str) -> bool:
         return node in self._frozen
+
+    # -- clocks -----------------------------------------------------------------------------------------------------
+
+    @property
+    def true_time(self) -> float:
+        """Virtual time itself, whoever asks. `time()` is the same outside of all nodes."""
+        return self._now
+
+    def set_clock(self, node: str, clock: NodeClock) -> None:
+        """From its start on this node has a clock of its own: its `time()`, and all that it waits for, go by that."""
+        self._clocks[node] = clock
+
+    def clock(self, node: str) -> NodeClock:
+        """The node's clock."""
+        return self._clocks.get(node, _TRUE)
+
+    def _clock_of(self, context: Context | None) -> NodeClock | None:
+        node = _NODE.get() if context is None else context.get(_NODE)
+        return None if node is None else self._clocks.get(node)
 
     def crash(self, node: str) -> None:
         """Drop every callback of `node`, now and for ever, as SIGKILL does; no `finally` of it runs any more.

@@ -7,8 +7,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
 from .run import Report, drawing, run, run_many, total_outcomes
+
+
+class Kind(TypedDict):
+    """What kind of plans."""
+
+    gangs: bool
+    durable: bool
+    clocks: bool
 
 
 def main() -> int:
@@ -19,17 +28,19 @@ def main() -> int:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--gangs", action="store_true", help="with gangs, their owners and coordinators")
     kinds.add_argument("--durable", action="store_true", help="with durable tasks, their dispatchers and routes")
+    parser.add_argument("--clocks", action="store_true", help="in processes whose clocks differ")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
     parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
     parser.add_argument("--stop", action="store_true", help="stop at the first violation")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
+    kind = Kind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks)
     reports: Iterable[Report]
     if arguments.trace:
-        reports = (_traced(seed, gangs=arguments.gangs, durable=arguments.durable) for seed in seeds)
+        reports = (_traced(seed, **kind) for seed in seeds)
     else:
-        reports = run_many(seeds, gangs=arguments.gangs, durable=arguments.durable, processes=arguments.processes)
+        reports = run_many(seeds, **kind, processes=arguments.processes)
     done: list[Report] = []
     for report in reports:
         done.append(report)
@@ -44,9 +55,9 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _traced(seed: int, *, gangs: bool, durable: bool) -> Report:
-    _say(f"seed {seed}: {drawing(gangs=gangs, durable=durable)(seed).summary()}")
-    report = run(seed, gangs=gangs, durable=durable, echo=_say)
+def _traced(seed: int, **kind: Unpack[Kind]) -> Report:
+    _say(f"seed {seed}: {drawing(**kind)(seed).summary()}")
+    report = run(seed, **kind, echo=_say)
     _say(str(report))
     return report
 

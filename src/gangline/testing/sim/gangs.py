@@ -15,6 +15,7 @@ from ...schemas.gang_messages import GangReply, TeardownRequest
 from ...schemas.gangs import GangRecord, GangState
 from ...schemas.names import Names
 from ...worker.gang_context import GangContext
+from ..loop import node_context
 from .checker import Checker
 from .gang_ledger import GangLedger
 from .trace import Trace
@@ -79,18 +80,21 @@ class GangWatch:
         instance_of: Callable[[str], str | None],
         frozen: Callable[[str], bool],
         quiet_for: Callable[[], float],
+        rate: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         """
         Args:
             instance_of: of the coordinator with that bus name, if it is one.
             frozen: whether that process stands still.
             quiet_for: how long nothing has gone wrong; 0 while something does.
+            rate: seconds that the clock of that process counts in each second.
         """
         self._checker = checker
         self._trace = trace
         self._clock = clock
         self._frozen = frozen
         self._quiet_for = quiet_for
+        self._rate = rate
         self.ledger = GangLedger(checker, clock, names, instance_of=instance_of, on_torn=self._torn)
         self._told: dict[str, Told] = {}
         """By process."""
@@ -108,7 +112,10 @@ class GangWatch:
 
     def told(self, node: str, end: TeardownRequest) -> None:
         """A teardown has reached a process."""
-        told, stop_by = self._told.setdefault(node, Told()), self._clock() + end.grace_s + STOP_SLACK_S
+        told, stop_by = (
+            self._told.setdefault(node, Told()),
+            self._clock() + end.grace_s / self._rate(node) + STOP_SLACK_S,
+        )
         if end.only is None:
             known = told.stop_by.get(end.gang)
             if known is None or known[0] < end.generation:
@@ -200,7 +207,9 @@ class GangWatch:
         self.counts[f"torn: {reason}"] += 1
         self._trace.note("ledger", f"gang {record.id} torn down in generation {record.generation}: {record.reason}")
         owner, gang = self.owned.get(record.id, ("", None))
-        if reason == "owner_lost" and gang is not None and not self._frozen(owner) and gang.lost is None:
+        if reason != "owner_lost" or gang is None or self._frozen(owner):
+            return
+        if node_context(owner).run(lambda: gang.lost) is None:  # by its own clock
             self._fail("L5", f"gang {record.id} ended as its owner did not renew, and {owner} still trusts it")
 
     def look(self) -> None:

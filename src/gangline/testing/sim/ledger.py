@@ -61,7 +61,7 @@ class LedgerWatch:
         for lease in worker.living:
             if lease.gang is not None:
                 continue  # its member record goes with the gang
-            after = max(0.0, lease.due_at - self._clock(), lease.ttl_s) + ROUNDING_S + 0.01
+            after = max(0.0, lease.due_at - worker.clock(), lease.ttl_s) + ROUNDING_S + 0.01
             self._later(
                 after, self._must_be_gone, worker, lease, "longer than its time to live after its worker's death"
             )

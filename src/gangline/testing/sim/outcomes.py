@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ...schemas.deadline import CLOCKS_DIFFER
 from .checker import Checker
 
 TOLD_S = 0.05
@@ -12,6 +13,9 @@ TOLD_S = 0.05
 which follows it."""
 HANG_SLACK_S = 0.5
 """A caller's deadline is the caller's own clock: nothing on the way can excuse more than scheduling."""
+
+EARLY_SLACK_S = 0.05
+"""What is rounded away on the wire, at each step."""
 
 
 @dataclass(slots=True)
@@ -44,12 +48,21 @@ class Outcomes:
         clock: seconds since the beginning of the run.
         excuses_doubt: whether something befell the way between a caller and the server, so that neither may know what
             the other said.
+        rate: seconds that the clock of that process counts in each second.
     """
 
-    def __init__(self, checker: Checker, clock: Callable[[], float], excuses_doubt: Callable[[Request], bool]) -> None:
+    def __init__(
+        self,
+        checker: Checker,
+        clock: Callable[[], float],
+        excuses_doubt: Callable[[Request], bool] = lambda _: True,
+        *,
+        rate: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
         self._checker = checker
         self._clock = clock
         self._excuses_doubt = excuses_doubt
+        self._rate = rate
         self.requests: dict[str, Request] = {}
         self._open: dict[str, Request] = {}
         self._dead: set[str] = set()
@@ -59,7 +72,7 @@ class Outcomes:
     def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> Request:
         """A client asks."""
         now = self._clock()
-        request = Request(request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s)
+        request = Request(request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node))
         if request_id in self.requests:
             raise ValueError(f"request {request_id} begins twice: the plan is wrong")
         self.requests[request_id] = self._open[request_id] = request
@@ -67,7 +80,8 @@ class Outcomes:
 
     def extend(self, request: Request, timeout_s: float) -> None:
         """Its own time begins now: so far a slot for it was waited for."""
-        request.deadline_at = self._clock() + timeout_s
+        request.begun_at = self._clock()
+        request.deadline_at = request.begun_at + timeout_s / self._rate(request.node)
 
     def reached(self, request_id: str, *, heard: bool) -> None:
         """A message with it has reached the server. `heard`: somebody listens there who may run it."""
@@ -113,6 +127,12 @@ class Outcomes:
                     f"{request.id} was sent to nobody, last {late_s:.2f} s ago, and its caller is told that it "
                     f"may have started: {code}",
                 )
+
+    def too_late(self, request: Request) -> None:
+        """The caller is told that its deadline has passed: so it has, but for what clocks may differ."""
+        given_s, left_s = request.deadline_at - request.begun_at, request.deadline_at - self._clock()
+        if left_s > given_s * CLOCKS_DIFFER + EARLY_SLACK_S:
+            self._fail(f"{request.id} was told that its deadline has passed, {left_s:.3f} of {given_s:.3f} s before it")
 
     def cancelled(self, request: Request) -> None:
         """The caller cancelled it itself; anything may have run."""

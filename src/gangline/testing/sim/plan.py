@@ -170,6 +170,8 @@ class Plan:
     """With gangs, if not None; see gang_draw."""
     durable: DurableTraffic | None = None
     """With durable tasks, if not None; see durable_draw."""
+    clocks: bool = False
+    """Processes have clocks that differ; see clocks."""
 
     @property
     def calm(self) -> bool:
@@ -186,6 +188,7 @@ class Plan:
             f"{', watched' if self.watched else ''}"
             f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
             f"{'' if self.durable is None else f', {self.durable.summary()}'}"
+            f"{', clocks that differ' if self.clocks else ''}"
         )
 
 

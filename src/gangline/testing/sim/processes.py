@@ -60,6 +60,7 @@ class Process(ABC):
         self._starts += 1
         self.node = f"{self.name}.{self._starts}"
         self.world.trace.note("sim", f"{self.node} starts")
+        self.world.give_clock(self.name, self.node)
         self._running = self.world.loop.spawn(self.node, self._run(), name=f"main of {self.node}")
 
     async def _run(self) -> None:
@@ -157,7 +158,7 @@ class WorkerProcess(Process):
             node=node,
             worker=plan.name,
             checker=world.checker,
-            clock=world.now,
+            clock=world.clock_of(node),
             load=self._load,
             drain_grace_s=DRAIN_GRACE_S,
             slots=plan.slots,
@@ -347,7 +348,7 @@ class ClientProcess(Process):
 
     def holds(self, holder: Lease | Selection) -> None:
         """Note who holds a token, for the check that a holder stops trusting first."""
-        self.world.holders[holder.token] = holder
+        self.world.holders[holder.token] = (self.node, holder)
 
     def epochs(self) -> dict[str, int]:
         """Of the workers that this client knows, by name."""

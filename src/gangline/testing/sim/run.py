@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
 from .checker import Violation
+from .clocks import with_clocks
 from .durable_draw import draw_durable_plan
 from .gang_draw import draw_gang_plan
 from .plan import Plan, draw_plan
@@ -59,6 +60,7 @@ def run(
     *,
     gangs: bool = False,
     durable: bool = False,
+    clocks: bool = False,
     plan: Plan | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Report:
@@ -68,11 +70,12 @@ def run(
         seed: any whole number.
         gangs: with gang traffic beside the plain.
         durable: with durable tasks beside the plain traffic; not with gangs.
+        clocks: in processes whose clocks differ.
         plan: instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or drawing(gangs=gangs, durable=durable)(seed)
+    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks)(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.enter_context(_collecting_at_the_end())
@@ -114,16 +117,22 @@ def _collecting_at_the_end() -> Iterator[None]:
             gc.enable()
 
 
-def drawing(*, gangs: bool, durable: bool) -> Callable[[int], Plan]:
+def drawing(*, gangs: bool, durable: bool, clocks: bool = False) -> Callable[[int], Plan]:
     """What draws such plans."""
-    return draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
+    draw = draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
+    return (lambda seed: with_clocks(draw(seed))) if clocks else draw
 
 
 def run_many(
-    seeds: Iterable[int], *, gangs: bool = False, durable: bool = False, processes: int | None = None
+    seeds: Iterable[int],
+    *,
+    gangs: bool = False,
+    durable: bool = False,
+    clocks: bool = False,
+    processes: int | None = None,
 ) -> Iterator[Report]:
     """Reports of many seeds, as they come in. One process: in this one, in order."""
-    play = functools.partial(run, gangs=gangs, durable=durable)
+    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks)
     if processes == 1:
         yield from map(play, seeds)
         return

@@ -341,8 +341,8 @@ class WorkerModel:
 
     # -- bodies ---------------------------------------------------------------------------------------------------
 
-    def body_started(self, number: int, request: str, cost: int, token: str | None, deadline_at: float | None) -> None:
-        """Task code begins to run in this process."""
+    def body_started(self, number: int, request: str, cost: int, token: str | None, late_s: float | None) -> None:
+        """Task code begins to run in this process, so long after its caller's deadline (below 0: before it)."""
         self.bodies[number] = (cost, request)
         running = sum(each for each, _ in self.bodies.values())
         if running > max(self.slots, self.running):
@@ -352,9 +352,8 @@ class WorkerModel:
             times = self.body_starts_by_token[token] = self.body_starts_by_token.get(token, 0) + 1
             if lease is not None and lease.single_use and times > 1:
                 self._fail("L3", f"task code of {request} is the second on the single-use token {token}")
-        if deadline_at is not None and self.clock() > deadline_at + DEADLINE_SLACK_S:
-            late = self.clock() - deadline_at
-            self._fail("L5", f"{request} started {late:.3f} s after its caller's deadline")
+        if late_s is not None and late_s > DEADLINE_SLACK_S:
+            self._fail("L5", f"{request} started {late_s:.3f} s after its caller's deadline")
 
     def body_ended(self, number: int) -> None:
         self.bodies.pop(number, None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ...dispatcher.client import Client
 from ...dispatcher.leases import Lease
 from ...dispatcher.selection import Selection
-from ...schemas.errors import GanglineError, LeaseExpired, SelectionUsed
+from ...schemas.errors import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
 from .outcomes import Request
 from .plan import Kind, Step
 from .tasks import IDEMPOTENT, result_of
@@ -169,6 +169,8 @@ class StepRunner:
         if request.outcome is not None:
             return  # the request itself was answered; this is its selection's or lease's own end
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
+        if isinstance(error, DeadlineExceeded):
+            self._world.outcomes.too_late(request)
         self._world.outcomes.failed(request, error.code, may_have_started=error.may_have_started)
 
     def _cancelled(self, request: Request) -> None:

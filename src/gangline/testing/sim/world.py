@@ -20,9 +20,10 @@ from ...schemas.records import Heartbeat
 from ...worker.context import TaskContext
 from ...worker.gang_context import GangContext
 from ...worker.service import Worker
-from ..loop import VirtualLoop, current_node
+from ..loop import NodeClock, VirtualLoop, current_node, node_context
 from .accidents import Accidents
 from .checker import Checker
+from .clocks import Machine, draw_machine
 from .coordinators import CoordinatorProcess, Operator
 from .dispatchers import DispatcherProcess, RouteOperator
 from .durable_idle import Room
@@ -67,7 +68,9 @@ class World:
     def __init__(self, plan: Plan, loop: VirtualLoop, echo: Callable[[str], None] | None = None) -> None:
         self.plan = plan
         self.loop = loop
-        self._began = loop.time()
+        self._began = loop.true_time
+        self._machines: dict[str, Machine] = {}
+        """Of processes whose clocks are their own, by name."""
         self._quiet = False
         """Traffic has ended: whatever starts from now on starts well."""
         self.trace = Trace(self.now, echo)
@@ -76,12 +79,12 @@ class World:
         self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
         self.hub = MemoryHub(ambient=self.ambient("hub"), faults=self.faults)
         self.names = Names("sim")
-        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt)
+        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, rate=self._rate)
         self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys)
         self.models: dict[str, WorkerModel] = {}
         """Every worker process that ever was, by node."""
-        self.holders: dict[str, Lease | Selection] = {}
-        """Who holds a token, as the client sees it."""
+        self.holders: dict[str, tuple[str, Lease | Selection]] = {}
+        """Which process holds a token, and how that one sees it."""
         self.instances: dict[str, str] = {}
         """Of every coordinator process that ever was, by node."""
         self.gangs = GangWatch(
@@ -92,6 +95,7 @@ class World:
             instance_of=self.instances.get,
             frozen=loop.frozen,
             quiet_for=self.ledger.quiet_for,
+            rate=self._rate,
         )
         wire = WireWatch(
             self.checker,
@@ -166,16 +170,33 @@ class World:
     # -- for processes --------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since the beginning."""
-        return self.loop.time() - self._began
+        """Seconds since the beginning, by no process's clock."""
+        return self.loop.true_time - self._began
+
+    def _rate(self, node: str) -> float:
+        return self.loop.clock(node).rate
+
+    def clock_of(self, node: str) -> Callable[[], float]:
+        """Seconds since the beginning, by that process's clock."""
+        clock, loop = self.loop.clock(node), self.loop
+        began = clock.local(self._began)
+        return lambda: clock.local(loop.true_time) - began
+
+    def give_clock(self, name: str, node: str) -> None:
+        """A process of that name starts as that node."""
+        if self.plan.clocks:
+            exact = self.plan.durable is not None
+            self._machines[name] = machine = draw_machine(self.plan.seed, name, exact=exact)
+            self.loop.set_clock(node, machine.monotonic)
 
     def ambient(self, node: str, skew_s: float = 0.0) -> Ambient:
         """Chance, names and wall clock of one process."""
         source = random.Random(f"gangline {self.plan.seed} {node}")
         prefix = node.replace(".", "_")
         numbers = iter(range(1, 1 << 62))
+        machine = self._machines.get(node.rpartition(".")[0], _TRUE)
         return Ambient(
-            wall=lambda: WALL_S + skew_s + self.now(),
+            wall=lambda: WALL_S + skew_s + self.now() + machine.wrong_s(self.now()),
             random=source,
             token=lambda: f"{prefix}-{next(numbers)}",
             port=lambda: FIRST_PORT + next(numbers) % 1000,
@@ -270,10 +291,10 @@ class World:
     def holder_must_distrust(self, token: str, node: str) -> None:
         """L5: a worker's lease has expired, so its holder must have stopped trusting it. (Not so when a drain cut it
         short: the holder learns that from the answer to its next use.)"""
-        holder = self.holders.get(token)
-        if holder is None:
+        if token not in self.holders:
             return
-        if _trusts(holder):
+        owner, holder = self.holders[token]
+        if node_context(owner).run(_trusts, holder):  # by its own clock
             self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
 
     # -- what task code tells -------------------------------------------------------------------------------------
@@ -290,7 +311,8 @@ class World:
             self.gangs.starts(number, node, request, context.gang, context.token)
             if context.method == "rank":
                 self.gangs.runs(request, context.gang)
-        model.body_started(number, request, COSTS[context.method], context.token, None if excused else deadline_at)
+        late_s = None if excused else self.now() - deadline_at
+        model.body_started(number, request, COSTS[context.method], context.token, late_s)
         return number
 
     def body_ended(self, number: int, request: str, *, returned: bool) -> None:
@@ -490,6 +512,9 @@ class World:
     def _unhandled(self, _loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         facts = ", ".join(f"{key}={value!r}" for key, value in context.items() if key != "message")
         self.checker.fail("error", f"unhandled: {context['message']}: {facts}")
+
+
+_TRUE = Machine(monotonic=NodeClock())
 
 
 def _trusts(holder: Lease | Selection) -> bool:

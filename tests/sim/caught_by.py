@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from . import clock_mutants, durable_mutants, gang_mutants
+from . import aim_mutants, clock_mutants, durable_mutants, gang_mutants
 from .mutants import MUTANTS
 
 FILE: Final = Path(__file__).with_suffix(".json")
@@ -29,7 +29,7 @@ MOST_CPU_S: Final = 3.0
 """A plan that takes longer is no hint; with some bugs a few never end."""
 
 
-assert gang_mutants and durable_mutants and clock_mutants, "declare their own among MUTANTS"
+assert gang_mutants and durable_mutants and clock_mutants and aim_mutants, "declare their own among MUTANTS"
 
 
 class TooLong(KeyboardInterrupt):

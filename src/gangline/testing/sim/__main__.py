@@ -18,6 +18,7 @@ class Kind(TypedDict):
     gangs: bool
     durable: bool
     clocks: bool
+    aims: bool
 
 
 def main() -> int:
@@ -29,13 +30,14 @@ def main() -> int:
     kinds.add_argument("--gangs", action="store_true", help="with gangs, their owners and coordinators")
     kinds.add_argument("--durable", action="store_true", help="with durable tasks, their dispatchers and routes")
     parser.add_argument("--clocks", action="store_true", help="in processes whose clocks differ")
+    parser.add_argument("--aims", action="store_true", help="accidents at steps of gangs, standing sets and streams")
     parser.add_argument("--processes", type=int, default=None, help="default: one for each processor")
     parser.add_argument("--trace", action="store_true", help="show every event; in this process, one seed at a time")
     parser.add_argument("--stop", action="store_true", help="stop at the first violation")
     arguments = parser.parse_args()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     began = time.perf_counter()
-    kind = Kind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks)
+    kind = Kind(gangs=arguments.gangs, durable=arguments.durable, clocks=arguments.clocks, aims=arguments.aims)
     reports: Iterable[Report]
     if arguments.trace:
         reports = (_traced(seed, **kind) for seed in seeds)

@@ -49,7 +49,7 @@ class Accidents:
         for storm in plan.storms:
             loop.call_later(storm.from_s, self._storm, storm)
         for event in plan.events:
-            loop.call_later(event.at_s, self._happen, event)
+            loop.call_later(event.at_s, self.happen, event)
 
     def heal(self) -> None:
         """End all that goes on; nothing begins any more."""
@@ -76,7 +76,8 @@ class Accidents:
         """The latest storm counts."""
         self._world.faults.rates = self._storms[-1].rates if self._storms else CALM_RATES
 
-    def _happen(self, event: Event) -> None:
+    def happen(self, event: Event) -> None:
+        """Now, unless everything heals already, or it befalls somebody who is away."""
         if self._over:
             return
         process = self._process(event.target)

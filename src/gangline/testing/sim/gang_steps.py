@@ -17,6 +17,7 @@ from ...schemas.gang_errors import GangEnded, NotOwner, UnknownGang
 from ...schemas.gang_messages import GangReply
 from ...schemas.gangs import GangState
 from ...schemas.names import GangOperation
+from .aims import Moment
 from .gang_plan import Breaking, GangKind, GangStep
 from .outcomes import Request
 from .tasks import rank_result, result_of
@@ -82,6 +83,7 @@ class GangStepRunner:
                 self._note(acquiring, f"{gang}")
                 self._world.outcomes.failed(acquiring, "acquired", may_have_started=False)
                 self._world.gangs.owned[gang.id] = (self._node, gang)
+                self._world.aims.passes(Moment.FORMED, gang.id)
                 try:
                     if step.hold_s:
                         await asyncio.sleep(step.hold_s)

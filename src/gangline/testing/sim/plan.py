@@ -10,10 +10,14 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from ...bus.memory_faults import FaultRates
 from .durable_plan import DurableTraffic
 from .gang_plan import GangTraffic
+
+if TYPE_CHECKING:
+    from .aims import Aim
 
 POOLS = ("alpha", "beta")
 LATENCY_S = 0.0005
@@ -172,13 +176,15 @@ class Plan:
     """With durable tasks, if not None; see durable_draw."""
     clocks: bool = False
     """Processes have clocks that differ; see clocks."""
+    aims: tuple[Aim, ...] = ()
+    """What happens at moments; see aims."""
 
     @property
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
         accidents = {event.accident for event in self.events}
         faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, Accident.WORKER_TWIN}
-        return not self.storms and not accidents & faults
+        return not self.storms and not self.aims and not accidents & faults
 
     def summary(self) -> str:
         kinds = sorted({event.accident.value for event in self.events})
@@ -189,6 +195,7 @@ class Plan:
             f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
             f"{'' if self.durable is None else f', {self.durable.summary()}'}"
             f"{', clocks that differ' if self.clocks else ''}"
+            f"{''.join(f', {aim.accident} when {aim.moment}' for aim in self.aims)}"
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
+from .aims import with_aims
 from .checker import Violation
 from .clocks import with_clocks
 from .durable_draw import draw_durable_plan
@@ -61,6 +62,7 @@ def run(
     gangs: bool = False,
     durable: bool = False,
     clocks: bool = False,
+    aims: bool = False,
     plan: Plan | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Report:
@@ -71,11 +73,12 @@ def run(
         gangs: with gang traffic beside the plain.
         durable: with durable tasks beside the plain traffic; not with gangs.
         clocks: in processes whose clocks differ.
+        aims: with accidents aimed at steps of gangs, sets and streams.
         plan: instead of the seed's own.
         echo: called with each line of the trace as it happens.
     """
     loop = VirtualLoop(limit_s=LIMIT_S)
-    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks)(seed)
+    plan = plan or drawing(gangs=gangs, durable=durable, clocks=clocks, aims=aims)(seed)
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)
         stack.enter_context(_collecting_at_the_end())
@@ -117,10 +120,16 @@ def _collecting_at_the_end() -> Iterator[None]:
             gc.enable()
 
 
-def drawing(*, gangs: bool, durable: bool, clocks: bool = False) -> Callable[[int], Plan]:
+def drawing(*, gangs: bool, durable: bool, clocks: bool = False, aims: bool = False) -> Callable[[int], Plan]:
     """What draws such plans."""
     draw = draw_gang_plan if gangs else draw_durable_plan if durable else draw_plan
-    return (lambda seed: with_clocks(draw(seed))) if clocks else draw
+
+    def drawn(seed: int) -> Plan:
+        plan = draw(seed)
+        plan = with_clocks(plan) if clocks else plan
+        return with_aims(plan) if aims else plan
+
+    return drawn
 
 
 def run_many(
@@ -129,10 +138,11 @@ def run_many(
     gangs: bool = False,
     durable: bool = False,
     clocks: bool = False,
+    aims: bool = False,
     processes: int | None = None,
 ) -> Iterator[Report]:
     """Reports of many seeds, as they come in. One process: in this one, in order."""
-    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks)
+    play = functools.partial(run, gangs=gangs, durable=durable, clocks=clocks, aims=aims)
     if processes == 1:
         yield from map(play, seeds)
         return

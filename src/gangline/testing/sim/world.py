@@ -22,6 +22,7 @@ from ...worker.gang_context import GangContext
 from ...worker.service import Worker
 from ..loop import NodeClock, VirtualLoop, current_node, node_context
 from .accidents import Accidents
+from .aims import Aimer, Moment
 from .checker import Checker
 from .clocks import Machine, draw_machine
 from .coordinators import CoordinatorProcess, Operator
@@ -127,6 +128,9 @@ class World:
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()
         """Of no node; for timers that outlive the node that sets them."""
+        self.aims = Aimer(plan, self.names, later=self._later, happen=self.accidents.happen)
+        if plan.aims:
+            self.hub.tap(on_message=self.aims.on_message, on_change=self.aims.on_change)
         self._bodies = 0
 
     def _watch_jobs(self) -> JobWatch:
@@ -256,6 +260,9 @@ class World:
         running = [each for each in self.dispatchers.values() if each.running]
         return max(running, key=lambda each: len(each.queues), default=None)
 
+    def _later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.loop.call_later(delay_s, action, context=self.context)
+
     def _durable_sent(self, sender: str, node: str, job: str) -> None:
         self.jobs.sent(sender, node, job)
 
@@ -307,6 +314,8 @@ class World:
         deadline_at = self.outcomes.requests[request].deadline_at
         excused = self.accidents.excuses_late_messages
         self.outcomes.body_started(request, node)
+        if context.method == "items":
+            self.aims.passes(Moment.STREAM)
         if context.in_gang:
             self.gangs.starts(number, node, request, context.gang, context.token)
             if context.method == "rank":

@@ -1,0 +1,36 @@
+"""Planted bugs in what becomes of a gang whose owner dies at a step of its request. See mutants."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.coordinator.gang import Gang
+from gangline.coordinator.granting import Granting
+from gangline.testing.sim.aims import OF_OWNERS, Moment, with_aims
+from gangline.testing.sim.gang_draw import draw_gang_plan
+from gangline.testing.sim.plan import Accident, Plan
+
+from .mutants import mutant
+
+
+def _draw(seed: int) -> Plan:
+    return with_aims(draw_gang_plan(seed))
+
+
+def _kills_owners(plan: Plan) -> bool:
+    """Plans in which an owner is killed while its gang is being granted."""
+    return any(
+        aim.accident is Accident.CLIENT_CRASH and aim.moment in OF_OWNERS and aim.moment is not Moment.FORMED
+        for aim in plan.aims
+    )
+
+
+@mutant("L12", needs=_kills_owners, seeds=60, draw=_draw)
+def an_owner_is_missed_only_once_it_has_renewed(patch: pytest.MonkeyPatch) -> None:
+    original = Granting.committed
+
+    def committed(self: Granting, gang: Gang, revision: int) -> None:
+        original(self, gang, revision)
+        self._books.agenda.cancel(("owner", gang.id))
+
+    patch.setattr(Granting, "committed", committed)

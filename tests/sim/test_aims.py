@@ -1,0 +1,63 @@
+"""Seeds with accidents that are aimed at steps of gangs, standing sets and streams: no law is broken."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from gangline.testing.sim.aims import OF_OWNERS, Moment, draw_aims, with_aims
+from gangline.testing.sim.gang_draw import draw_gang_plan
+from gangline.testing.sim.plan import Accident, draw_plan
+from gangline.testing.sim.run import run
+
+from ..scale import repetitions
+
+FIRST = int(os.environ.get("SIM_FROM", "0"))
+SEEDS = {
+    "plain": int(os.environ.get("SIM_SEEDS", repetitions(2, whole=60))),
+    "gangs": int(os.environ.get("SIM_GANG_SEEDS", repetitions(1, whole=100))),
+}
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_no_law_is_broken_by_accidents_at_the_worst_moments(kind):
+    seeds = range(FIRST, FIRST + SEEDS[kind])
+    reports = [run(seed, aims=True, gangs=kind == "gangs") for seed in seeds]
+    broken = [str(report) for report in reports if not report.ok]
+    assert not broken, "\n\n".join(broken)
+
+
+def test_all_moments_are_aimed_at_and_owners_are_killed_at_each_of_theirs():
+    aims = [aim for seed in range(100) for aim in draw_aims(draw_gang_plan(seed))]
+    assert {aim.moment for aim in aims if aim.accident is Accident.SERVER_RESTART} == set(Moment)
+    assert {aim.moment for aim in aims if aim.accident is Accident.CLIENT_CRASH} == set(OF_OWNERS)
+    assert {aim.moment for seed in range(20) for aim in draw_aims(draw_plan(seed))} == {Moment.STREAM}
+
+
+def test_nothing_but_the_aims_is_another():
+    for draw in (draw_plan, draw_gang_plan):
+        plan, aimed = draw(3), with_aims(draw(3))
+        assert not plan.aims and aimed.aims == draw_aims(plan)
+        assert (aimed.steps, aimed.events, aimed.gangs) == (plan.steps, plan.events, plan.gangs)
+        assert not aimed.calm
+
+
+@pytest.mark.parametrize(
+    "accident", [Accident.CLIENT_CRASH, pytest.param(Accident.SERVER_RESTART, marks=pytest.mark.long)]
+)
+def test_what_is_aimed_happens(accident):
+    """Of the seeds that aim so: an accident of that kind is told at a moment that no event of the plan has."""
+    told: Counter[str] = Counter()
+    for seed in range(30):
+        plan = with_aims(draw_gang_plan(seed))
+        kinds = {aim.accident for aim in plan.aims}
+        if kinds != {accident} or any(event.accident is accident for event in plan.events):
+            continue
+        lines: list[str] = []
+        run(seed, plan=plan, echo=lines.append)
+        told[accident] += sum(f" {accident.value} " in line for line in lines)
+        if told[accident]:
+            return
+    pytest.fail(f"no {accident.value} in 30 seeds")

@@ -55,7 +55,7 @@ class Outcomes:
         self,
         checker: Checker,
         clock: Callable[[], float],
-        excuses_doubt: Callable[[Request], bool] = lambda _: True,
+        excuses_doubt: Callable[[Request], bool],
         *,
         rate: Callable[[str], float] = lambda _: 1.0,
     ) -> None:

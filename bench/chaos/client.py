@@ -124,18 +124,24 @@ class _Client:
                 told.value.append(item)
 
     async def lease(self) -> None:
+        await self._lease(slots=2, calls=4)
+
+    async def idle_lease(self) -> None:
+        """Held for a while before it is used, now and then for longer than its time to live."""
+        await self._lease(slots=1, calls=1, idle_s=self.draw.uniform(0.5, 1.5) * _TTL_S)
+
+    async def _lease(self, *, slots: int, calls: int, idle_s: float = 0.0) -> None:
         client = self.client.options(timeout_s=_TIMEOUT_S, idempotent=False)
         ledger = "sync" if self.draw.random() < 0.2 else "behind"
-        leasing = client.lease(POOL, slots=2, ttl_s=_TTL_S, ledger=ledger)
+        leasing = client.lease(POOL, slots=slots, ttl_s=_TTL_S, ledger=ledger)
         entered: list[gangline.Lease] = []
         asked = time.monotonic()
         async with self.asking("enter lease", _TIMEOUT_S):
             entered.append(await leasing.__aenter__())
         for held in entered:
-            with self.holding(held.token, asked, held, slots=2, ttl_s=_TTL_S, sync=ledger == "sync"):
-                if self.draw.random() < 0.1:  # for longer than its time to live now and then
-                    await asyncio.sleep(self.draw.uniform(0.5, 1.5) * _TTL_S)
-                await asyncio.gather(*(self._on_lease(held) for _ in range(4)))
+            with self.holding(held.token, asked, held, slots=slots, ttl_s=_TTL_S, sync=ledger == "sync"):
+                await asyncio.sleep(idle_s)
+                await asyncio.gather(*(self._on_lease(held) for _ in range(calls)))
                 await leasing.__aexit__(None, None, None)
 
     async def _on_lease(self, held: gangline.Lease) -> None:
@@ -230,7 +236,7 @@ class _Client:
         every: list[tuple[Callable[[], Awaitable[None]], int, float]] = [
             (self.call, 1, 0.15), (self.once, 3, 0.1), (self.lease, 1, 0.3), (self.selection, 1, 0.2),
             (self.job, 2, 0.4), (self.gang, 1, 0.4), (self.standing, 2, 0.2), (self.stream, 1, 0.3),
-            (self.ordered, 1, 0.8),
+            (self.ordered, 1, 0.8), (self.idle_lease, 1, 5.0),
         ]  # fmt: skip
         async with asyncio.TaskGroup() as group:
             for ask, times, pause_s in every:

@@ -170,7 +170,7 @@ class StepRunner:
             return  # the request itself was answered; this is its selection's or lease's own end
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
         if isinstance(error, DeadlineExceeded):
-            self._world.outcomes.too_late(request)
+            self._world.told_too_late(request)
         self._world.outcomes.failed(request, error.code, may_have_started=error.may_have_started)
 
     def _cancelled(self, request: Request) -> None:

@@ -304,6 +304,12 @@ class World:
         if node_context(owner).run(_trusts, holder):  # by its own clock
             self.checker.fail("L5", f"{node}: token {token} has expired, and its holder still trusts it: {holder!r}")
 
+    def told_too_late(self, request: Request) -> None:
+        """A client was told that a deadline has passed. (A worker that stood still takes that off the time of
+        what lay in its socket, which may have lain there from the beginning.)"""
+        if not any(self.troubles.befell(name, request.begun_at) for name in self.workers):
+            self.outcomes.too_late(request)
+
     # -- what task code tells -------------------------------------------------------------------------------------
 
     def body_started(self, request: str, cost: int, context: TaskContext) -> int:

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from gangline.bus.jetstream import connect
+from gangline.bus.listening import listen
 from gangline.bus.settings import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.public_id import public_id
@@ -83,7 +84,7 @@ async def test_a_kept_gang_is_renewed_until_interrupted_and_then_released(comman
     bus = await connect(ConnectionSettings(urls=(nats_url,)), name="test")
     try:
         renewals = collect()
-        await bus.subscribe(Names(namespace).gang(GangOperation.RENEW), renewals)
+        await listen(bus, Names(namespace).both(Names(namespace).gang(GangOperation.RENEW)), renewals)
         await renewals.count(1)
     finally:
         await bus.close()

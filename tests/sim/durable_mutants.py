@@ -141,7 +141,7 @@ def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> 
     from gangline.dispatcher.durable import ending
 
     original = ending.max_attempts
-    patch.setattr(ending, "max_attempts", lambda *args: original(*args) + 1)
+    patch.setattr(ending, "max_attempts", lambda *args, **more: original(*args, **more) + 1)
 
 
 # -- roll-outs --------------------------------------------------------------------------------------------------------

@@ -56,7 +56,8 @@ class WorkerStatistics:
     gangs: dict[str, int]
     """Since start: held, refused, freed, formed, torn_down, stopped, failed, alone; and members now."""
     memory: dict[str, int]
-    """Sizes of what is remembered: leases, tasks, jobs, senders, reserves, answers, answer_bytes."""
+    """Sizes of what is remembered: leases, tasks, jobs, unstored (ends of jobs that no dispatcher has stored), senders,
+    reserves, answers, answer_bytes."""
 
 
 class Worker:

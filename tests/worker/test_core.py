@@ -518,7 +518,7 @@ def test_its_statistics_are_zero_at_rest_and_its_repr_tells_the_state():
     for bench.now in (5.0, 10.0):
         bench.core.sweep(bench.now)
     assert bench.core.statistics() == dict.fromkeys(
-        ("leases", "tasks", "jobs", "senders", "reserves", "answers", "answer_bytes"), 0
+        ("leases", "tasks", "jobs", "unstored", "senders", "reserves", "answers", "answer_bytes"), 0
     )
 
 

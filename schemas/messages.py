@@ -151,7 +151,10 @@ class LeaseInfo(Reply):
     expires_in_s: float
     """Of a gang's seat: how long its gang is believed in without a word of the coordinator."""
     gang: str | None = None
-    """The gang that it is a seat of."""
+    """The gang that it is a seat of, or whose seat's slots it holds."""
+    seat: str | None = None
+    """Of slots of a gang's seat that somebody holds (a choice or a lease): the seat's public id. They are among the
+    seat's slots, and not in the ledger."""
 
 
 class GangShare(Reply):

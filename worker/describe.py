@@ -94,6 +94,7 @@ class Description:
                     owner=lease.owner,
                     expires_in_s=round(max(0.0, min(lease.due_at - now, _patience_s(core, lease, now))), 3),
                     gang=lease.gang if lease.seat is None else lease.seat.gang,
+                    seat=None if lease.seat is None else public_id(lease.seat.token),
                 )
                 for lease in core.leases.values()
             ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
 
 import pytest
 
+from gangline import connect as connect_client
 from gangline.bus.jetstream import connect
 from gangline.bus.listening import listen
 from gangline.bus.settings import ConnectionSettings
@@ -143,6 +145,20 @@ def test_a_task_is_submitted_to_a_set(commands, running):
     on_all = SET.replace("name: llama", "name: herd\nroute: all")
     assert commands.run("gangset", "apply", "-", stdin=on_all).returncode == 0
     assert commands.json("submit", "herd.shout", '["loud"]', "--wait") == ["LOUD", "LOUD"]
+
+
+async def test_what_is_held_of_a_gang_of_a_set_is_listed_where_it_is_asked_for(commands, running, nats_url, namespace):
+    (commands.folder / "set.yaml").write_text(SET)
+    assert commands.run("gangset", "apply", "set.yaml").returncode == 0
+    until(lambda: commands.json("gangset", "status", "llama").get("state") == "steady", "the set never is steady")
+    async with connect_client(nats_url, namespace=namespace, name="holder") as client, client.lease("llama") as lease:
+        assert await asyncio.to_thread(commands.json, "leases") == []
+        (held,) = await asyncio.to_thread(commands.json, "leases", "--gangs")
+        table = (await asyncio.to_thread(commands.run, "leases", "--gangs")).stdout
+    where = f"{held['pool']}.{held['worker']}"
+    assert (where, held["token"], held["slots"]) == (lease.worker, public_id(lease.token), 1)
+    assert f"on gang {lease.gang}" in held["owner"] and public_id(lease.token) in table
+    assert (commands.run("leases", "--gangs", "--watch")).returncode == 2
 
 
 def test_a_set_is_applied_listed_scaled_and_deleted(commands, running):

@@ -134,6 +134,7 @@ async def test_stats_tell_what_is_held(rig: Rig, fmt):
             "owner": "ann",
             "expires_in_s": 19.9,
             "gang": None,
+            "seat": None,
         }
     ]
     assert body["tasks"]["started"] == 1

@@ -48,7 +48,7 @@ def leases_table(leases: Sequence[LeaseRecord]) -> Table:
             str(lease.slots),
             "one task" if lease.single_use else "held",
             lease.owner,
-            duration(now - lease.granted_at),
+            duration(now - lease.granted_at) if lease.granted_at else "",
             duration(lease.expires_at - now),
         )
         for lease in leases

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from ..schemas.errors import ServerUnreachable
 from .ambient import Ambient
 from .memory_bus import Link, MemoryBus, MemorySubscription
-from .memory_faults import SERVER, Faults, StorageFate, server_time
+from .memory_faults import SERVER, Faults, Split, StorageFate, server_time
 from .memory_kv import MemoryWatch
 from .memory_store import MemoryStore
 from .memory_streams import MemoryStreams
@@ -62,6 +63,10 @@ class MemoryHub:
         self.storage_timeout_s = storage_timeout_s
         self.up = True
         self.storage_up = True
+        self.still = False
+        """JetStream stands still; see `stand_still`."""
+        self._frozen = False
+        self._split: Split | None = None
         # Of its own, so that what the server does belongs to no client's task or node.
         self.context = contextvars.Context()
         self._table: RoutingTable[MemorySubscription] = RoutingTable()
@@ -93,6 +98,8 @@ class MemoryHub:
             raise ServerUnreachable("the in-memory server is down: start() it first")
         bus = MemoryBus(self, name)
         self._buses[bus] = None
+        if self._frozen:
+            self.partition(bus)
         return bus
 
     @property
@@ -170,7 +177,7 @@ class MemoryHub:
 
     def reconnect(self, bus: MemoryBus) -> None:
         """Let a lost connection come back. Does nothing while the server is down or for a live connection."""
-        if not self.up or bus.link is not Link.DOWN:
+        if not self.up or self._frozen or bus.link is not Link.DOWN:
             return
         bus.link = Link.UP
         for subscription in bus.subscriptions:
@@ -211,12 +218,93 @@ class MemoryHub:
         self.storage_up = True
         self.streams.resume()
 
+    def stand_still(self) -> None:
+        """JetStream does nothing by itself, and nothing expires, before `go_on`."""
+        self.still = True
+        for store in self._stores.values():
+            store.pause()
+
+    def go_on(self) -> None:
+        """What has expired meanwhile goes first."""
+        self.still = False
+        for store in list(self._stores.values()):
+            store.go_on()
+        self.streams.resume()
+
+    def freeze(self) -> None:
+        """The server stands still: connections stay up, and nothing passes before `thaw`. Idempotent."""
+        self._frozen = True
+        self.stand_still()
+        for bus in list(self._buses):
+            self.partition(bus)
+
+    def thaw(self, lag_s: Callable[[], float] = lambda: 0.0) -> None:
+        """What the server does by the clock goes first, then all that was held comes through: of each connection when
+        the server comes to it, after `lag_s`."""
+        self._frozen = False
+        self.go_on()
+
+        def serve(bus: MemoryBus) -> None:
+            if not self._frozen:
+                self.heal(bus)
+                self.reconnect(bus)
+
+        for bus in list(self._buses):
+            self.later(lag_s(), functools.partial(serve, bus))
+
+    def split(self, away: Callable[[str], bool]) -> Split:
+        """Let the servers fall apart; `away` says by the name of a connection whether it is on the side where JetStream
+        has no leader. Ends with `mend`."""
+        self._split = Split(away)
+        return self._split
+
+    @property
+    def is_split(self) -> bool:
+        return self._split is not None
+
+    def mend(self) -> None:
+        """All servers hear each other. Idempotent."""
+        split, self._split = self._split, None
+        if split is None:
+            return
+        split.end()
+        if split.noticed:
+            for watch in [one for one in self._watches if split.away(one.bus.name) and one.bus.connected]:
+                watch.again(self.store(watch.bucket))
+            for bus in [one for one in self._buses if split.away(one.name) and one.connected]:
+                self.streams.resync(bus)
+
     # -- for connections ------------------------------------------------------------------------------------------
+
+    def cuts_off(self, bus: MemoryBus) -> bool:
+        """Whether the leader knows that it cannot be reached."""
+        return self._split is not None and self._split.noticed and self._split.away(bus.name)
+
+    def to_or_from_leader(
+        self, bus: MemoryBus, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
+    ) -> None:
+        """Something is on its way between a connection's server and JetStream's leader. `refuse`: it is known that
+        there is none to be reached."""
+        split = self._split
+        if split is None or not split.away(bus.name):
+            pass_on()
+        elif not split.noticed:
+            split.cross(pass_on)
+        elif refuse is not None:
+            refuse()
 
     def route(self, sender: MemoryBus, message: Message) -> None:
         """A message has reached the server."""
         heard = self.show(sender, message)
-        stored = self.streams.capture(message)
+        if self._split is not None and self._split.away(sender.name) and self.streams.takes(message.subject):
+            self._split.cross(lambda: self._store(sender, message, heard=True))
+            if not self._split.noticed:
+                return
+        self._store(sender, message, heard)
+
+    def _store(self, sender: MemoryBus, message: Message, heard: bool) -> None:
+        away = self._split is not None and self._split.away(sender.name)
+        stored = None if away else self.streams.capture(message)
         if message.reply and stored is not None:
             self._answer(sender, Message(message.reply, stored))
         elif message.reply and not heard:
@@ -227,12 +315,26 @@ class MemoryHub:
         for tap in self._message_taps:
             tap(sender.name, message)
         plain, groups = self._table.match(message.subject)
+        if self._split is not None:
+            plain, groups = (
+                self._within_reach(self._split, sender, plain),
+                [near for members in groups if (near := self._within_reach(self._split, sender, members))],
+            )
         for subscription in plain:
             self._send(sender.name, subscription, message)
         for members in groups:
             one = members[0] if len(members) == 1 else self.ambient.random.choice(members)
             self._send(sender.name, one, message)
         return bool(plain or groups)
+
+    def _within_reach(
+        self, split: Split, sender: MemoryBus, subscriptions: Sequence[MemorySubscription]
+    ) -> list[MemorySubscription]:
+        """Those that the sender's server believes to be there."""
+        if not split.noticed:
+            return list(subscriptions)
+        side = split.away(sender.name)
+        return [one for one in subscriptions if split.away(one.bus.name) is side]
 
     def _answer(self, sender: MemoryBus, answer: Message) -> None:
         """The server itself replies to `sender`."""
@@ -243,13 +345,17 @@ class MemoryHub:
     def say(self, bus: MemoryBus, subject: str, take: Callable[[Any], None], what: object) -> None:
         """The server itself sends something down one connection: in order, and once if at all."""
         if self.faults is None:
-            bus.arrive(take, what)
+            bus.from_leader(take, what)
             return
         loop = asyncio.get_running_loop()
         for delay in self.faults.message(SERVER, bus.name, subject, server_time())[:1]:
-            loop.call_later(delay, bus.arrive, take, what, context=self.context)
+            loop.call_later(delay, bus.from_leader, take, what, context=self.context)
 
     def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
+        split = self._split
+        if split is not None and sender != SERVER and split.away(sender) is not split.away(subscription.bus.name):
+            split.cross(lambda: self._send(sender, subscription, message))
+            return
         if self.faults is None:
             subscription.bus.arrive(subscription.deliver, message)
             return

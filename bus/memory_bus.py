@@ -25,6 +25,7 @@ from .port import (
     NoResponders,
     ObjectStore,
     RequestTimeout,
+    StorageUnavailable,
     Stream,
     StreamSettings,
     Subscription,
@@ -217,7 +218,7 @@ class MemoryBus:
 
     async def flush(self) -> None:
         try:
-            await self.operate(lambda: None, self.hub.link_fate())
+            await self.operate(lambda: None, self.hub.link_fate(), storage=False)
         except TimeoutError:
             raise Disconnected("the in-memory server did not answer in time: it is partitioned") from None
 
@@ -256,10 +257,25 @@ class MemoryBus:
         elif self.link is Link.CUT:
             self.held.append(lambda: take(what))
 
+    def from_leader(self, take: Callable[[Any], None], what: object) -> None:
+        """Something from JetStream's leader is at the servers."""
+        self.hub.to_or_from_leader(self, lambda: self.arrive(take, what))
+
     async def operate(
-        self, action: Callable[[], Any], fate: StorageFate | None = None, *, timeout_s: float | None = None
+        self,
+        action: Callable[[], Any],
+        fate: StorageFate | None = None,
+        *,
+        timeout_s: float | None = None,
+        storage: bool = True,
+        passing: Callable[[], None] | None = None,
     ) -> Any:
-        """A storage operation's way to the server and back; `action` runs there. `fate` is drawn if not given.
+        """A storage operation's way to the server and back; `action` runs there.
+
+        Args:
+            fate: drawn if not given.
+            storage: whether JetStream's leader does it; else the server that we are connected to.
+            passing: called as soon as it has reached the server that we are connected to.
 
         Raises:
             Disconnected, ClosedError, TimeoutError (after `timeout_s`, or the hub's `storage_timeout_s`), and what
@@ -276,9 +292,24 @@ class MemoryBus:
         def at_server() -> None:
             if self.link not in (Link.UP, Link.CUT):
                 return
-            answer = _outcome(action)
+            if passing is not None:
+                passing()
+            if not storage:
+                respond(self.arrive, _outcome(action))
+            else:
+                self.hub.to_or_from_leader(self, at_leader, no_leader)
+
+        def at_leader() -> None:
+            respond(self.from_leader, _outcome(action))
+
+        def no_leader() -> None:
+            respond(self.arrive, (None, StorageUnavailable("JetStream has no leader on this side: try again")))
+
+        def respond(
+            back: Callable[[Callable[[Any], None], object], None], answer: tuple[Any, Exception | None]
+        ) -> None:
             if fate.answer_s is not None:
-                self.hub.later(fate.answer_s, lambda: self.arrive(settle, answer))
+                self.hub.later(fate.answer_s, lambda: back(settle, answer))
 
         def settle(answer: tuple[Any, Exception | None]) -> None:
             loop.call_soon(_settle, waiting, *answer, context=self.hub.context)

@@ -83,7 +83,7 @@ class MemoryConsumerLink:
 
         def at_server() -> None:
             if self._bus.losses == losses and self._bus.connected:
-                action(self._find())
+                self._hub.to_or_from_leader(self._bus, lambda: action(self._find()))
 
         self._bus.depart(lambda: self._hub.later(request_s, at_server))
 
@@ -137,7 +137,7 @@ class _Requester:
 
     @property
     def gone(self) -> bool:
-        return self._bus.losses != self.losses or not self._bus.connected
+        return self._bus.losses != self.losses or not self._bus.connected or self._bus.hub.cuts_off(self._bus)
 
     def deliver(self, message: StreamMessage, ordinal: int) -> None:
         self._link.say(lambda: self._link.owner.on_message(message, ordinal))

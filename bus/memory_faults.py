@@ -58,6 +58,39 @@ class FaultRates:
     """An operation, or its answer, is lost; each with this probability."""
 
 
+class Split:
+    """Servers that do not hear each other, as those see it on whose side JetStream has no leader (`away`). The others
+    are not held up, but hear nothing from there.
+
+    As long as no server has noticed, what is meant for the other side is kept on the way; from then on it is lost, and
+    a server says at once that nobody listens on its side.
+
+    Args:
+        away: by the name of a connection, whether it is on the side without the leader.
+    """
+
+    def __init__(self, away: Callable[[str], bool]) -> None:
+        self.away = away
+        self.noticed = False
+        self._kept: list[Callable[[], None]] = []
+
+    def cross(self, pass_on: Callable[[], None]) -> None:
+        """Something is on its way to the other side."""
+        if not self.noticed:
+            self._kept.append(pass_on)
+
+    def notice(self) -> None:
+        """Servers have given up their connections to those on the other side."""
+        self.noticed = True
+        self._kept.clear()
+
+    def end(self) -> None:
+        """What was kept comes through now, in order."""
+        kept, self._kept = self._kept, []
+        for pass_on in kept:
+            pass_on()
+
+
 class RandomFaults:
     """Faults by chance. Messages on one link (sender to receiver) keep their order unless `reorder` was drawn.
 

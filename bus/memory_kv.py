@@ -63,7 +63,7 @@ class MemoryKeyValue:
         write = KvWrite(key=key, value=value, ttl_s=ttl_s, revision=revision)
         self._check(write)
         try:
-            return cast("int", await self._operate(lambda: self._apply(write)))
+            return await self._write(write)
         except StorageUnavailable as error:
             # Like the real one: after a time-out a conditional write reads back whether it was taken after all.
             if revision is None or not isinstance(error.__cause__, TimeoutError):
@@ -76,7 +76,7 @@ class MemoryKeyValue:
     async def delete(self, key: str, *, revision: int | None = None) -> None:
         write = KvWrite(key=key, value=None, revision=revision)
         self._check(write)
-        await self._operate(lambda: self._apply(write))
+        await self._write(write)
 
     async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
         for write in writes:
@@ -90,7 +90,7 @@ class MemoryKeyValue:
             raise InvalidRequest(f"an atomic batch has 1 to {MAX_BATCH} writes, not {len(writes)}")
         for write in writes:
             self._check(write)
-        return cast("int", await self._operate(lambda: self._commit(writes)))
+        return cast("int", await self._operate(lambda: self._commit(writes), *writes))
 
     async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
         watch = MemoryWatch(self._bus, self.name, Pattern(pattern), handler)
@@ -122,14 +122,11 @@ class MemoryKeyValue:
         return nothing if store is None else look(store)
 
     def _apply(self, write: KvWrite) -> int:
-        self._show(write)
         revision = self._store().apply(write)
         self._hub.taken(self._bus.name, self.name, (write,))
         return revision
 
     def _commit(self, writes: Sequence[KvWrite]) -> int:
-        for write in writes:
-            self._show(write)
         revision = self._store().commit(writes)
         self._hub.taken(self._bus.name, self.name, writes)
         return revision
@@ -147,16 +144,23 @@ class MemoryKeyValue:
 
     # -- on the way -----------------------------------------------------------------------------------------------
 
-    async def _operate(self, action: Callable[[], Any]) -> Any:
+    async def _operate(self, action: Callable[[], Any], *writes: KvWrite) -> Any:
+        def passing() -> None:
+            for write in writes:
+                self._show(write)
+
         try:
-            return await self._bus.operate(action)
+            return await self._bus.operate(action, passing=passing)
         except TimeoutError as error:
             timeout_s = self._hub.storage_timeout_s
             raise StorageUnavailable(f"JetStream did not answer for bucket {self.name} in {timeout_s:g} s") from error
 
+    async def _write(self, write: KvWrite) -> int:
+        return cast("int", await self._operate(lambda: self._apply(write), write))
+
     async def _write_one(self, write: KvWrite) -> int | Unavailable:
         try:
-            return cast("int", await self._operate(lambda: self._apply(write)))
+            return await self._write(write)
         except Unavailable as error:
             return error
 
@@ -203,13 +207,18 @@ class MemoryWatch:
                 self.changed(entry)
 
     def changed(self, entry: KvEntry) -> None:
-        if not self.bus.connected or not self._pattern.matches(entry.key):
+        if not self.bus.connected or self.bus.hub.cuts_off(self.bus) or not self._pattern.matches(entry.key):
             return
         if entry.operation is KvOperation.DELETE:
             self._known.pop(entry.key, None)
         else:
             self._known[entry.key] = entry.revision
-        self.bus.arrive(self._deliver, entry)
+        self.bus.from_leader(self._deliver, entry)
+
+    def again(self, store: MemoryStore | None) -> None:
+        """Send all of it: what was sent last may have got lost."""
+        self._known = dict.fromkeys(self._known, 0)
+        self.resync(store)
 
     async def handled(self) -> None:
         """Wait until all that was sent so far has been handled."""

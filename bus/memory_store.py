@@ -51,6 +51,9 @@ class MemoryStore:
         self._context = context
         self._on_change = on_change
         self._keys: dict[str, _Stored] = {}
+        self._paused = False
+        self._overdue: list[tuple[str, int]] = []
+        """What has expired while the store stood still."""
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self.name} keys={sum(1 for _ in self.living())} revision={self.revision}>"
@@ -95,6 +98,16 @@ class MemoryStore:
                 stored.expiry.cancel()
         self._keys.clear()
 
+    def pause(self) -> None:
+        """Stand still: nothing expires before `go_on`, and then at once."""
+        self._paused = True
+
+    def go_on(self) -> None:
+        self._paused = False
+        overdue, self._overdue = self._overdue, []
+        for key, revision in overdue:
+            self._expire(key, revision)
+
     def _require(self, key: str, revision: int | None) -> None:
         if revision is None:
             return
@@ -126,6 +139,9 @@ class MemoryStore:
         return self.revision
 
     def _expire(self, key: str, revision: int) -> None:
+        if self._paused:
+            self._overdue.append((key, revision))
+            return
         stored = self._keys.get(key)
         if stored is not None and stored.revision == revision:
             self.revision += 1

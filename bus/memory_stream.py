@@ -213,7 +213,7 @@ class MemoryReading:
             self._next, self._came = 1, 0  # made anew: its sequences begin again
         self._store = store
         for message in store.after(self._next, self._pattern):
-            self.bus.arrive(self._deliver, message)
+            self.bus.from_leader(self._deliver, message)
         self._next = max(self._next, store.last_sequence + 1)
 
     async def unsubscribe(self) -> None:

@@ -205,7 +205,7 @@ class StoreConsumer:
 
     def _check_idleness(self) -> None:
         left_s = self._used_at + self.settings.inactive_s - server_time()
-        if left_s <= 0 and not self._requests:
+        if left_s <= 0 and not self._requests and self._store.running():
             self._store.drop_consumer(self.name)
         else:
             self._await_idleness(max(left_s, 0.1))

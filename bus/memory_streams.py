@@ -56,7 +56,11 @@ class MemoryStreams:
         return made
 
     def _running(self) -> bool:
-        return self._hub.up and self._hub.storage_up
+        return self._hub.up and self._hub.storage_up and not self._hub.still
+
+    def takes(self, subject: str) -> bool:
+        """Whether some stream stores what is published there."""
+        return self._taker(subject) is not None
 
     def capture(self, message: Message) -> bytes | None:
         """Store a message that was published without knowing of streams; the acknowledgement, if one takes it."""

@@ -13,6 +13,7 @@ from gangline.bus.port import (
     BucketSettings,
     ConnectionEvent,
     KvOperation,
+    NoResponders,
     RequestTimeout,
     Storage,
     StorageUnavailable,
@@ -105,6 +106,90 @@ async def test_the_server_knows_at_once_that_a_killed_client_listens_no_more(hub
     client.publish("echo", reply="answers")
     await asyncio.sleep(0.1)
     assert [message.headers for message in seen] == [{"Status": "503"}]
+
+
+# -- servers of a cluster -----------------------------------------------------------------------------------------
+
+
+async def test_a_server_that_stands_still_keeps_its_connections_and_lets_all_through_late(hub):
+    told, heard = [], []
+    one, other = hub.connect("one"), hub.connect("other")
+    one.on_connection(told.append)
+    await one.subscribe("news", lambda message: heard.append(message.data))
+    kv = await other.bucket("b", BucketSettings())
+    await kv.put("key", b"1", ttl_s=3)
+    hub.freeze()
+    other.publish("news", b"late")
+    late = hub.connect("late")
+    writing = asyncio.ensure_future(kv.put("key", b"2", ttl_s=3))
+    await asyncio.sleep(4)
+    late.publish("news", b"later")
+    assert one.connected and not heard and not writing.done()
+    assert hub.peek("b")[0].value == b"1"  # nothing expires meanwhile
+    hub.thaw()
+    assert await writing
+    assert heard == [b"late", b"later"] and not told
+
+
+async def test_what_expired_while_a_server_stood_still_goes_before_anything_comes_through(hub):
+    one = hub.connect("one")
+    kv = await one.bucket("b", BucketSettings())
+    await kv.put("key", b"1", ttl_s=1)
+    hub.freeze()
+    asking = asyncio.ensure_future(kv.get("key"))
+    await asyncio.sleep(3)
+    hub.thaw()
+    assert await asking is None
+
+
+async def test_servers_that_do_not_hear_each_other_keep_what_is_meant_for_the_other_side(hub):
+    near, away, far = hub.connect("near"), hub.connect("away"), hub.connect("far away")
+    heard = []
+    await near.subscribe("news", lambda message: heard.append(("near", message.data)))
+    await far.subscribe("news", lambda message: heard.append(("far", message.data)))
+    seen = []
+    kv = await near.bucket("b", BucketSettings())
+    await far.subscribe("$KV.b.>", lambda message: seen.append(message.data))
+    theirs = await away.bucket("b", BucketSettings())
+    hub.split(lambda name: "away" in name)
+    away.publish("news", b"1")
+    writing = asyncio.ensure_future(theirs.put("key", b"2"))
+    await kv.put("other", b"3")
+    await asyncio.sleep(1)
+    assert heard == [("far", b"1")] and seen == [b"2"] and not writing.done()
+    assert [entry.key for entry in await kv.entries(">")] == ["other"]
+    hub.mend()
+    await writing
+    await asyncio.sleep(0)
+    assert heard == [("far", b"1"), ("near", b"1")] and seen == [b"2", b"3"]
+
+
+async def test_servers_that_have_given_each_other_up_lose_what_is_meant_for_the_other_side(hub):
+    near, away = hub.connect("near"), hub.connect("away")
+    await echo(near)
+    watched = []
+    theirs = await away.bucket("b", BucketSettings())
+    await theirs.watch(">", lambda entry: watched.append((entry.key, entry.operation)))
+    kv = await near.bucket("b", BucketSettings())
+    await kv.put("first", b"1")
+    await asyncio.sleep(0)
+    split = hub.split(lambda name: name == "away")
+    kept = asyncio.ensure_future(away.request("echo", b"kept", timeout_s=3))
+    await asyncio.sleep(1)
+    split.notice()
+    with pytest.raises(NoResponders):
+        await away.request("echo", timeout_s=1)
+    with pytest.raises(StorageUnavailable):
+        await theirs.get("first")
+    await kv.put("second", b"2")
+    await kv.delete("first")
+    with pytest.raises(RequestTimeout):
+        await kept
+    assert hub.is_split and watched == [("first", KvOperation.PUT)]
+    hub.mend()
+    await asyncio.sleep(0)
+    assert watched[1:] == [("first", KvOperation.DELETE), ("second", KvOperation.PUT)]
+    assert (await away.request("echo", b"back", timeout_s=1)).data == b"back"
 
 
 # -- partitions ---------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 Only what stands in the ledger makes or replaces a worker: the live feed shows writes before storage has judged them, so
 it refreshes what is known and says what to look up. A pull that fails, or shows less than is known, removes nothing: a
-worker goes when its registration is seen deleted, when another instance took its name, or when it falls silent.
+worker goes when its registration is seen deleted, when another instance took its name, or when it has fallen silent and
+its heartbeat has expired.
 """
 
 from __future__ import annotations
@@ -88,6 +89,18 @@ class Discovery:
                     self._census.beat(record.worker, heartbeat)
         self.pulled = True
         self.pulls += 1
+
+    async def beats(self, worker: str, instance: str) -> bool:
+        """Whether the ledger has a heartbeat of that instance, as the ledger's leader says.
+
+        Raises:
+            Disconnected, StorageUnavailable: nothing was learnt.
+        """
+        entry = await self._ledger.get(f"alive.{self._pool}.{worker}")
+        if entry is None:
+            return False
+        beat = self._heartbeat(entry)
+        return beat is None or beat.instance == instance
 
     # -- the live feed --------------------------------------------------------------------------------------------
 

@@ -227,6 +227,14 @@ class Exchange:
             del self._channels[channel.number]
         worker.link = _GONE
 
+    def give_up(self, worker: Worker) -> None:
+        """Nobody knows whether the worker is gone: whoever need not wait for that is told that it is lost."""
+        for flight in [one for one in self._flights.values() if one.worker is worker and not one.durable]:
+            if self.recall(flight):
+                flight.lose(Fate.GONE)
+            else:
+                self.lose(flight, Fate.LOST)
+
     def lose_earlier(self, worker: Worker, epoch: int) -> None:
         """Since that epoch another process goes on under the worker's id: what the one before was sent is lost."""
         for flight in list(self._flights.values()):

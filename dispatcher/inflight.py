@@ -42,6 +42,8 @@ class Flight:
 
     checked = False
     """Whether a worker may be asked what became of it (CHECK)."""
+    durable = False
+    """Whether it ends as lost only when its worker is lost for certain, however long that takes."""
     reserves = False
     """Whether slots are held when it is granted, to be given back with RELEASE."""
     parcel: Parcel | None = None

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..bus.failure_detector import LOOK_S, PROMPT_S, FailureDetector
 from ..schemas.errors import GanglineError
 from ..schemas.frames import Load, LoadFlag
 from ..schemas.records import Heartbeat, Registration
@@ -77,6 +78,9 @@ class RoutedPool:
         self.settle: Callable[[Ticket], None] = self.core.settle
         """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
         or by `pump`."""
+        self._suspects: FailureDetector[Worker] = FailureDetector(settings.unconfirmed_after_s)
+        self._looking: asyncio.Task[None] | None = None
+        self._questions: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._closed: GanglineError | None = None
 
@@ -176,10 +180,15 @@ class RoutedPool:
         """Whether the worker is still the one known by its name."""
         return self.core.view.workers.get(worker.id.worker) is worker
 
-    def lose(self, worker: Worker, why: str) -> None:
-        """Whoever watches it more closely than by its heartbeat says that it is no more."""
-        if self.core.gone(worker, self._loop.time()):
-            self._lost(worker, why)
+    def suspect(self, worker: Worker, why: str) -> None:
+        """Nothing is heard of it, or whoever watches it more closely says that it is no more: it gets nothing new, and
+        is looked up in the ledger, which decides. Idempotent."""
+        if not self.contains(worker):
+            return
+        self.core.view.unreachable(worker)
+        self._suspects.suspect(worker, why, self._loop.time())
+        if self._looking is None and self.discovery is not None:
+            self._looking = self._loop.create_task(self._look_up(self.discovery), name=f"gangline-suspects-{self.name}")
 
     # -- exchange.Listener ----------------------------------------------------------------------------------------
 
@@ -189,6 +198,8 @@ class RoutedPool:
             self.core.ended(worker, now)
         self.used_at = now
         if self.contains(worker):
+            if self._suspects:
+                self._suspects.clear(worker)
             self.core.loaded(worker, load, epoch, now)
             self.pump(worker)
 
@@ -215,6 +226,7 @@ class RoutedPool:
             return
         if known.own == 0:
             self.core.gone(known, self._loop.time())
+            self._suspects.clear(known)
             self._exchange.lose_worker(known)
             self._arm_sooner()
         else:
@@ -228,6 +240,7 @@ class RoutedPool:
         if known is None or known.instance != beat.instance:
             return False
         now = self._loop.time()
+        self._suspects.clear(known)
         flags = LoadFlag.DRAINING if beat.draining else 0
         self.core.view.confirm(known, beat.epoch)
         self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
@@ -246,6 +259,7 @@ class RoutedPool:
         self.core.connected = connected
         if connected:
             # Nobody could be heard meanwhile; everybody gets the full time again.
+            self._suspects.clear_all()
             for worker in self.core.view.workers.values():
                 worker.heard_at = self._loop.time()
             self.pump()
@@ -255,8 +269,9 @@ class RoutedPool:
     def tick(self, now: float) -> None:
         """Called a few times a second while connected: who fell silent, whose load went stale."""
         for worker in self.core.view.silent(now, self._settings.lost_after_s):
-            if self.core.gone(worker, now):
-                self._lost(worker, f"not heard of for {self._settings.lost_after_s:g} s")
+            self.suspect(worker, f"not heard of for {self._settings.lost_after_s:g} s")
+        for worker in self._suspects.unconfirmed(now):
+            self._exchange.give_up(worker)
         if self.core.view.age(now):
             self.pump()
 
@@ -268,6 +283,10 @@ class RoutedPool:
     def close(self, error: GanglineError) -> None:
         """Refuse whoever waits."""
         self._carry_out(self.core.refuse_all(error))
+        self._suspects.clear_all()
+        for task in (self._looking, *self._questions):
+            if task is not None:
+                task.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -288,12 +307,42 @@ class RoutedPool:
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _lost(self, worker: Worker, why: str) -> None:
+        self._suspects.clear(worker)
         # One that drained and owes us nothing has left in order; we merely kept it for its last answers.
         level = logging.INFO if worker.draining and not worker.own else logging.WARNING
         extra = {"action": "worker.lost", "worker": str(worker.id)}
         _log.log(level, "worker %s is lost: %s", worker.id, why, extra=extra)
         self._exchange.lose_worker(worker)
         self._arm_sooner()
+
+    async def _look_up(self, discovery: Discovery) -> None:
+        """Ask the ledger for the heartbeat of each suspect, again and again, while there are some. One question at a
+        time: a ledger that does not answer need not be asked about everybody."""
+        try:
+            while self._suspects:
+                worker = self._suspects.due(self._loop.time())
+                if worker is None:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                question = self._loop.create_task(self._ask(discovery, worker), name="gangline-suspect")
+                self._questions.add(question)
+                question.add_done_callback(self._questions.discard)
+                await asyncio.wait([question], timeout=PROMPT_S)
+        finally:
+            self._looking = None
+
+    async def _ask(self, discovery: Discovery, worker: Worker) -> None:
+        asked_at = self._loop.time()
+        try:
+            alive = await discovery.beats(worker.id.worker, worker.instance)
+        except GanglineError as error:
+            extra = {"action": "worker.look_up", "worker": str(worker.id)}
+            _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
+            return
+        now = self._loop.time()
+        why = self._suspects.answered(worker, asked_at=asked_at, now=now, alive=alive)
+        if why is not None and self.core.gone(worker, now):
+            self._lost(worker, why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

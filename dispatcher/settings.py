@@ -47,7 +47,12 @@ class RouterSettings:
     stale_after_s: float = 10.0
     """A worker's load that was not confirmed for so long counts as unknown, that is, as having room."""
     lost_after_s: float = LOST_AFTER_S
-    """A worker not heard of for so long (while we are connected) is lost. At least three heartbeats."""
+    """A worker not heard of for so long (while we are connected) gets nothing new, and is looked up in the ledger:
+    it is lost when its heartbeat key has expired. At least three heartbeats."""
+    unconfirmed_after_s: float = 30.0
+    """A call to a worker that is not heard of ends as lost after so long, too, if the ledger says nothing of the worker
+    meanwhile. More: calls wait longer for a server that is slow to come back. Durable tasks wait for the ledger
+    however long that takes."""
     check_after_s: float = 2.0
     """A task without an answer for so long is asked for (CHECK); the interval then doubles up to 16 s."""
     probe_first_s: float = 0.1
@@ -94,6 +99,7 @@ _BOUNDS: Final = (
     ("default_timeout_s", 0.001, MAX_DEADLINE_S),
     ("stale_after_s", 1.0, 3600.0),
     ("lost_after_s", 1.0, 3600.0),
+    ("unconfirmed_after_s", 1.0, 3600.0),
     ("check_after_s", 0.1, 3600.0),
     ("probe_first_s", 0.005, 60.0),
     ("probe_max_s", 0.005, 60.0),

@@ -47,6 +47,7 @@ class JobFlight(Flight):
     __slots__ = ("attached", "attempt", "pilot", "seq", "sent_at")
 
     checked = True
+    durable = True
 
     def __init__(
         self, id: int, worker: Worker, pilot: Pilot, *, seq: int, attempt: int, attached: bool, sent_at: float

@@ -56,8 +56,9 @@ class DispatcherSettings:
     ping_s: float = 0.5
     """How often dispatchers ask after each other, and after workers that run their tasks. 0.05 to 10."""
     worker_gone_after_s: float = 1.0
-    """A worker at whose subjects nobody has listened for so long is lost, and its tasks start elsewhere. (One that is
-    silent is lost by its heartbeat, after 3 s.) 0.1 to 60."""
+    """A worker at whose subjects nobody has listened for so long is looked up in the ledger at once (one that is
+    silent: after the router's `lost_after_s`). When its heartbeat has expired it is lost, and its tasks start
+    elsewhere. 0.1 to 60."""
     freeze_after_s: float = 1.0
     """After a gap of so long in our own running we ask whether our queues are still ours. 0.5 to 10."""
     frozen_after_s: float = 2.5

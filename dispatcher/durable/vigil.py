@@ -1,8 +1,9 @@
 """Watches over workers that run durable tasks: notices within a second or so that one is no more.
 
 Each is asked something cheap twice a second. Nobody there (the server knows at once when a process died) several times
-in a row, while we are well connected, means that the worker is lost; a silent one is lost when its heartbeat expires,
-which is the router's business.
+in a row, while we are well connected, means that the router looks it up in the ledger at once, rather than when it
+misses its heartbeats. It is lost when its heartbeat has expired: servers that do not hear each other say of each
+other's workers, too, that nobody is there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ _SETTLED_S: Final = 3.0
 
 
 class _Watched:
-    __slots__ = ("absent_since", "count", "worker")
+    __slots__ = ("absent_since", "count", "suspected", "worker")
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.count = 0
         self.absent_since: float | None = None
+        self.suspected = False
 
 
 class Vigil:
@@ -80,6 +82,7 @@ class Vigil:
             watched.count -= 1
             if not watched.count:
                 del self._watched[worker]
+                self.lost += watched.suspected and not worker.known
 
     async def _go_on(self) -> None:
         loop = asyncio.get_running_loop()
@@ -108,17 +111,18 @@ class Vigil:
             if watched.absent_since is None:
                 watched.absent_since = sent_at
             elif sent_at - watched.absent_since >= self._gone_after_s and self._watched.get(worker) is watched:
-                self._lose(worker)
+                self._suspect(watched)
         except GanglineError:
             pass
         else:
             watched.absent_since = None
+            watched.suspected = False
 
-    def _lose(self, worker: Worker) -> None:
-        self.lost += 1
-        pool = self._router.pools.get(worker.id.pool)
+    def _suspect(self, watched: _Watched) -> None:
+        watched.suspected = True
+        pool = self._router.pools.get(watched.worker.id.pool)
         if pool is not None:
-            pool.lose(worker, f"nobody has listened there for {self._gone_after_s:g} s")
+            pool.suspect(watched.worker, f"nobody has listened there for {self._gone_after_s:g} s")
 
     def __repr__(self) -> str:
         return f"Vigil(watched={len(self._watched)}, lost={self.lost})"

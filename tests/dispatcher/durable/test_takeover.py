@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.port import NoResponders
 from gangline.dispatcher.client import Client
 from gangline.dispatcher.durable import effects as do
 from gangline.dispatcher.durable import queue
@@ -426,7 +427,7 @@ def test_a_letter_is_replayed_when_its_dispatcher_knows_that_its_end_is_stored(m
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_tasks_of_a_killed_worker_start_elsewhere_within_two_seconds_and_a_half(seed: int) -> None:
+def test_tasks_of_a_killed_worker_start_elsewhere_as_soon_as_its_heartbeat_has_expired(seed: int) -> None:
     async def story() -> None:
         async with Site(seed=seed) as site:
             for _ in range(2):
@@ -446,7 +447,57 @@ def test_tasks_of_a_killed_worker_start_elsewhere_within_two_seconds_and_a_half(
                 assert site.attempts(job) == ([1, 2] if job in mine else [1])
             again = [at for job, attempt, _, at in site.starts if attempt == 2]
             # There are two slots left at once; the others come with the first tasks' ends.
-            assert len(again) == len(mine) and min(again) - killed_at < 2.5
+            assert len(again) == len(mine) and min(again) - killed_at < 3.0 + 0.5
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_starts_again_when_the_server_falls_silent(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            for _ in range(2):
+                site.worker(slots=4)
+            site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 12.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            site.hub.freeze()
+            await asyncio.sleep(6.0 + seed / 10)
+            site.hub.thaw()
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
+
+    simulate(story())
+
+
+def test_nothing_starts_again_of_a_worker_of_whom_nobody_but_the_ledger_hears() -> None:
+    """As when two servers do not hear each other, and a third has the ledger: nobody listens there, it is said."""
+
+    async def story() -> None:
+        async with Site() as site:
+            away, _ = site.worker(slots=4), site.worker(slots=4)
+            node = site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 20.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            pool = node.dispatcher.router.pools[site.pool]
+            beat, answered, request = pool.beat, pool.answered, node.bus.request
+            worker = pool.core.view.workers[away.name]
+
+            async def unheard(subject: str, *args: Any, **named: Any) -> Any:
+                if f".{away.name}." in subject:
+                    raise NoResponders(f"nobody listens on {subject}")
+                return await request(subject, *args, **named)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pool, "beat", lambda name, sign: name == away.name or beat(name, sign))
+                patch.setattr(pool, "answered", lambda who, *more: who is worker or answered(who, *more))
+                patch.setattr(node.bus, "request", unheard)
+                await asyncio.sleep(10.0)
+                assert not worker.eligible and worker.known
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
 
     simulate(story())
 

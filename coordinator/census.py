@@ -5,17 +5,19 @@ Laws:
 
 1. A worker lives from a heartbeat of its registered instance on, be it heard live or read.
 2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` while our feed and storage were
-   up all that time; and the key is not in the ledger. An answer counts as a heartbeat. A feed that was down, storage
-   that was away, a reading that failed: they end no worker.
+   up all that time; and the key is not in the ledger, as the failure detector judges that. An answer counts as a
+   heartbeat. A feed that was down, storage that was away, a reading that failed: they end no worker.
 3. Facts come from registrations that stand in the ledger, with their revisions; never from the live feed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Set
 from typing import Final, Protocol
 
+from ..bus.failure_detector import FailureDetector
 from ..bus.port import ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
 from ..schemas.errors import GanglineError, InvalidName
 from ..schemas.frames import Load, LoadFlag
@@ -91,6 +93,8 @@ class Census:
         self._chores = Chores("census", log)
         self._suspects: dict[WorkerId, str] = {}
         """To be looked up, with what is held against them."""
+        self._silent: FailureDetector[WorkerId] = FailureDetector(math.inf)
+        """What the ledger says of those that live and are not heard of."""
         self._looking = False
         self._subscriptions: list[Subscription] = []
         self._up_since = self._loop.time()
@@ -201,10 +205,12 @@ class Census:
         entry = self._entries.get(worker)
         if entry is not None:
             entry.heard_at = self._loop.time()
+            self._silent.clear(worker)
 
     def outage(self) -> None:
         """Storage did not answer: workers may not have been able to write either, nor to send what we listen for."""
         self._up_since = self._loop.time()
+        self._silent.clear_all()
 
     def doubt(self, worker: WorkerId) -> None:
         """The audience was told that nobody listens there."""
@@ -259,6 +265,7 @@ class Census:
         entry.beat = beat
         entry.heard_at = self._loop.time()
         self._suspects.pop(worker, None)
+        self._silent.clear(worker)
         known, entry.lives = entry.lives and not entry.doubted, True
         entry.doubted = False
         if self.audience is None:
@@ -296,28 +303,36 @@ class Census:
             while self._suspects:
                 worker = next(iter(self._suspects))
                 why = self._suspects.pop(worker)
+                asked_at = self._loop.time()
                 try:
                     found = await self._kv.get(self._names.alive_key(worker))
                 except GanglineError as error:
                     self.outage()
                     self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
                     return  # who stays silent is suspected again a moment later
-                self._judge(worker, found, why)
+                self._judge(worker, found, why, asked_at)
         finally:
             self._looking = False
 
-    def _judge(self, worker: WorkerId, found: KvEntry | None, why: str) -> None:
+    def _judge(self, worker: WorkerId, found: KvEntry | None, why: str, asked_at: float) -> None:
+        now = self._loop.time()
         entry = self._entries.get(worker)
         if entry is None:
             return
         beat = parse(Heartbeat, found, self._log) if found is not None else None
         if beat is not None and beat.instance == entry.registration.instance:
+            self._silent.answered(worker, asked_at=asked_at, now=now, alive=True)
             if not entry.lives:
                 self._beat(worker, beat)
             return
-        left = why == "left"
-        heard_since = entry.heard_at > self._loop.time() - self._settings.silence_s
-        if entry.lives and (left or not heard_since) and beat is None:
+        if not entry.lives or beat is not None:
+            return
+        if why != "left" and entry.heard_at <= now - self._settings.silence_s:
+            self._silent.suspect(worker, why, now)
+            gone = self._silent.answered(worker, asked_at=asked_at, now=now, alive=False) is not None
+        else:
+            gone = why == "left"
+        if gone:
             entry.lives = False
             self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
             if self.audience is not None:

@@ -22,12 +22,14 @@ from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.events import Arrived
 from gangline.dispatcher.durable.feeder import Feeder
 from gangline.dispatcher.durable.flights import Flights
+from gangline.dispatcher.durable.job_flight import JobFlight
 from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
 from gangline.dispatcher.durable.recovery import Recovery
 from gangline.dispatcher.durable.starting import Starting
 from gangline.dispatcher.durable.task import Task
+from gangline.dispatcher.durable.vigil import Vigil
 from gangline.dispatcher.jobs_desk import JobDesk
 from gangline.schemas import headers
 from gangline.schemas.frames import Frame, Reason
@@ -41,7 +43,7 @@ from gangline.worker.frame_caller import FrameCaller
 from gangline.worker.jobs import JobName, Jobs
 from gangline.worker.memory import Sender
 
-from .mutants import mutant
+from .mutants import has, mutant
 
 durable_mutant = functools.partial(mutant, draw=draw_durable_plan)
 
@@ -306,3 +308,22 @@ def what_runs_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 @durable_mutant("rate", needs=lambda plan: plan.calm and _rule("rate_per_s")(plan))
 def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RateGate, "ready", lambda self, now: True)
+
+
+# -- silent servers ---------------------------------------------------------------------------------------------------
+
+
+@durable_mutant("L10", needs=has(Accident.SILENCE, 5.5), seeds=80)
+def a_durable_task_is_given_up_with_the_calls(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JobFlight, "durable", False)
+
+
+@durable_mutant("loss", needs=has(Accident.SPLIT, 4.0), seeds=80)
+def that_nobody_listens_is_proof(patch: pytest.MonkeyPatch) -> None:
+    def suspect(self: Vigil, watched: Any) -> None:
+        worker = watched.worker
+        pool = self._router.pools[worker.id.pool]
+        if pool.core.gone(worker, 0.0):
+            pool._lost(worker, "nobody listens")
+
+    patch.setattr(Vigil, "_suspect", suspect)

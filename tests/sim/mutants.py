@@ -5,6 +5,7 @@ A mutant is a small, believable mistake. Its law is the one that a reader would 
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,16 @@ from typing import Any
 
 import pytest
 
+from gangline.bus.failure_detector import FailureDetector
 from gangline.dispatcher import hold as hold_module
+from gangline.dispatcher.discovery import Discovery
 from gangline.dispatcher.exchange import Exchange
 from gangline.dispatcher.hold import Hold, Reserver
 from gangline.dispatcher.lease_slots import LeaseSlots
+from gangline.dispatcher.pool import RoutedPool
 from gangline.dispatcher.selection import Selection
 from gangline.dispatcher.view import PoolView, Worker
+from gangline.schemas.errors import GanglineError
 from gangline.schemas.frames import Request
 from gangline.testing.sim.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
@@ -446,3 +451,48 @@ def an_epoch_that_no_heartbeat_names_stands_for_ever(patch: pytest.MonkeyPatch) 
     _wakes_as_if_nothing_had_happened(patch)
     patch.setattr(PoolView, "confirm", confirm)
     patch.setattr(WorkerModel, "_must_be_alone", lambda self, what: None)
+
+
+# -- silent servers ---------------------------------------------------------------------------------------------------
+
+
+def _lose_at_once(self: RoutedPool, worker: Worker, why: str) -> None:
+    if self.core.gone(worker, self._loop.time()):
+        self._lost(worker, why)
+
+
+@mutant("loss", needs=has(Accident.SILENCE, 3.5))
+def who_is_silent_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RoutedPool, "suspect", _lose_at_once)
+
+
+@mutant("loss", needs=has(Accident.SPLIT, 3.5))
+def who_is_behind_a_split_is_lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RoutedPool, "suspect", _lose_at_once)
+
+
+@mutant("loss", needs=has(Accident.SILENCE, 3.5))
+def an_old_view_of_the_ledger_is_believed(patch: pytest.MonkeyPatch) -> None:
+    """However late an answer comes, and whatever comes after it."""
+
+    def answered(self: FailureDetector[Any], who: Any, *, asked_at: float, now: float, alive: bool) -> str | None:
+        if alive or who not in self:
+            return None
+        self.clear(who)
+        return "its heartbeat has expired"
+
+    patch.setattr(FailureDetector, "answered", answered)
+
+
+@mutant("loss", needs=has(Accident.SILENCE, 3.5))
+def a_ledger_that_does_not_answer_knows_of_no_heartbeat(patch: pytest.MonkeyPatch) -> None:
+    original = Discovery.beats
+
+    async def beats(self: Discovery, worker: str, instance: str) -> bool:
+        try:
+            async with asyncio.timeout(0.5):
+                return await original(self, worker, instance)
+        except (TimeoutError, GanglineError):
+            return False
+
+    patch.setattr(Discovery, "beats", beats)

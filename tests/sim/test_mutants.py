@@ -53,6 +53,7 @@ def test_every_law_has_planted_bugs_and_those_of_the_design_have_two():
     also = {
         "outcome",
         "doubt",
+        "loss",
         "hang",
         "fence",
         "per-key",

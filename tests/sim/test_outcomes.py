@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gangline.schemas.errors import Saturated, WorkerLost
 from gangline.testing.sim.checker import Checker
-from gangline.testing.sim.outcomes import Outcomes
+from gangline.testing.sim.outcomes import Outcomes, lost_worker
 from gangline.testing.sim.trace import Trace
 
 
@@ -34,7 +35,7 @@ def excused() -> set[str]:
 
 @pytest.fixture
 def outcomes(checker, clock, excused) -> Outcomes:
-    return Outcomes(checker, clock, lambda request: request.id in excused)
+    return Outcomes(checker, clock, lambda request: request.id in excused, lambda worker, since: worker != "living")
 
 
 def begin(outcomes, *, idempotent=False):
@@ -150,3 +151,17 @@ def test_there_may_be_doubt_about_what_somebody_may_have_received(outcomes, chec
     clock.now = 0.01 if reason == "just now" else 1.0
     outcomes.failed(request, "worker_lost", may_have_started=True)
     assert laws(checker) == []
+
+
+def test_who_lives_is_not_told_to_be_lost(outcomes, checker):
+    outcomes.failed(begin(outcomes), "worker_lost", may_have_started=True, lost="dead")
+    assert laws(checker) == []
+    request = outcomes.begin("r2", "c0.1", idempotent=False, timeout_s=3.0)
+    outcomes.failed(request, "worker_lost", may_have_started=True, lost="living")
+    assert laws(checker) == ["loss"]
+
+
+def test_what_is_lost_is_told_by_its_error():
+    lost = WorkerLost("w1 vanished with the task", details={"worker": "alpha.w1"})
+    assert lost_worker(lost) == "w1"
+    assert lost_worker(Saturated("no room", details={"worker": "alpha.w1"})) is None

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.plan import Kind, draw_plan
+from gangline.testing.sim.plan import SERVER_FAULTS, Kind, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
@@ -38,6 +38,14 @@ def test_plans_hold_every_kind_of_step_and_some_are_calm():
     plans = [draw_plan(seed) for seed in range(100)]
     assert {step.kind for plan in plans for step in plan.steps} == set(Kind)
     assert 5 < sum(plan.calm for plan in plans) < 50
+
+
+def test_some_plans_have_servers_that_fall_silent_or_do_not_hear_each_other():
+    plans = [draw_plan(seed) for seed in range(200)]
+    for fault in SERVER_FAULTS:
+        having = [plan for plan in plans if any(event.accident is fault for event in plan.events)]
+        assert 5 < len(having) < 50 and not any(plan.calm for plan in having)
+        assert any(event.for_s > 3.5 for plan in having for event in plan.events if event.accident is fault)
 
 
 def test_the_command_says_what_it_ran(capsys, monkeypatch):

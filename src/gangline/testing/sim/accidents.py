@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .durable_draw import HOLDER
 from .gang_draw import LEADER
-from .plan import CALM_RATES, Accident, Event, Plan, Storm
-from .troubles import SERVER, WEATHER
+from .plan import CALM_RATES, ONLY_SERVER, SERVERS, Accident, Event, Plan, Storm, leader_of, server_of
+from .troubles import SERVER, SILENCE, WEATHER
 
 if TYPE_CHECKING:
     from .processes import Process
@@ -20,6 +21,11 @@ TWIN_AFTER_S = 0.1
 """The second process of an id starts so long after the first has begun to stand still."""
 NOTICED_S = 2.5
 """A partition that lasts longer is noticed by both ends, as a client's pings would."""
+
+CATCHES_UP_S = 0.1
+"""A server that wakes has come to each of its connections by then."""
+ELECTED_S = 4.0
+"""How long a cluster is without JetStream's leader when that falls silent."""
 
 
 class Accidents:
@@ -32,6 +38,8 @@ class Accidents:
         self._storms: list[Storm] = []
         self._numbers = 0
         self._over = False
+        self._leader = leader_of(world.plan.seed)
+        """The server that leads JetStream."""
         self.excuses_late_messages = False
         """Messages may have been held so long that their deadlines mean nothing: a partition was healed lately."""
 
@@ -70,7 +78,7 @@ class Accidents:
             self._storms.remove(storm)
             self._blow()
 
-        self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, abate)
+        self._begin(f"storm {storm.rates}", storm.until_s - storm.from_s, abate, WEATHER)
 
     def _blow(self) -> None:
         """The latest storm counts."""
@@ -93,6 +101,10 @@ class Accidents:
             case Accident.STORAGE_OUTAGE:
                 self._world.hub.storage_down()
                 self._begin("storage outage", event.for_s, self._world.hub.storage_back, SERVER)
+            case Accident.SILENCE:
+                self._silence(event)
+            case Accident.SPLIT:
+                self._split(event)
             case Accident.RESIZE | Accident.DRAIN:
                 self._world.workers[event.target].operate(event)
             case Accident.ROLL_OUT:
@@ -154,6 +166,77 @@ class Accidents:
         hub.stop()
         self._begin("server restart", event.for_s, hub.start, SERVER)
 
+    # -- servers of a cluster -----------------------------------------------------------------------------------------
+
+    def _silence(self, event: Event) -> None:
+        hub, server = self._world.hub, event.amount
+        self.excuses_late_messages = True
+        if server == ONLY_SERVER:
+            draw = random.Random(f"{self._world.plan.seed}-thaw {event.at_s}")
+            hub.freeze()
+            thaw = functools.partial(hub.thaw, lambda: draw.uniform(0.0, CATCHES_UP_S))
+            self._begin("silence of the only server", event.for_s, thaw, SILENCE)
+            return
+        buses = [bus for bus in hub.connections if self._is_at(server, bus.name)]
+        for bus in buses:
+            hub.partition(bus)
+
+        def wake() -> None:
+            for bus in buses:
+                hub.heal(bus)
+
+        self._begin(f"silence of server {server}", event.for_s, wake, SILENCE, *self._names_at(server))
+        self._without_leader(server, event.for_s)
+
+    def _split(self, event: Event) -> None:
+        hub, server = self._world.hub, event.amount
+        self.excuses_late_messages = True
+        if hub.is_split:
+            return
+        split = hub.split(lambda name: self._is_at(server, name))
+
+        def notice() -> None:
+            self._world.trace.note("sim", f"server {server} and the others give each other up")
+            self.lossy = True
+            split.notice()
+
+        # Half of those that last long enough are noticed by the servers' pings.
+        noticed = None
+        if (self._world.plan.seed + round(event.at_s)) % 2:
+            noticed = asyncio.get_running_loop().call_later(NOTICED_S, notice)
+
+        def mend() -> None:
+            if noticed is not None:
+                noticed.cancel()
+            hub.mend()
+
+        self._begin(f"split of server {server}", event.for_s, mend, SILENCE, *self._names_at(server))
+        self._without_leader(server, event.for_s)
+
+    def _without_leader(self, server: int, for_s: float) -> None:
+        """Until another server leads, or this one can again."""
+        hub = self._world.hub
+        if server != self._leader or not hub.storage_up:
+            return
+        hub.storage_down()
+        hub.stand_still()
+
+        def elected() -> None:
+            hub.storage_back()
+            hub.go_on()
+
+        if for_s > ELECTED_S:
+            self._leader = (server + 1) % SERVERS
+        self._begin("election", min(for_s, ELECTED_S), elected, SILENCE)
+
+    def _is_at(self, server: int, node: str) -> bool:
+        return server_of(self._world.plan.seed, node.partition(".")[0]) == server
+
+    def _names_at(self, server: int) -> list[str]:
+        world = self._world
+        groups = (world.workers, world.clients, world.coordinators, world.dispatchers)
+        return [name for group in groups for name in group if self._is_at(server, name)]
+
     def _process(self, name: str) -> Process | None:
         world = self._world
         if name == LEADER:
@@ -165,18 +248,19 @@ class Accidents:
                 return processes[name]
         return None
 
-    def _begin(self, name: str, for_s: float, end: Callable[[], None], who: str = WEATHER) -> None:
-        """`who` suffers it."""
+    def _begin(self, name: str, for_s: float, end: Callable[[], None], *whom: str) -> None:
+        """`whom` it befalls."""
         self._numbers += 1
         self.calm = False
         number = self._numbers
         self._world.ledger.disturb()
-        over = self._world.troubles.begin(who)
+        overs = [self._world.troubles.begin(who) for who in whom]
 
         def finish() -> None:
             self._world.trace.note("sim", f"{name} ends")
             self._world.ledger.settle()
-            over()
+            for over in overs:
+                over()
             end()
 
         self._open[number] = finish

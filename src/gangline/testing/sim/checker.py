@@ -16,9 +16,9 @@ class Violation:
 
     law: str
     """`L1` ... `L12`; or `outcome` (a request told wrong, twice or nothing), `doubt` (its caller is told that it may
-    have started, though nobody received it), `roll` (a roll took the last gang that served), `roll-out` (a task that
-    ended well while its worker drained started again), `busy` (one request sent over and over), `hang`, `error` (an
-    unexpected one)."""
+    have started, though nobody received it), `loss` (a worker that lives was taken for lost), `roll` (a roll took the
+    last gang that served), `roll-out` (a task that ended well while its worker drained started again), `busy` (one
+    request sent over and over), `hang`, `error` (an unexpected one)."""
     at_s: float
     """Virtual seconds since the beginning."""
     text: str

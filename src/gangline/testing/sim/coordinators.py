@@ -14,7 +14,6 @@ from ...schemas.errors import GanglineError
 from ...schemas.names import Names
 from .gang_plan import SetStep
 from .processes import Process
-from .troubles import SERVER
 
 if TYPE_CHECKING:
     from .world import World
@@ -64,7 +63,7 @@ class CoordinatorProcess(Process):
         if not self.leads or self.frozen or (self.bus is not None and not self.bus.connected):
             self._leads_since = None
             return
-        befell = any(world.troubles.befell(who, now - LOOK_S) for who in (self.name, SERVER))
+        befell = world.troubles.befell(self.name, now - LOOK_S) or world.troubles.delayed(now - LOOK_S)
         if self._leads_since is None or befell:
             self._leads_since = now
         assert self.coordinator is not None and self.coordinator.term is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from ...bus.memory_bus import MemoryBus
@@ -10,6 +11,8 @@ from ...dispatcher.durable.queue import Queue
 from ...dispatcher.durable.service import Dispatcher, DispatcherState
 from ...dispatcher.durable.settings import DispatcherSettings
 from ...dispatcher.durable.task_streams import TaskStorage
+from ...dispatcher.pool import RoutedPool
+from ...dispatcher.settings import RouterSettings
 from ...schemas.errors import GanglineError
 from ..loop import node_context
 from .durable_plan import INLINE_BYTES, UNKNOWN_AFTER_S, RouteStep
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from .world import World
 
 STORAGE = TaskStorage()
+UNCONFIRMED_AFTER_S = 1.0
+"""Durable tasks wait for the ledger however soon calls are given up."""
 _RETRY_S = 0.1
 
 
@@ -43,6 +48,7 @@ class DispatcherProcess(Process):
             bus,
             names=world.names,
             settings=settings,
+            router_settings=RouterSettings(unconfirmed_after_s=UNCONFIRMED_AFTER_S),
             tasks=STORAGE,
             ambient=world.ambient(node),
         )
@@ -66,6 +72,9 @@ class DispatcherProcess(Process):
     def queues(self) -> dict[str, Queue]:
         """Those that it has, as it sees it."""
         return {} if self.dispatcher is None else self.dispatcher.queues
+
+    def routed(self) -> Iterable[RoutedPool]:
+        return () if self.dispatcher is None else self.dispatcher.router.pools.values()
 
     def stop(self) -> None:
         """As an operator's SIGTERM does: it hands its queues over and leaves."""

@@ -11,7 +11,7 @@ from .checker import Checker
 from .durable_books import JobModel
 from .durable_plan import JobKind, JobStep
 from .trace import Trace
-from .troubles import SERVER, Troubles
+from .troubles import Troubles
 
 SCHEDULED_S = 1.5
 """How long a dispatcher may take to give a schedule that came as a task to the server, also while it changes."""
@@ -109,7 +109,7 @@ class CronWatch:
         if cron.ended_at is not None:
             self._checker.fail("L10", f"{cron} fires {now - cron.ended_at:.3f} s after its cancellation was confirmed")
         since = cron.fired[-1] if cron.fired else float("-inf")
-        if now - since < 0.9 * cron.period_s and not self._troubles.befell(SERVER, since):
+        if now - since < 0.9 * cron.period_s and not self._troubles.delayed(since):
             self._checker.fail("L10", f"{cron} fires again after {now - since:.3f} s")
         cron.fired.append(now)
         request = f"{cron.step.request}@{message.sequence}"
@@ -122,7 +122,7 @@ class CronWatch:
 
     def _check_fired(self, cron: CronModel, until: float) -> None:
         """It fired as often as it should have."""
-        if cron.stored_at is None or self._troubles.befell(SERVER, cron.stored_at):
+        if cron.stored_at is None or self._troubles.delayed(cron.stored_at):
             return
         raw = cron.step.kind is JobKind.REPEAT_RAW
         if raw and not self._calm():

@@ -25,7 +25,7 @@ from .durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
 from .durable_turns import Turns
 from .plan import LATENCY_S, MAX_DELAY_S
 from .trace import Trace
-from .troubles import SERVER, Troubles
+from .troubles import SERVER, SILENCE, Troubles
 
 DEADLINE_SLACK_S = 2.6
 """As that of calls: what a message may be late, and a freeze below the guard."""
@@ -319,7 +319,7 @@ class JobWatch:
     def _bereaved(self, since: float) -> int:
         """How often a dispatcher, or the server, may have forgotten what it had not written down."""
         assert self._traffic is not None
-        return self._troubles.count((*self._traffic.dispatchers, SERVER), since)
+        return self._troubles.count((*self._traffic.dispatchers, SERVER, SILENCE), since)
 
     def _check_attempts(self, model: JobModel, body: Body) -> None:
         step, life = model.step, model.life
@@ -340,7 +340,7 @@ class JobWatch:
             # From when it was stored, which was before its publisher knew, or from its time on.
             since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
             late = now - (since + step.deadline_s)
-            if late > DEADLINE_SLACK_S and not self._troubles.befell(SERVER, model.asked_at):
+            if late > DEADLINE_SLACK_S and not self._troubles.delayed(model.asked_at):
                 self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
         raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
         # One whose worker was taken for lost is tried again at once.

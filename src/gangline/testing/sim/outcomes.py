@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...schemas.deadline import CLOCKS_DIFFER
+from ...schemas.errors import GanglineError, WorkerLost
 from .checker import Checker
 
 TOLD_S = 0.05
@@ -48,6 +49,7 @@ class Outcomes:
         clock: seconds since the beginning of the run.
         excuses_doubt: whether something befell the way between a caller and the server, so that neither may know what
             the other said.
+        may_be_lost: whether a worker, by name, has died, left, or been out of anybody's reach since then.
         rate: seconds that the clock of that process counts in each second.
     """
 
@@ -56,12 +58,14 @@ class Outcomes:
         checker: Checker,
         clock: Callable[[], float],
         excuses_doubt: Callable[[Request], bool],
+        may_be_lost: Callable[[str, float], bool],
         *,
         rate: Callable[[str], float] = lambda _: 1.0,
     ) -> None:
         self._checker = checker
         self._clock = clock
         self._excuses_doubt = excuses_doubt
+        self._may_be_lost = may_be_lost
         self._rate = rate
         self.requests: dict[str, Request] = {}
         self._open: dict[str, Request] = {}
@@ -110,9 +114,11 @@ class Outcomes:
         if not request.returns:
             self._fail(f"{request.id} got a result, but its task never returned one ({request.starts} starts)")
 
-    def failed(self, request: Request, code: str, *, may_have_started: bool) -> None:
-        """The caller got an error."""
+    def failed(self, request: Request, code: str, *, may_have_started: bool, lost: str | None = None) -> None:
+        """The caller got an error. `lost`: the name of the worker that is said to be lost."""
         self._end(request, code)
+        if lost is not None and not self._may_be_lost(lost, request.begun_at):
+            self._checker.fail("loss", f"{request.id} was told that {lost} is lost, which lives: {code}")
         request.surely_not_started = not may_have_started
         if request.surely_not_started and request.starts:
             self._fail(
@@ -185,3 +191,9 @@ class Outcomes:
 
     def _fail(self, text: str) -> None:
         self._checker.fail("outcome", text)
+
+
+def lost_worker(error: GanglineError) -> str | None:
+    """The name of the worker that an error says is lost with what it runs."""
+    worker = error.details.get("worker") if isinstance(error, WorkerLost) and error.may_have_started else None
+    return worker.rpartition(".")[2] if isinstance(worker, str) else None

@@ -8,6 +8,7 @@ once hides what two of them do together. One seed in eight has none, and there t
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -72,6 +73,10 @@ class Accident(StrEnum):
     """A worker stands still until a second process of its id has taken its place, and wakes."""
     ROLL_OUT = "roll-out"
     """All dispatchers stop and a worker drains at the same time, and all of them are started again."""
+    SILENCE = "silence"
+    """A server stands still: nothing passes it, connections to it stay up, and all comes through late."""
+    SPLIT = "split"
+    """A server and the others do not hear each other."""
 
 
 FAULTS = (
@@ -85,13 +90,20 @@ FAULTS = (
     Accident.STORAGE_OUTAGE,
 )
 """Accidents that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are an operator's own doing. Besides:
-twins."""
+twins, and what befalls servers of a cluster."""
 
 COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
 """Those of plans with gangs."""
 
 DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
 """Those of plans with durable tasks."""
+
+
+SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
+"""Those of a server of a cluster; `amount` is its number."""
+SERVERS = 3
+ONLY_SERVER = -1
+"""The number of the one that all are connected to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +158,7 @@ class Event:
     dispatcher that has most queues; nothing for the server."""
     for_s: float
     amount: int = 0
-    """Slots after a resize."""
+    """Slots after a resize; the number of a server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +195,7 @@ class Plan:
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
         accidents = {event.accident for event in self.events}
-        faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, Accident.WORKER_TWIN}
+        faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, *SERVER_FAULTS, Accident.WORKER_TWIN}
         return not self.storms and not self.aims and not accidents & faults
 
     def summary(self) -> str:
@@ -218,6 +230,7 @@ def draw_plan(seed: int) -> Plan:
     calm = rng.random() < 0.125
     events = _draw_events(rng, workers, clients, steps, traffic_s, calm=calm)
     twins = () if calm else _draw_twins(seed, workers, traffic_s)
+    servers = () if calm else (*_draw_silences(seed, traffic_s), *_draw_splits(seed, traffic_s))
     if twins:
         workers = tuple(replace(worker, heartbeat_ttl_s=TWIN_TTL_S) for worker in workers)
     return Plan(
@@ -225,7 +238,7 @@ def draw_plan(seed: int) -> Plan:
         workers=_draw_channels(seed, workers, (0.0, 1.0) if twins else (0.0, 0.5)),
         clients=clients,
         steps=steps,
-        events=tuple(sorted((*events, *twins), key=lambda event: event.at_s)),
+        events=tuple(sorted((*events, *twins, *servers), key=lambda event: event.at_s)),
         storms=() if calm else _draw_storms(rng, traffic_s),
         traffic_s=traffic_s,
         watched=random.Random(f"gangline watchers {seed}").random() < 0.25,
@@ -350,6 +363,48 @@ def _draw_channels(seed: int, workers: tuple[WorkerPlan, ...], shares: tuple[flo
     rng = random.Random(f"gangline channels {seed}")
     older = rng.choice(shares)
     return tuple(replace(worker, channel=rng.random() >= older) for worker in workers)
+
+
+SILENT_SEEDS = SPLIT_SEEDS = 0.1
+"""Share of the seeds that have one."""
+
+
+def server_of(seed: int, name: str) -> int:
+    """The server of a cluster to which a process connects."""
+    return random.Random(f"{seed}-server {name}").randrange(SERVERS)
+
+
+def leader_of(seed: int) -> int:
+    """The server that leads JetStream at first."""
+    return random.Random(f"{seed}-leader").randrange(SERVERS)
+
+
+def _draw_silences(seed: int, traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of ten. From a source of its own."""
+    rng = random.Random(f"{seed}-silence")
+    if rng.random() >= SILENT_SEEDS:
+        return ()
+    return _draw_server_events(rng, Accident.SILENCE, (*range(SERVERS), *SERVERS * (ONLY_SERVER,)), traffic_s)
+
+
+def _draw_splits(seed: int, traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of ten. From a source of its own."""
+    rng = random.Random(f"{seed}-split")
+    if rng.random() >= SPLIT_SEEDS:
+        return ()
+    return _draw_server_events(rng, Accident.SPLIT, range(SERVERS), traffic_s)
+
+
+def _draw_server_events(
+    rng: random.Random, kind: Accident, servers: Sequence[int], traffic_s: float
+) -> tuple[Event, ...]:
+    """Mostly so long that workers count as silent, and over before the traffic is."""
+    events: list[Event] = []
+    for _ in range(rng.choice((1, 1, 2))):
+        for_s = rng.choice((1.0, 2.4, 3.6, 4.5, 6.0, 8.0)) * rng.uniform(0.9, 1.1)
+        at_s = rng.uniform(0.5, max(0.7, traffic_s - for_s))  # when most pools are in use
+        events.append(Event(at_s=at_s, accident=kind, target="", for_s=for_s, amount=rng.choice(servers)))
+    return tuple(events)
 
 
 def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bus.memory_bus import MemoryBus
 from ...dispatcher.client import Client
 from ...dispatcher.leases import Lease
+from ...dispatcher.pool import RoutedPool
 from ...dispatcher.selection import Selection
 from ...schemas.errors import GanglineError
 from ...schemas.frames import Load
@@ -128,6 +130,8 @@ class WorkerProcess(Process):
         self._first: WorkerProcess | None = None
         """In whose place it was started."""
         self._served = False
+        self.served_at: float | None = None
+        """Since when its present process serves; None: it does not."""
         self._displaced = False
         """Another is started in its place."""
 
@@ -197,11 +201,12 @@ class WorkerProcess(Process):
             worker.core.jobs.keep_items(world.plan.durable.item_bytes)
         self.worker = worker
         await worker.start()
-        self._served = True
+        self._served, self.served_at = True, world.now()
         if self._first is not None and self._first.model is not None:
             self._first.model.successor = model
         world.trace.note(node, f"serves {plan.pool} with {plan.slots} slots")
         await worker.wait_closed()
+        self.served_at = None
         model.check_turn()
         world.checker.require(model.left, "L11", f"{node} closed without having left")
 
@@ -230,6 +235,11 @@ class WorkerProcess(Process):
             self.model.look(reachable=self.bus.connected)
 
     @property
+    def restarted(self) -> bool:
+        """Its present process is not the first of its name."""
+        return self._starts > 1
+
+    @property
     def settled(self) -> bool:
         """It serves, and nothing is about to change that."""
         return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
@@ -252,7 +262,7 @@ class WorkerProcess(Process):
             self.world.ledger.worker_died(model)
         self.world.gangs.died(self.node)
         self.world.jobs.died(self.node)
-        self.worker = None
+        self.worker = self.served_at = None
         super().kill()
 
     def freeze(self) -> None:
@@ -350,12 +360,12 @@ class ClientProcess(Process):
         """Note who holds a token, for the check that a holder stops trusting first."""
         self.world.holders[holder.token] = (self.node, holder)
 
+    def routed(self) -> Iterable[RoutedPool]:
+        return () if self.client is None else self.client._router.pools.values()
+
     def epochs(self) -> dict[str, int]:
         """Of the workers that this client knows, by name."""
-        if self.client is None:
-            return {}
-        pools = self.client._router.pools.values()
-        return {known.id.worker: known.epoch for pool in pools for known in pool.core.view.workers.values()}
+        return {known.id.worker: known.epoch for pool in self.routed() for known in pool.core.view.workers.values()}
 
     def counts(self) -> dict[str, int]:
         """What this client believes to hold or to wait for; all zero at rest."""

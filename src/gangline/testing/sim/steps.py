@@ -11,7 +11,7 @@ from ...dispatcher.client import Client
 from ...dispatcher.leases import Lease
 from ...dispatcher.selection import Selection
 from ...schemas.errors import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
-from .outcomes import Request
+from .outcomes import Request, lost_worker
 from .plan import Kind, Step
 from .tasks import IDEMPOTENT, result_of
 
@@ -171,7 +171,8 @@ class StepRunner:
         self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
         if isinstance(error, DeadlineExceeded):
             self._world.told_too_late(request)
-        self._world.outcomes.failed(request, error.code, may_have_started=error.may_have_started)
+        outcomes = self._world.outcomes
+        outcomes.failed(request, error.code, may_have_started=error.may_have_started, lost=lost_worker(error))
 
     def _cancelled(self, request: Request) -> None:
         if request.outcome is None:

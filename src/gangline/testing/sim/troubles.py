@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 SERVER = "server"
+"""Of the server itself: it restarts, or JetStream has no leader."""
+SILENCE = "silence"
+"""A server of a cluster falls silent, or does not hear the others: messages are late, but nobody has lost anything."""
 WEATHER = ""
 """Storms: they befall all messages."""
 
@@ -52,6 +55,10 @@ class Troubles:
     def befell(self, name: str, since: float, slack_s: float = 0.0) -> bool:
         """Whether anything did since then, or until shortly before."""
         return any(until >= since - slack_s for _, until in self._spans.get(name, ()))
+
+    def delayed(self, since: float) -> bool:
+        """Whether a server did not answer, or did not let everything through, since then."""
+        return self.befell(SERVER, since) or self.befell(SILENCE, since)
 
     def lasted(self, name: str, since: float, seconds: float) -> bool:
         """Whether one thing that befell it went on for so long, and was not over by then."""

@@ -35,6 +35,7 @@ from .gang_plan import BadStart
 from .gang_wire import GangWire
 from .gangs import GangWatch, meeting_value
 from .ledger import LedgerWatch
+from .losses import LossWatch
 from .outcomes import Outcomes, Request
 from .plan import CALM_RATES, Plan
 from .processes import ClientProcess, WorkerProcess
@@ -42,7 +43,7 @@ from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
 from .slots import WorkerModel
 from .tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
 from .trace import Trace
-from .troubles import SERVER, WEATHER, Troubles, pool_name
+from .troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
 from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
@@ -55,6 +56,10 @@ SETTLE_S = 90.0
 """Longest time from the end of the traffic to rest: five uses of a lease at six seconds each, leases, drains; the
 tries of some forty tasks, of up to 1.4 s each, on a single slot."""
 SETTLE_LOOK_S = 0.25
+TOLD_S = 1.0
+"""After a server was silent, a worker has tried to write its heartbeat by then."""
+LOST_FOR_S = 1.5
+"""What befell a worker so long ago may still be the reason why it is said to be lost."""
 
 
 class World:
@@ -80,8 +85,9 @@ class World:
         self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
         self.hub = MemoryHub(ambient=self.ambient("hub"), faults=self.faults)
         self.names = Names("sim")
-        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, rate=self._rate)
-        self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys)
+        self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, self._may_be_lost, rate=self._rate)
+        self.losses = LossWatch(self.checker, self._lives)
+        self.ledger = LedgerWatch(self.checker, self.now, self.ledger_keys, lambda: self.hub.still)
         self.models: dict[str, WorkerModel] = {}
         """Every worker process that ever was, by node."""
         self.holders: dict[str, tuple[str, Lease | Selection]] = {}
@@ -171,6 +177,24 @@ class World:
             if model.draining_since is None
         ]
 
+    def _lives(self, worker: str, instance: str) -> bool:
+        found = self.workers.get(worker)
+        return (
+            found is not None
+            and found.settled
+            and found.worker is not None
+            and found.worker.instance == instance
+            and not self._may_be_lost(worker, self.now())
+        )
+
+    def _may_be_lost(self, worker: str, since: float) -> bool:
+        found = self.workers.get(worker)
+        if found is None or any(twin.name == worker for twin in self.displaced):
+            return True  # a gang, which stands for a worker; or one of two that take turns to have the id
+        since -= LOST_FOR_S
+        restarted = found.served_at is None or (found.restarted and found.served_at >= since)
+        return restarted or self.troubles.befell(worker, since)
+
     # -- for processes --------------------------------------------------------------------------------------------
 
     def now(self) -> float:
@@ -219,7 +243,9 @@ class World:
         return {name: found.get(f"alive.{each.plan.pool}.{name}") for name, each in self.workers.items()}
 
     def has_id(self, worker: Worker) -> bool:
-        """Whether the ledger says that the worker's id is this process's."""
+        """Whether the ledger says that the worker's id is this process's, and any other could have learnt that."""
+        if self.troubles.befell(SILENCE, self.now() - TOLD_S):
+            return False
         beat = self.heartbeats()[worker.id.worker]
         return beat is not None and beat.instance == worker.instance
 
@@ -275,7 +301,7 @@ class World:
     def _excuses_doubt(self, request: Request) -> bool:
         """Whether what passed between the caller and the server may have been lost, or late."""
         client = request.node.partition(".")[0]
-        return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, WEATHER))
+        return any(self.troubles.befell(each, request.begun_at) for each in (client, SERVER, SILENCE, WEATHER))
 
     def _tap_gangs(self) -> None:
         if self.plan.gangs is None:
@@ -504,6 +530,7 @@ class World:
             self.gangs.look()
             self._hear()
             self.jobs.look()
+            self.losses.look((*self.clients.values(), *self.dispatchers.values()))
             for worker in (*self.workers.values(), *self.displaced):
                 worker.look()
             for coordinator in self.coordinators.values():

@@ -29,6 +29,10 @@ _GONE: Final = object()
 """Link of a worker that is gone for good."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Listener(Protocol):
     """Who is told what answers say beyond themselves: the pool of the worker."""
 
@@ -92,6 +96,9 @@ class Exchange:
         """The one it was started on."""
         self.new_future: Callable[[], asyncio.Future[Any]]
         """Makes futures of that loop."""
+        self.on_gap: Callable[[], None] = _nothing
+        """Called when a worker was not heard of for so long that it may be we who were cut off; before it counts as
+        heard of again."""
         self.measured = False
         """Whether somebody wants to know how long requests took, as of the last message."""
         self._check_after_s = settings.check_after_s

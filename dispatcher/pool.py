@@ -186,7 +186,8 @@ class RoutedPool:
         if not self.contains(worker):
             return
         self.core.view.unreachable(worker)
-        self._suspects.suspect(worker, why, self._loop.time())
+        if self._suspects.suspect(worker, why, self._loop.time()):
+            self._exchange.on_gap()
         if self._looking is None and self.discovery is not None:
             self._looking = self._loop.create_task(self._look_up(self.discovery), name=f"gangline-suspects-{self.name}")
 
@@ -240,6 +241,8 @@ class RoutedPool:
         if known is None or known.instance != beat.instance:
             return False
         now = self._loop.time()
+        if now - known.heard_at > _GAP_S:
+            self._exchange.on_gap()
         self._suspects.clear(known)
         flags = LoadFlag.DRAINING if beat.draining else 0
         self.core.view.confirm(known, beat.epoch)
@@ -379,6 +382,8 @@ class RoutedPool:
         self._arm(now)
 
 
+_GAP_S = 2.0
+"""Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
 _IDLE_S = 30.0
 
 

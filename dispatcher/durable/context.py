@@ -72,6 +72,7 @@ class Context:
             name=name or "gangline-dispatcher",
         )
         guard = Guard(bus, settings.freeze_after_s)
+        router.exchange.on_gap = guard.cut_off
         gone_after_s = settings.worker_gone_after_s
         return cls(
             dispatcher=dispatcher,

@@ -1,4 +1,5 @@
-"""Notices when what a dispatcher believes may be out of date: it stood still, or the connection was lost.
+"""Notices when what a dispatcher believes may be out of date: it stood still, or the connection was lost, or somebody
+was not heard of for a while.
 
 Whoever has a queue must then ask the server whether it still has it, before anything is started or written. After a
 freeze asyncio runs the sockets before the timers, so the gap is looked for on entry of every event, not by the timer
@@ -34,6 +35,7 @@ class Guard:
         self.term = 0
         """Grows with every freeze and every reconnection: what was verified in an older term is doubtful."""
         self.freezes = 0
+        self._cut_off_at = float("-inf")
         self.connected_at = 0.0
         """Since when we are connected, as far as we know, by the loop's clock."""
         self.reconnected_at = float("-inf")
@@ -59,6 +61,13 @@ class Guard:
         Returns a function that stops that."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
+
+    def cut_off(self) -> None:
+        """Somebody was not heard of for a while. It may have been we who were cut off, or our server that stood still:
+        then our queues may be others' by now."""
+        if self._loop is not None and self._loop.time() - self._cut_off_at > TICK_S:
+            self._cut_off_at = self._loop.time()
+            self._doubt(0.0)
 
     def look(self) -> int:
         """On entry of everything that comes from outside: the term as of now."""

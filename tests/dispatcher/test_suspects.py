@@ -45,6 +45,21 @@ async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
 
 
 @on_rig()
+async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_again(rig: Rig) -> None:
+    await rig.worker()
+    await rig.client.call("images.echo")
+    before, told = known(rig, "w1"), []
+    rig.router.exchange.on_gap = lambda: told.append(before.eligible)
+    await asyncio.sleep(5.0)
+    assert not told
+    rig.hub.freeze()
+    await asyncio.sleep(5.0)
+    rig.hub.thaw()
+    await turns()
+    assert told == [False, False] and before.eligible  # when it was suspected, and when it was heard of again
+
+
+@on_rig()
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:
     away = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))

@@ -43,6 +43,19 @@ async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer(
     guard.stop()
 
 
+async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_not_heard() -> None:
+    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard.cut_off()  # not started: nothing is believed yet
+    guard.start()
+    guard.cut_off()
+    guard.cut_off()
+    assert guard.term == 1
+    await asyncio.sleep(0.5)
+    guard.cut_off()
+    assert guard.term == 2 and guard.freezes == 0
+    guard.stop()
+
+
 async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> None:
     hub = MemoryHub()
     bus = hub.connect("d")

@@ -88,6 +88,11 @@ class Crew:
         self._folder = folder
         self.members: dict[str, Member] = {}
 
+    @property
+    def workers(self) -> int:
+        """How many were started."""
+        return sum(member.journal_file is not None for member in self.members.values())
+
     async def worker(self, name: str, pool: str = POOL, *, node: str = "") -> Member:
         """Start a worker of that id, which keeps a journal.
 

@@ -106,8 +106,7 @@ def figures(show: Show) -> str:
     """Of the first part, for the last line."""
     done = show.drive.done
     megabytes = sum(one.size for one in done) / 1e6
-    workers = len(checks.per_worker(done))
-    return f"{len(done)} tasks, {megabytes:.0f} MB, {workers} workers, 1 killed, 1 drained"
+    return f"{len(done)} tasks, {megabytes:.0f} MB, {show.crew.workers} workers, 1 killed, 1 drained"
 
 
 def final_line(told: str, results: Sequence[Verdict], seconds: float) -> str:

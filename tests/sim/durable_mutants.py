@@ -22,7 +22,6 @@ from gangline.dispatcher.durable.entry import Entry
 from gangline.dispatcher.durable.events import Arrived
 from gangline.dispatcher.durable.feeder import Feeder
 from gangline.dispatcher.durable.flights import Flights
-from gangline.dispatcher.durable.job_flight import JobFlight
 from gangline.dispatcher.durable.order import Place, Ranked
 from gangline.dispatcher.durable.outcomes import Outcomes
 from gangline.dispatcher.durable.rate import RateGate
@@ -311,11 +310,6 @@ def nobody_looks_at_the_rate(patch: pytest.MonkeyPatch) -> None:
 
 
 # -- silent servers ---------------------------------------------------------------------------------------------------
-
-
-@durable_mutant("L10", needs=has(Accident.SILENCE, 5.5), seeds=80)
-def a_durable_task_is_given_up_with_the_calls(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JobFlight, "durable", False)
 
 
 @durable_mutant("loss", needs=has(Accident.SPLIT, 4.0), seeds=80)

@@ -15,7 +15,7 @@ from bench.peers import run as peers
 from bench.peers.store import RESULTS, save
 from gangline.bench.run import FULL, LONG, run
 from gangline.bench.table import rows
-from gangline.cli.session import run as run_loop
+from gangline.cli.console.session import run as run_loop
 
 
 def main() -> None:

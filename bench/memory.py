@@ -19,7 +19,7 @@ from bench.peers.store import save
 from gangline.bench.process import Child
 from gangline.bench.resting import resident_mb
 from gangline.bench.site import Site, opened
-from gangline.cli.session import run as run_loop
+from gangline.cli.console.session import run as run_loop
 
 CALLS: Final = 1_000_000
 LEASES: Final = 100_000

@@ -24,12 +24,12 @@ from bench.peers.store import save
 from gangline.bench.loads import closed_loop
 from gangline.bench.process import Child
 from gangline.bench.site import Site, opened, part_of
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.embedded_cluster import EmbeddedCluster
-from gangline.bus.jetstream import connect
-from gangline.bus.port import BucketSettings
-from gangline.bus.settings import ConnectionSettings
-from gangline.cli.session import run as run_loop
+from gangline.bus.embedded.cluster import EmbeddedCluster
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.console.session import run as run_loop
 
 _LEDGER: Final = "KV_GANGLINE_LEDGER"
 _LOADS: Final = ("call", "reserve", "lease_cycle")

@@ -9,25 +9,25 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from ..bus.ambient import Ambient
-from ..bus.port import Bus, ConnectionEvent
-from ..bus.starting import StartPatience
-from ..schemas.errors import ClosedError
-from ..schemas.gang_errors import ShardConflict
+from ..bus.lifecycle.startup import StartPatience
+from ..bus.port.bus import Bus, ConnectionEvent
+from ..runtime.clock import Ambient
+from ..runtime.event_clock import Clock
+from ..schemas.errors.base import ClosedError
+from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
-from .candidacy import Candidacy
-from .census import Census
-from .discovery import Discovery
-from .election import Election, ElectionSettings
-from .leader_key import LeaderKey
-from .moment import Clock
-from .office import Office
+from .context import Office
+from .election.election_core import Election, ElectionSettings
+from .election.elector import Candidacy
+from .election.leader_record import LeaderKey
+from .leadership import Term
+from .ledger.worker_registry import Census
+from .server.nats_service import Discovery
+from .service_settings import ShellSettings
 from .settings import CoordinatorSettings
-from .shard_registry import ShardRegistry
-from .shards import Shard
-from .shell_settings import ShellSettings
-from .term import Term
+from .sharding.registry import ShardRegistry
+from .sharding.shards import Shard
 
 
 class CoordinatorState(StrEnum):

@@ -16,25 +16,29 @@ from pathlib import Path
 
 import click
 
-from gangline.bus import port, stream_port
-from gangline.bus.port import BucketSettings
-from gangline.bus.settings import ConnectionSettings
+from gangline.bus.port import bus as port
+from gangline.bus.port import stream as stream_port
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.cli.app import COMMANDS, gangline
-from gangline.coordinator import states
-from gangline.coordinator.election import ElectionSettings
+from gangline.coordinator.election.election_core import ElectionSettings
+from gangline.coordinator.model import states
+from gangline.coordinator.service_settings import ShellSettings
 from gangline.coordinator.settings import CoordinatorSettings
-from gangline.coordinator.shell_settings import ShellSettings
-from gangline.dispatcher.durable import states as task_states
+from gangline.dispatcher.calls.options import SubmitOptions
+from gangline.dispatcher.durable.core import states as task_states
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.dispatcher.durable.task_streams import TaskStorage
-from gangline.dispatcher.gateway_settings import GatewaySettings
-from gangline.dispatcher.settings import RouterSettings
-from gangline.dispatcher.submit_options import SubmitOptions
-from gangline.schemas import asyncapi, errors, gang_errors, task_errors
-from gangline.schemas.errors import GanglineError
+from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.dispatcher.jobs.storage import TaskStorage
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.catalogue import asyncapi
+from gangline.schemas.errors import base as errors
+from gangline.schemas.errors import gangs as gang_errors
+from gangline.schemas.errors import tasks as task_errors
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
-from gangline.schemas.roles import Role, permissions
-from gangline.schemas.roles_conf import DEFAULT_USERS, configuration
+from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
+from gangline.schemas.permissions.roles import Role, permissions
 from gangline.worker.settings import WorkerSettings
 
 REFERENCE = Path(__file__).resolve().parent / "reference"

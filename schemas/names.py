@@ -11,7 +11,7 @@ subject                                                     who asks whom
 `<ns>.gang.<operation>`                                     owners, operators and workers -> the leading coordinator
 `<ns>.gang-shard.<shard>.<operation>`                       leaders of shards among themselves
 `<ns>.event.gang.<gang>`                                    broadcast: formed, torn down, restarting, ended, ...
-`<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    members among themselves (see worker.gang_talk_core)
+`<ns>.gang-talk.<gang>.<generation>.<run>.<rank or all>`    members among themselves (see worker.gangs.collectives_core)
 `<ns>.task.<endpoint>.<method>`                             anyone; the stream `<NS>_TASKS` keeps it (see submission)
 `<ns>.sched.<id>`                                           anyone; the same stream, which delays and repeats it
 `<ns>.dead.<endpoint>.<method>`                             dispatchers; the stream `<NS>_DEAD` keeps it
@@ -63,7 +63,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from .errors import InvalidName
+from .errors.base import InvalidName
 from .limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 
 PRIVATE: Final = "_GANGLINE"
@@ -78,9 +78,9 @@ class Operation(StrEnum):
     """Last token of a worker's subject."""
 
     FRAMES = "frames"
-    """Lists of frames between SDK and worker (msgpack; see schemas.frames)."""
+    """Lists of frames between SDK and worker (msgpack; see schemas.wire.frames)."""
     RESERVE = "reserve"
-    """Lease slots (see schemas.messages; this and all below take JSON or msgpack, from any language)."""
+    """Lease slots (see schemas.messages.operations; this and all below take JSON or msgpack, from any language)."""
     DISPATCH = "dispatch"
     """Run one task on a lease; the answer is the bare result."""
     RENEW = "renew"
@@ -89,7 +89,7 @@ class Operation(StrEnum):
     DRAIN = "drain"
     RESIZE = "resize"
     HOLD = "hold"
-    """From here on only the leading coordinator asks (see schemas.gang_messages)."""
+    """From here on only the leading coordinator asks (see schemas.messages.gangs)."""
     UNHOLD = "unhold"
     KEEP = "keep"
     FORM = "form"
@@ -100,7 +100,7 @@ class Operation(StrEnum):
 
 
 class QueueOperation(StrEnum):
-    """Last token of the subjects of an endpoint's queue; see schemas.jobs."""
+    """Last token of the subjects of an endpoint's queue; see schemas.records.jobs."""
 
     GET = "get"
     """What is known of one job."""
@@ -118,7 +118,7 @@ class DispatcherOperation(StrEnum):
 
 
 class JobFeed(StrEnum):
-    """Last token of what is told of one job; see schemas.jobs."""
+    """Last token of what is told of one job; see schemas.records.jobs."""
 
     STATE = "state"
     PROGRESS = "progress"

@@ -23,7 +23,7 @@ import re
 from datetime import datetime
 from typing import Final
 
-from .task_errors import InvalidSchedule
+from .errors.tasks import InvalidSchedule
 
 NAMED: Final = ("@yearly", "@annually", "@monthly", "@weekly", "@daily", "@midnight", "@hourly")
 _MONTHS: Final = {

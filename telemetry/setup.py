@@ -25,7 +25,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from ..schemas.errors import InvalidSettings
+from ..schemas.errors.base import InvalidSettings
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricReader

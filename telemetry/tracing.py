@@ -15,8 +15,8 @@ from typing import Final, Literal
 from opentelemetry import context as _context
 from opentelemetry import trace as _trace
 
-from ..schemas.errors import GanglineError
-from .provider import ProviderProbe
+from ..schemas.errors.base import GanglineError
+from .tracer_provider import ProviderProbe
 
 Kind = Literal["client", "server", "internal", "producer", "consumer"]
 AttributeValue = str | bool | int | float

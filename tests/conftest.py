@@ -299,7 +299,7 @@ def nats_url() -> Iterator[str]:
     if os.environ.get("NATS") == "container":
         yield from _container()
         return
-    from gangline.bus.embedded import EmbeddedServer
+    from gangline.bus.embedded.server import EmbeddedServer
 
     with EmbeddedServer() as server:
         yield server.url
@@ -308,7 +308,7 @@ def nats_url() -> Iterator[str]:
 @pytest.fixture
 def nats_server() -> Iterator[Any]:
     """A nats-server of this test's own, which it may kill and restart."""
-    from gangline.bus.embedded import EmbeddedServer
+    from gangline.bus.embedded.server import EmbeddedServer
 
     with EmbeddedServer() as server:
         yield server

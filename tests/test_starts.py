@@ -9,8 +9,8 @@ from typing import Protocol
 import pytest
 
 import gangline
-from gangline.bus.memory import MemoryHub
-from gangline.bus.memory_bus import MemoryBus
+from gangline.bus.memory.connection import MemoryBus
+from gangline.bus.memory.server import MemoryHub
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.names import Names

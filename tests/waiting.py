@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from gangline.bus.port import NoResponders, RequestTimeout
+from gangline.bus.port.bus import NoResponders, RequestTimeout
 
 PATIENCE_S: Final = 60.0
 """How long tests wait before they call it a hang. Not a measure of speed: a busy machine may take most of it."""

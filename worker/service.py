@@ -8,24 +8,25 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self
 
-from ..bus.ambient import Ambient
-from ..bus.listening import listen
-from ..bus.port import Bus, Subscription
-from ..bus.starting import StartPatience
-from ..schemas.errors import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy
-from ..schemas.frames import Load
+from ..bus.lifecycle.process import run_until_left
+from ..bus.lifecycle.startup import StartPatience
+from ..bus.port.bus import Bus, Subscription
+from ..bus.rpc.listening import listen
+from ..runtime.clock import Ambient
+from ..schemas.errors.base import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
-from ..schemas.words import count_of
+from ..schemas.text import count_of
+from ..schemas.wire.frames import Load
 from ..telemetry.logs import logger_for
-from .desk import Desk
-from .epochs import next_epoch
-from .health import HealthWatch
-from .journal import JournalSink
-from .ledger import LedgerStatistics
-from .place import Place
-from .pool import Pool
-from .registration import WorkerEvent
+from .identity import Place
+from .ledger.audit_journal import JournalSink
+from .ledger.ledger_writer import LedgerStatistics
+from .pool.health import HealthWatch
+from .pool.pool import Pool
+from .registration.registrar import WorkerEvent
+from .server import Desk
 from .settings import WorkerSettings
+from .slots.epochs import next_epoch
 
 LAST_WORDS_S = 2.0
 """How long a leaving worker waits for cancelled code to stop, and again for storage to take its last writes."""
@@ -89,7 +90,7 @@ class Worker:
             names: the namespace; `gangline` if not given.
             settings: see WorkerSettings.
             ambient: wall clock, randomness and tokens; the system's if not given.
-            journal: takes one record for each thing that happens to a slot; see worker.journal.
+            journal: takes one record for each thing that happens to a slot; see worker.ledger.audit_journal.
         """
         settings, ambient = settings or WorkerSettings(), ambient or Ambient()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))
@@ -455,3 +456,35 @@ class Worker:
 
 def _nothing() -> None:
     return
+
+
+async def run_worker(worker: Worker) -> None:
+    """Start `worker` and return when it has left: drained by a signal, by an operator, or by the program itself.
+
+    The first SIGTERM or SIGINT drains it (with the grace of its settings), the second stops it at once. One that comes
+    before the start is done ends the start. Cancelling drains nothing: the worker is stopped. Needs the main thread.
+
+    Args:
+        worker: not yet started; its bus is open, and stays so.
+
+    Raises:
+        WorkerIdTaken: at the start, or later when another process took the id.
+        WorkerUnhealthy: a health check failed, and it has drained.
+        Disconnected: the server closed the connection for good.
+        Unavailable, InvalidSettings: as `Worker.start`.
+    """
+
+    async def life() -> None:
+        try:
+            await worker.start()
+            await worker.wait_closed()
+        finally:
+            await worker.stop()
+
+    def finish() -> bool:
+        if worker.state in (WorkerState.NEW, WorkerState.STARTING):
+            return False
+        worker.begin_drain()
+        return True
+
+    await run_until_left(worker.bus, life(), finish=finish, stop=lambda: worker.begin_drain(0.0))

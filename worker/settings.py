@@ -7,12 +7,12 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-from ..bus.ambient import Ambient
-from ..bus.port import BucketSettings
-from ..schemas.bounds import plain
-from ..schemas.errors import InvalidSettings
+from ..bus.port.bus import BucketSettings
+from ..runtime.clock import Ambient
+from ..schemas.errors.base import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import check_name
+from ..schemas.text import plain
 
 _BOUNDS: Mapping[str, tuple[float, float]] = {
     "max_lease_ttl_s": (MIN_TTL_S, MAX_TTL_S),

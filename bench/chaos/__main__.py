@@ -26,7 +26,7 @@ from pathlib import Path
 from bench.chaos.faults import FAULTS
 from bench.chaos.report import Seed, summary, tables
 from bench.chaos.run import chaos
-from gangline.cli.session import run
+from gangline.cli.console.session import run
 
 
 def _say(line: str) -> None:

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 import gangline
 from bench.chaos.records import FOLDER, Notebook
-from gangline.cli.children import tied_to_parent
-from gangline.cli.session import run
-from gangline.dispatcher.jobs import Job
-from gangline.schemas.errors import GanglineError
+from gangline.cli.console.children import tied_to_parent
+from gangline.cli.console.session import run
+from gangline.dispatcher.jobs.job import Job
+from gangline.schemas.errors.base import GanglineError
 
 POOL: Final = "chaos"
 JOBS: Final = "jobs"

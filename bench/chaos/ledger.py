@@ -13,9 +13,9 @@ from typing import Final
 
 from bench.chaos.records import Shown
 from bench.faults.audit import Audit
-from gangline.bus.port import KvEntry, KvOperation
-from gangline.schemas.gangs import GangRecord, GangState, LeaderRecord, MemberRecord
-from gangline.schemas.records import LeaseRecord
+from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.schemas.records.gangs import GangRecord, GangState, LeaderRecord, MemberRecord
+from gangline.schemas.records.workers import LeaseRecord
 
 _OVER: Final = (GangState.TEARING_DOWN, GangState.ENDED)
 _BATCH: Final = 50

@@ -22,9 +22,9 @@ from bench.chaos.records import Follower, History, read, save
 from bench.chaos.report import Played
 from bench.chaos.system import ROLES, WORKERS, System, running
 from bench.faults.crew import holds_within
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.gangs import GangRecord, GangState
-from gangline.schemas.task_errors import JobError
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.errors.tasks import JobError
+from gangline.schemas.records.gangs import GangRecord, GangState
 
 _RECOVERS_S: Final = 60.0
 """What does not succeed again within so long after a fault has not recovered."""

@@ -22,20 +22,20 @@ from bench.chaos.ledger import LossyAudit
 from bench.chaos.proxy import Link, Proxy
 from bench.chaos.records import FOLDER, Life, Trouble
 from bench.faults.crew import ROOT, holds_within, new_interpreter
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.embedded_cluster import free_ports
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, Storage
-from gangline.bus.settings import ConnectionSettings
-from gangline.cli.children import TIED
-from gangline.cli.options import plain_environment
-from gangline.dispatcher.client import Client
-from gangline.dispatcher.durable.task_streams import TaskStorage
-from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas.errors import GanglineError, NoWorkers
-from gangline.schemas.gangs import LeaderRecord
+from gangline.bus.embedded.cluster import free_ports
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import BucketSettings, Storage
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.console.children import TIED
+from gangline.cli.console.options import plain_environment
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.jobs.storage import TaskStorage
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError, NoWorkers
 from gangline.schemas.names import Names
+from gangline.schemas.records.gangs import LeaderRecord
 
 NAMESPACE: Final = "chaos"
 SERVERS: Final = ("n1", "n2", "n3")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.faults.history import History
-from gangline.bus.port import KeyValue, KvEntry, KvOperation, Subscription
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.gangs import GangRecord, GangState, MemberRecord
+from gangline.bus.port.bus import KeyValue, KvEntry, KvOperation, Subscription
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import WorkerId
+from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord
 
 SLACK: Final = 3
 """Revisions of others that may lie within one batch ..."""

@@ -11,12 +11,12 @@ from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
 from bench.faults.streams import leader_of
 from bench.faults.trial import Trial
-from gangline.bus.embedded_cluster import EmbeddedCluster
-from gangline.bus.port import NoResponders, RequestTimeout, StorageUnavailable
-from gangline.dispatcher.operators import raise_if_error
-from gangline.schemas import codec
-from gangline.schemas.errors import Disconnected, GanglineError
-from gangline.schemas.gangs import GangRecord, GangState
+from gangline.bus.embedded.cluster import EmbeddedCluster
+from gangline.bus.port.bus import NoResponders, RequestTimeout, StorageUnavailable
+from gangline.dispatcher.client.operations import raise_if_error
+from gangline.schemas.errors.base import Disconnected, GanglineError
+from gangline.schemas.records.gangs import GangRecord, GangState
+from gangline.schemas.wire import codec
 
 WORKERS: Final = 4
 SIZE: Final = 4

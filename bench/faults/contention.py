@@ -11,7 +11,7 @@ from bench.faults.figures import Row
 from bench.faults.site import SERVED, opened
 from bench.faults.trial import Trial
 from gangline.coordinator.settings import CoordinatorSettings
-from gangline.schemas.errors import GanglineError
+from gangline.schemas.errors.base import GanglineError
 
 ROUNDS: Final = 100
 NAP_S: Final = 0.2

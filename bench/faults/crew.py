@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from gangline.cli.children import TIED
-from gangline.cli.options import plain_environment
+from gangline.cli.console.children import TIED
+from gangline.cli.console.options import plain_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0

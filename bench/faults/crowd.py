@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from gangline.bus.port import KeyValue, KvWrite
+from gangline.bus.port.bus import KeyValue, KvWrite
 from gangline.schemas.names import Names, WorkerId
-from gangline.schemas.records import Heartbeat, Registration
+from gangline.schemas.records.workers import Heartbeat, Registration
 
 _BEAT_S = 2.0
 _BEAT_TTL_S = 6.0

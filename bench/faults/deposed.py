@@ -18,9 +18,9 @@ from bench.faults.figures import Row
 from bench.faults.seam import Moment
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
-from gangline.bus.port import KvEntry
-from gangline.schemas.gangs import GangState
+from gangline.bus.port.bus import KvEntry
 from gangline.schemas.names import Names
+from gangline.schemas.records.gangs import GangState
 
 SIZE = 4
 MOMENTS: Final = {Moment.BATCH: "grants", Moment.CLOSE: "ends a gang"}

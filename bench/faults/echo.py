@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 
-from gangline.bus.jetstream import connect
-from gangline.bus.port import Message
-from gangline.bus.settings import ConnectionSettings
-from gangline.cli.children import tied_to_parent
-from gangline.cli.session import run
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import Message
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.console.children import tied_to_parent
+from gangline.cli.console.session import run
 
 SUBJECT = "echo"
 

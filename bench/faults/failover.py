@@ -13,7 +13,7 @@ from bench.faults.figures import Row
 from bench.faults.seam import Moment
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
-from gangline.schemas.gangs import GangState
+from gangline.schemas.records.gangs import GangState
 
 WORKERS: Final = 4
 SIZE: Final = 4

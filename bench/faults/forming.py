@@ -14,9 +14,9 @@ from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
-from gangline.bus.port import NoResponders, StorageUnavailable
-from gangline.dispatcher.operators import raise_if_error
-from gangline.schemas import codec
+from gangline.bus.port.bus import NoResponders, StorageUnavailable
+from gangline.dispatcher.client.operations import raise_if_error
+from gangline.schemas.wire import codec
 
 PLAIN: Final = 20
 """Plain requests before each gang; their median is the unit."""

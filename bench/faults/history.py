@@ -6,10 +6,10 @@ import asyncio
 from typing import Final
 
 from bench.faults.crew import PATIENCE_S
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream_api import NO_MESSAGE, ApiError
-from gangline.bus.kv_wire import stored_from_api, stream_configuration
-from gangline.bus.port import BucketSettings, KvEntry, StorageUnavailable
+from gangline.bus.jetstream.api import NO_MESSAGE, ApiError
+from gangline.bus.key_value.wire import stored_from_api, stream_configuration
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
 
 REVISIONS: Final = 64
 """Of each key; the most that a bucket of the stock tools may have."""

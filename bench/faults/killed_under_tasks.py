@@ -14,10 +14,10 @@ from bench.faults.notes import interrupted, most_at_once, unexplained_starts
 from bench.faults.streams import leader_of
 from bench.faults.task_site import SERVED, TaskSite, task_site
 from bench.faults.trial import Trial
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.embedded_cluster import EmbeddedCluster
-from gangline.dispatcher.jobs import Job
-from gangline.schemas.routes import QueueRules, RouteRecord
+from gangline.bus.embedded.cluster import EmbeddedCluster
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.dispatcher.jobs.job import Job
+from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 TASKS: Final = 1000
 SECONDS: Final = 0.02

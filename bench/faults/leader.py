@@ -13,19 +13,19 @@ import signal
 import time
 
 from bench.faults.seam import Moment, Seam, SeamBus
-from gangline.bus.jetstream import connect
-from gangline.bus.port import BucketSettings, Bus
-from gangline.bus.settings import ConnectionSettings
-from gangline.cli.children import tied_to_parent
-from gangline.cli.session import run
-from gangline.coordinator.commits import Ledger
-from gangline.coordinator.effects import LedgerWrite
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings, Bus
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.console.children import tied_to_parent
+from gangline.cli.console.session import run
+from gangline.coordinator.model.commits import Ledger
+from gangline.coordinator.model.effects import LedgerWrite
 from gangline.coordinator.service import Coordinator
+from gangline.coordinator.service_settings import ShellSettings
 from gangline.coordinator.settings import CoordinatorSettings
-from gangline.coordinator.shell_settings import ShellSettings
 from gangline.schemas.names import Names
-from gangline.schemas.records import Record
-from gangline.telemetry.logformat import configure_logging
+from gangline.schemas.records.workers import Record
+from gangline.telemetry.log_format import configure_logging
 
 ACCIDENTS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP}
 

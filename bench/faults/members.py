@@ -13,7 +13,7 @@ from bench.faults.crew import PATIENCE_S, Process
 from bench.faults.figures import Row
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
-from gangline.schemas.errors import GanglineError
+from gangline.schemas.errors.base import GanglineError
 
 SIZE = 4
 TARGET_S = {"killed": 1.0, "frozen": 4.0}

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from gangline.bus.port import Answered, BucketSettings, Bus, KeyValue, KvWrite
+from gangline.bus.port.bus import Answered, BucketSettings, Bus, KeyValue, KvWrite
 
 
 class Moment(StrEnum):
@@ -53,7 +53,7 @@ class Seam:
 
 
 class SeamBus:
-    """A bus.port.Bus."""
+    """A bus.port.bus.Bus."""
 
     def __init__(self, bus: Bus, seam: Seam) -> None:
         self._bus = bus
@@ -82,7 +82,7 @@ class SeamBus:
 
 
 class SeamKeyValue:
-    """A bus.port.KeyValue."""
+    """A bus.port.key_value.KeyValue."""
 
     def __init__(self, kv: KeyValue, seam: Seam) -> None:
         self._kv = kv

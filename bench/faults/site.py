@@ -21,17 +21,17 @@ from bench.faults.history import kept
 from bench.faults.streams import last_revision
 from bench.faults.tasks import note
 from bench.faults.trial import Trial
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, KeyValue, Message, StorageUnavailable
-from gangline.bus.settings import ConnectionSettings
-from gangline.dispatcher.client import Client
-from gangline.dispatcher.gang import Ganging
-from gangline.dispatcher.order import CallOptions
-from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.gang_messages import GangEvent
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import BucketSettings, KeyValue, Message, StorageUnavailable
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.gangs.gang import Ganging
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.messages.gangs import GangEvent
 from gangline.schemas.names import Names
 
 POOL = "bench.faults.tasks:pool"

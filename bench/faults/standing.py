@@ -13,8 +13,8 @@ from bench.faults.crew import PATIENCE_S, Process
 from bench.faults.figures import Row
 from bench.faults.site import Site, opened
 from bench.faults.trial import Trial
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.gangs import GangRecord, GangState
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.records.gangs import GangRecord, GangState
 
 SET: Final = "llm"
 GANGS: Final = 3

@@ -6,8 +6,8 @@ import contextlib
 from typing import Any
 
 from bench.faults.crew import Crew
-from gangline.bus.jetstream import JetStreamBus
-from gangline.schemas.errors import GanglineError
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.schemas.errors.base import GanglineError
 
 
 async def last_revision(crew: Crew, bus: JetStreamBus, stream: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from bench.faults.figures import Row, table
 from bench.faults.trial import Trial
-from gangline.cli.session import run
+from gangline.cli.console.session import run
 
 Scenario = Callable[[Trial], Awaitable[list[Row]]]
 

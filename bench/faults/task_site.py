@@ -17,16 +17,16 @@ from pathlib import Path
 from bench.faults.crew import PATIENCE_S, Crew, Launch, Process
 from bench.faults.notes import Note, read_notes
 from bench.faults.trial import Trial
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream import connect as connect_bus
-from gangline.bus.port import BucketSettings, StorageUnavailable
-from gangline.bus.settings import ConnectionSettings
-from gangline.dispatcher.client import Client
-from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
-from gangline.dispatcher.jobs import Job
-from gangline.dispatcher.settings import RouterSettings
-from gangline.schemas.errors import GanglineError
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import BucketSettings, StorageUnavailable
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.jobs.job import Job
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
 
 POOL = "bench.faults.work:pool"

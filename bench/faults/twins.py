@@ -15,7 +15,7 @@ from typing import Final
 from bench.faults.figures import Row
 from bench.faults.site import POOL, SERVED, Site, opened
 from bench.faults.trial import Trial
-from gangline.schemas.errors import GanglineError
+from gangline.schemas.errors.base import GanglineError
 
 CALLERS: Final = 6
 """More than the slots of one worker."""

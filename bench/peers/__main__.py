@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from gangline.cli.session import run as run_loop
+from gangline.cli.console.session import run as run_loop
 
 from .run import FULL, QUICK, run
 from .store import RESULTS, save

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from gangline.bench.resting import free_port
-from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded.server import EmbeddedServer
 
 from .catalogue import Server
 from .environments import NotInstalled

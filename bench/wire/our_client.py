@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import asdict
 from typing import Any
 
-from ..dispatcher.client import Client, connect
+from ..dispatcher.client.client import Client, connect
 from .child import PAYLOAD, main, serve
 from .loads import Once, closed_loop, open_loop, percentile
 from .tracing import set_up

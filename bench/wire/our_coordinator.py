@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..bus.jetstream import connect
-from ..bus.lifetime import settled_memory
-from ..bus.settings import ConnectionSettings
+from ..bus.lifecycle.process import settled_memory
+from ..bus.nats_bus import connect
+from ..bus.settings.connection import ConnectionSettings
 from ..coordinator.service import Coordinator
 from .child import main, serve
 

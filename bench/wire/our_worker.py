@@ -8,10 +8,10 @@ import time
 from contextlib import AsyncExitStack
 from typing import Any
 
-from ..bus.jetstream import connect
-from ..bus.lifetime import settled_memory
-from ..bus.settings import ConnectionSettings
-from ..worker.pool import Pool
+from ..bus.lifecycle.process import settled_memory
+from ..bus.nats_bus import connect
+from ..bus.settings.connection import ConnectionSettings
+from ..worker.pool.pool import Pool
 from ..worker.service import Worker
 from .child import main, serve
 from .tracing import set_up

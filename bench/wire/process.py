@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import IO, Any, Self
 
-from ..schemas.errors import GanglineError
+from ..schemas.errors.base import GanglineError
 
 _START_S = 30.0
 _ANSWER_S = 60.0

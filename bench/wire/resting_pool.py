@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..worker.pool import Pool
+from ..worker.pool.pool import Pool
 
 pool = Pool("resting", slots=4)
 

@@ -11,22 +11,22 @@ import tracemalloc
 from functools import cache
 from typing import Any, Final
 
-from ..bus.memory import MemoryHub
-from ..bus.port import BucketSettings
-from ..coordinator import events as on
-from ..coordinator.core import GangCore
-from ..coordinator.effects import SendHold
-from ..coordinator.placement import place
-from ..coordinator.slots import Place, SlotMap
-from ..dispatcher.core import PoolCore
-from ..dispatcher.policy import Sticky
-from ..dispatcher.router import Router
-from ..dispatcher.settings import RouterSettings
-from ..dispatcher.ticket import Ticket
-from ..schemas.gang_messages import AcquireRequest, OwnedRequest
-from ..schemas.gangs import Bundle, GangSpec, Strategy
+from ..bus.memory.server import MemoryHub
+from ..bus.port.bus import BucketSettings
+from ..coordinator.core.gang_core import GangCore
+from ..coordinator.model import events as on
+from ..coordinator.model.effects import SendHold
+from ..coordinator.scheduling.placement import place
+from ..coordinator.scheduling.slot_index import Place, SlotMap
+from ..dispatcher.router.router import Router
+from ..dispatcher.routing.policy import Sticky
+from ..dispatcher.routing.pool_core import PoolCore
+from ..dispatcher.routing.request import Ticket
+from ..dispatcher.routing.settings import RouterSettings
+from ..schemas.messages.gangs import AcquireRequest, OwnedRequest
 from ..schemas.names import Names, WorkerId
-from ..schemas.records import Heartbeat, MethodInfo, Registration
+from ..schemas.records.gangs import Bundle, GangSpec, Strategy
+from ..schemas.records.workers import Heartbeat, MethodInfo, Registration
 from .child import main, serve
 
 FEW: Final = 10

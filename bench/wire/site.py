@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final
 
-from ..bus.embedded import EmbeddedServer
+from ..bus.embedded.server import EmbeddedServer
 from .process import Child
 from .resting import free_port
 

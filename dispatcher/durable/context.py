@@ -6,19 +6,19 @@ import random
 from dataclasses import dataclass
 from typing import Self
 
-from ...bus.ambient import Ambient
-from ...bus.port import BucketSettings, Bus
+from ...bus.port.bus import BucketSettings, Bus
+from ...runtime.clock import Ambient
 from ...schemas.names import Names
-from ...telemetry.durable_metrics import DurableMetrics
 from ...telemetry.logs import Log, logger_for
-from ..route_table import RouteTable
-from ..router import Router
-from ..settings import RouterSettings
-from .guard import Guard
-from .rolls import KnownPools
+from ...telemetry.metrics.durable import DurableMetrics
+from ..jobs.storage import TaskStorage, TaskStreams
+from ..router.router import Router
+from ..routing.settings import RouterSettings
+from ..traffic.table import RouteTable
+from .freeze_guard import Guard
 from .settings import DispatcherSettings
-from .task_streams import TaskStorage, TaskStreams
-from .vigil import Vigil
+from .workers.failure_detector import Vigil
+from .workers.pool_observer import KnownPools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,25 +9,26 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from ...bus.ambient import Ambient
-from ...bus.port import BucketSettings, Bus
-from ...bus.starting import StartPatience
-from ...schemas.errors import ClosedError
-from ...schemas.jobs import DispatcherStats, QueueStats
+from ...bus.lifecycle.process import run_until_left
+from ...bus.lifecycle.startup import StartPatience
+from ...bus.port.bus import BucketSettings, Bus
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError
 from ...schemas.names import Names
-from ...telemetry.durable_metrics import QueueLevels
-from ..settings import RouterSettings
-from .answering import Answering
+from ...schemas.records.jobs import DispatcherStats, QueueStats
+from ...telemetry.metrics.durable import QueueLevels
+from ..jobs.storage import TaskStorage
+from ..routing.settings import RouterSettings
 from .context import Context
-from .desk import Desk
-from .endpoints import Endpoints
-from .ownership import Ownership
-from .presence import Presence
-from .queue import Queue
+from .operations.nats_service import Presence
+from .operations.queue_operations import Desk
+from .operations.responder import Answering
+from .ownership.endpoint_discovery import Endpoints
+from .ownership.manager import Ownership
+from .persistence.outcome_store import Writing
+from .queue.queue_runner import Queue
+from .queue.stray_sweeper import Strays
 from .settings import DispatcherSettings
-from .strays import Strays
-from .task_streams import TaskStorage
-from .writing import Writing
 
 _GIVEN_UP_AT_ONCE: Final = 64
 """Queues of endpoints that are no more, so many at each look: storage has others to serve, too."""
@@ -414,3 +415,41 @@ async def _end(queue: Queue, desk: Desk | None) -> None:
 
 async def _at_once() -> None:
     """There is nothing to be sure of."""
+
+
+async def run_dispatcher(dispatcher: Dispatcher) -> None:
+    """Start `dispatcher` and return when it has left: told so by a signal, or by the program itself.
+
+    The first SIGTERM or SIGINT hands its queues over (with the grace of its settings), the second does so at once. One
+    that comes before the start is done ends the start. Cancelling hands over, too. Needs the main thread.
+
+    Args:
+        dispatcher: not yet started; its bus is open, and stays so.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable, ServerUnsupported: as `Dispatcher.start`.
+    """
+    leaving: set[asyncio.Task[None]] = set()
+
+    async def life() -> None:
+        try:
+            await dispatcher.start()
+            await dispatcher.wait_closed()
+        finally:
+            await dispatcher.stop(grace_s=0.0)
+
+    def leave(grace_s: float | None) -> None:
+        task = asyncio.get_running_loop().create_task(dispatcher.stop(grace_s), name="gangline-dispatcher-stop")
+        leaving.add(task)
+        task.add_done_callback(leaving.discard)
+
+    def finish() -> bool:
+        if dispatcher.state is not DispatcherState.RUNNING:
+            return False
+        leave(None)
+        return True
+
+    await run_until_left(dispatcher.bus, life(), finish=finish, stop=dispatcher.hurry)
+    if leaving:
+        await asyncio.wait(leaving)

@@ -7,10 +7,10 @@ import socket
 from dataclasses import dataclass, field, fields
 from typing import Final
 
-from ...schemas.bounds import plain
-from ...schemas.errors import InvalidSettings
+from ...schemas.errors.base import InvalidSettings
 from ...schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
-from ...schemas.submission import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S
+from ...schemas.messages.submission import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S
+from ...schemas.text import plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,107 +10,107 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import errors as errors
-    from .bus.ambient import Ambient as Ambient
-    from .bus.port import BucketSettings as BucketSettings
-    from .bus.settings import ConnectionSettings as ConnectionSettings
-    from .coordinator.election import ElectionSettings as ElectionSettings
+    from .bus.port.bus import BucketSettings as BucketSettings
+    from .bus.settings.connection import ConnectionSettings as ConnectionSettings
+    from .coordinator.election.election_core import ElectionSettings as ElectionSettings
     from .coordinator.service import Coordinator as Coordinator
+    from .coordinator.service_settings import ShellSettings as ShellSettings
     from .coordinator.settings import CoordinatorSettings as CoordinatorSettings
-    from .coordinator.shell_settings import ShellSettings as ShellSettings
-    from .dispatcher.candidates import Candidates as Candidates
-    from .dispatcher.candidates import Demand as Demand
-    from .dispatcher.client import Client as Client
-    from .dispatcher.client import connect as connect
-    from .dispatcher.dead_letters import DeadLetter as DeadLetter
-    from .dispatcher.durable.runner import run_dispatcher as run_dispatcher
+    from .dispatcher.client.client import Client as Client
+    from .dispatcher.client.client import connect as connect
+    from .dispatcher.client.hooks import CallHook as CallHook
+    from .dispatcher.client.hooks import ClientRequest as ClientRequest
+    from .dispatcher.client.hooks import StreamHook as StreamHook
+    from .dispatcher.client.hooks import SubmitHook as SubmitHook
+    from .dispatcher.client.operations import WorkerInfo as WorkerInfo
+    from .dispatcher.client.sync import SyncClient as SyncClient
+    from .dispatcher.client.sync import connect_sync as connect_sync
     from .dispatcher.durable.service import Dispatcher as Dispatcher
+    from .dispatcher.durable.service import run_dispatcher as run_dispatcher
     from .dispatcher.durable.settings import DispatcherSettings as DispatcherSettings
-    from .dispatcher.durable.task_streams import TaskStorage as TaskStorage
-    from .dispatcher.gang import Gang as Gang
-    from .dispatcher.gateway import Gateway as Gateway
-    from .dispatcher.gateway import GatewaySettings as GatewaySettings
-    from .dispatcher.hooks import CallHook as CallHook
-    from .dispatcher.hooks import ClientRequest as ClientRequest
-    from .dispatcher.hooks import StreamHook as StreamHook
-    from .dispatcher.hooks import SubmitHook as SubmitHook
-    from .dispatcher.jobs import Job as Job
-    from .dispatcher.leases import Lease as Lease
-    from .dispatcher.operators import WorkerInfo as WorkerInfo
-    from .dispatcher.policy import Hooks as Hooks
-    from .dispatcher.policy import Policy as Policy
-    from .dispatcher.policy import PowerOfTwo as PowerOfTwo
-    from .dispatcher.policy import Sticky as Sticky
-    from .dispatcher.selection import Selection as Selection
-    from .dispatcher.settings import RouterSettings as RouterSettings
-    from .dispatcher.sync import SyncClient as SyncClient
-    from .dispatcher.sync import connect_sync as connect_sync
-    from .schemas.errors import GanglineError as GanglineError
-    from .schemas.errors import NonRetryable as NonRetryable
-    from .schemas.gangs import Bundle as Bundle
-    from .schemas.jobs import JobState as JobState
+    from .dispatcher.gangs.gang import Gang as Gang
+    from .dispatcher.gateway.gateway import Gateway as Gateway
+    from .dispatcher.gateway.gateway import GatewaySettings as GatewaySettings
+    from .dispatcher.jobs.dead_letters import DeadLetter as DeadLetter
+    from .dispatcher.jobs.job import Job as Job
+    from .dispatcher.jobs.storage import TaskStorage as TaskStorage
+    from .dispatcher.leases.lease import Lease as Lease
+    from .dispatcher.leases.selection import Selection as Selection
+    from .dispatcher.routing.candidates import Candidates as Candidates
+    from .dispatcher.routing.candidates import Demand as Demand
+    from .dispatcher.routing.policy import Hooks as Hooks
+    from .dispatcher.routing.policy import Policy as Policy
+    from .dispatcher.routing.policy import PowerOfTwo as PowerOfTwo
+    from .dispatcher.routing.policy import Sticky as Sticky
+    from .dispatcher.routing.settings import RouterSettings as RouterSettings
+    from .runtime.clock import Ambient as Ambient
+    from .schemas.errors.base import GanglineError as GanglineError
+    from .schemas.errors.base import NonRetryable as NonRetryable
     from .schemas.names import Names as Names
-    from .worker.context import TaskContext as TaskContext
-    from .worker.context import current_task as current_task
-    from .worker.gang_context import GangContext as GangContext
-    from .worker.gang_context import GangMember as GangMember
-    from .worker.middleware import CallNext as CallNext
-    from .worker.middleware import Middleware as Middleware
-    from .worker.pool import Pool as Pool
-    from .worker.resources import Resource as Resource
+    from .schemas.records.gangs import Bundle as Bundle
+    from .schemas.records.jobs import JobState as JobState
+    from .worker.context.gang_context import GangContext as GangContext
+    from .worker.context.gang_context import GangMember as GangMember
+    from .worker.context.task_context import TaskContext as TaskContext
+    from .worker.context.task_context import current_task as current_task
+    from .worker.pool.middleware import CallNext as CallNext
+    from .worker.pool.middleware import Middleware as Middleware
+    from .worker.pool.pool import Pool as Pool
+    from .worker.pool.resources import Resource as Resource
     from .worker.service import Worker as Worker
     from .worker.settings import WorkerSettings as WorkerSettings
 
 # Name -> module below this package.
 _PUBLIC = {
-    "Ambient": "bus.ambient",
-    "BucketSettings": "bus.port",
-    "Bundle": "schemas.gangs",
-    "CallHook": "dispatcher.hooks",
-    "CallNext": "worker.middleware",
-    "Candidates": "dispatcher.candidates",
-    "Client": "dispatcher.client",
-    "ClientRequest": "dispatcher.hooks",
-    "ConnectionSettings": "bus.settings",
+    "Ambient": "runtime.clock",
+    "BucketSettings": "bus.port.bus",
+    "Bundle": "schemas.records.gangs",
+    "CallHook": "dispatcher.client.hooks",
+    "CallNext": "worker.pool.middleware",
+    "Candidates": "dispatcher.routing.candidates",
+    "Client": "dispatcher.client.client",
+    "ClientRequest": "dispatcher.client.hooks",
+    "ConnectionSettings": "bus.settings.connection",
     "Coordinator": "coordinator.service",
     "CoordinatorSettings": "coordinator.settings",
-    "DeadLetter": "dispatcher.dead_letters",
-    "Demand": "dispatcher.candidates",
+    "DeadLetter": "dispatcher.jobs.dead_letters",
+    "Demand": "dispatcher.routing.candidates",
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.settings",
-    "ElectionSettings": "coordinator.election",
-    "Gang": "dispatcher.gang",
-    "GangContext": "worker.gang_context",
-    "GangMember": "worker.gang_context",
-    "GanglineError": "schemas.errors",
-    "Gateway": "dispatcher.gateway",
-    "GatewaySettings": "dispatcher.gateway",
-    "Hooks": "dispatcher.policy",
-    "Job": "dispatcher.jobs",
-    "JobState": "schemas.jobs",
-    "Lease": "dispatcher.leases",
-    "Middleware": "worker.middleware",
+    "ElectionSettings": "coordinator.election.election_core",
+    "Gang": "dispatcher.gangs.gang",
+    "GangContext": "worker.context.gang_context",
+    "GangMember": "worker.context.gang_context",
+    "GanglineError": "schemas.errors.base",
+    "Gateway": "dispatcher.gateway.gateway",
+    "GatewaySettings": "dispatcher.gateway.gateway",
+    "Hooks": "dispatcher.routing.policy",
+    "Job": "dispatcher.jobs.job",
+    "JobState": "schemas.records.jobs",
+    "Lease": "dispatcher.leases.lease",
+    "Middleware": "worker.pool.middleware",
     "Names": "schemas.names",
-    "NonRetryable": "schemas.errors",
-    "Policy": "dispatcher.policy",
-    "Pool": "worker.pool",
-    "PowerOfTwo": "dispatcher.policy",
-    "Resource": "worker.resources",
-    "RouterSettings": "dispatcher.settings",
-    "Selection": "dispatcher.selection",
-    "ShellSettings": "coordinator.shell_settings",
-    "Sticky": "dispatcher.policy",
-    "StreamHook": "dispatcher.hooks",
-    "SubmitHook": "dispatcher.hooks",
-    "SyncClient": "dispatcher.sync",
-    "TaskContext": "worker.context",
-    "TaskStorage": "dispatcher.durable.task_streams",
+    "NonRetryable": "schemas.errors.base",
+    "Policy": "dispatcher.routing.policy",
+    "Pool": "worker.pool.pool",
+    "PowerOfTwo": "dispatcher.routing.policy",
+    "Resource": "worker.pool.resources",
+    "RouterSettings": "dispatcher.routing.settings",
+    "Selection": "dispatcher.leases.selection",
+    "ShellSettings": "coordinator.service_settings",
+    "Sticky": "dispatcher.routing.policy",
+    "StreamHook": "dispatcher.client.hooks",
+    "SubmitHook": "dispatcher.client.hooks",
+    "SyncClient": "dispatcher.client.sync",
+    "TaskContext": "worker.context.task_context",
+    "TaskStorage": "dispatcher.jobs.storage",
     "Worker": "worker.service",
-    "WorkerInfo": "dispatcher.operators",
+    "WorkerInfo": "dispatcher.client.operations",
     "WorkerSettings": "worker.settings",
-    "connect": "dispatcher.client",
-    "connect_sync": "dispatcher.sync",
-    "current_task": "worker.context",
-    "run_dispatcher": "dispatcher.durable.runner",
+    "connect": "dispatcher.client.client",
+    "connect_sync": "dispatcher.client.sync",
+    "current_task": "worker.context.task_context",
+    "run_dispatcher": "dispatcher.durable.service",
 }
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bus.port import (
+from .bus.port.bus import (
     Conflict,
     ConsumerLost,
     ConsumerTaken,
@@ -12,7 +12,7 @@ from .bus.port import (
     RequestTimeout,
     StorageUnavailable,
 )
-from .schemas.errors import (
+from .schemas.errors.base import (
     ClosedError,
     DeadlineExceeded,
     Disconnected,
@@ -53,7 +53,7 @@ from .schemas.errors import (
     WrongClient,
     WrongPool,
 )
-from .schemas.gang_errors import (
+from .schemas.errors.gangs import (
     GangEnded,
     GangFailed,
     GangImpossible,
@@ -65,7 +65,7 @@ from .schemas.gang_errors import (
     StaleGeneration,
     UnknownGang,
 )
-from .schemas.task_errors import (
+from .schemas.errors.tasks import (
     InvalidRoute,
     InvalidSchedule,
     JobCancelled,

@@ -12,13 +12,13 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.embedded_cluster import EmbeddedCluster
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream import connect as connect_jetstream
-from gangline.bus.memory import MemoryHub
-from gangline.bus.port import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
-from gangline.bus.settings import ConnectionSettings
+from gangline.bus.embedded.cluster import EmbeddedCluster
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
+from gangline.bus.settings.connection import ConnectionSettings
 
 from ..waiting import PATIENCE_S
 
@@ -106,7 +106,11 @@ def impatient(bus: JetStreamBus) -> Iterator[None]:
 @pytest.fixture
 def never_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Consumers learn by signals alone: silence and the end of a request, after which they look, come too late."""
-    for name in ("consuming.SILENCE_S", "jetstream_consumer.EXPIRES_S", "memory_consumer.EXPIRES_S"):
+    for name in (
+        "streams.pull_consumer.SILENCE_S",
+        "jetstream.pull_transport.EXPIRES_S",
+        "memory.consumer_client.EXPIRES_S",
+    ):
         monkeypatch.setattr(f"gangline.bus.{name}", 3600.0)
 
 

@@ -8,9 +8,9 @@ from bench.chaos import ledger as ledgers
 from bench.chaos.ledger import LossyAudit
 from bench.chaos.records import NEVER
 from bench.faults import audit as audits
-from gangline.bus.port import KvEntry, KvOperation
-from gangline.schemas.gangs import GangRecord, GangSpec, GangState, HeldSeat, LeaderRecord, MemberRecord, Seat
-from gangline.schemas.records import LeaseRecord
+from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.schemas.records.gangs import GangRecord, GangSpec, GangState, HeldSeat, LeaderRecord, MemberRecord, Seat
+from gangline.schemas.records.workers import LeaseRecord
 
 
 class Book:

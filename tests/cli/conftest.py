@@ -242,8 +242,8 @@ def publish_raw(nats_url: str, namespace: str) -> Callable[[str, bytes], int]:
     """Publish a task as any NATS client would, without headers; its sequence in the stream."""
 
     async def publish(target: str, body: bytes) -> int:
-        from gangline.bus.jetstream import connect
-        from gangline.bus.settings import ConnectionSettings
+        from gangline.bus.nats_bus import connect
+        from gangline.bus.settings.connection import ConnectionSettings
 
         bus = await connect(ConnectionSettings.from_url(nats_url), name="raw")
         try:

@@ -119,7 +119,7 @@ def test_an_unreachable_server_is_exit_code_3_with_what_to_do_next(invoke):
     assert "nats://127.0.0.1:9" in result.stderr and "'gangline dev MODULE:POOL' starts one" in result.stderr
 
 
-@pytest.mark.parametrize("place", ["gangline.cli.app", "gangline.cli.commands.call"], ids=["group", "command"])
+@pytest.mark.parametrize("place", ["gangline.cli.app", "gangline.cli.commands.tasks.call"], ids=["group", "command"])
 def test_ctrl_c_before_a_command_has_begun_is_an_interruption_like_any_other(place):
     code = f"""
 import sys

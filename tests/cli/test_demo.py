@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.demo.corpus import expectations, library_files
-from gangline.cli.demo.crew import Member
-from gangline.cli.demo.drive import Drive
-from gangline.cli.demo.pool import Turnstile, squeeze_bytes
+from gangline.cli.demo.acts.drive import Drive
+from gangline.cli.demo.fixtures.corpus import expectations, library_files
+from gangline.cli.demo.fixtures.crew import Member
+from gangline.cli.demo.fixtures.pool import Turnstile, squeeze_bytes
 from gangline.schemas.names import Names
 
 from ..waiting import PATIENCE_S

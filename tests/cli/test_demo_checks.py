@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.cli.demo import checks
-from gangline.cli.demo.checks import AtRest, Done
-from gangline.cli.demo.corpus import Expected
+from gangline.cli.demo.checks import calls as checks
+from gangline.cli.demo.checks.calls import AtRest, Done
+from gangline.cli.demo.fixtures.corpus import Expected
 
 EXPECTED = {"a.py": Expected(size=3, packed=2, sha256="aa"), "b.py": Expected(size=4, packed=2, sha256="bb")}
 A = Done(path="a.py", way="call", worker="w1", seconds=0.1, size=3, packed=2, sha256="aa", together=1)

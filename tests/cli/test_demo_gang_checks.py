@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port import KvEntry, KvOperation
-from gangline.cli.demo import checks, gang_checks
-from gangline.cli.demo.gang_checks import Part
-from gangline.cli.demo.gang_pool import ALL, Counted, added, tally_files
-from gangline.schemas.gang_messages import GangEvent, GangEventKind
-from gangline.schemas.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
-from gangline.schemas.records import Record, Registration
+from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.cli.demo.checks import calls as checks
+from gangline.cli.demo.checks import gangs as gang_checks
+from gangline.cli.demo.checks.gangs import Part
+from gangline.cli.demo.fixtures.gang_pool import ALL, Counted, added, tally_files
+from gangline.schemas.messages.gangs import GangEvent, GangEventKind
+from gangline.schemas.records.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
+from gangline.schemas.records.workers import Record, Registration
 
 # -- counts -----------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gangline.cli.demo.checks import Record
-from gangline.cli.demo.task_checks import buried, started_once
+from gangline.cli.demo.checks.calls import Record
+from gangline.cli.demo.checks.tasks import buried, started_once
 
 
 def start(job: str) -> Record:

@@ -10,12 +10,12 @@ import subprocess
 
 import pytest
 
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.jetstream import connect
-from gangline.bus.port import NoResponders
-from gangline.bus.settings import ConnectionSettings
-from gangline.schemas import headers
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import NoResponders
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
+from gangline.schemas.wire import headers
 
 from ..waiting import PATIENCE_S
 from .conftest import alive, wait_gone

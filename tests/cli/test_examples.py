@@ -12,9 +12,9 @@ from uuid import UUID
 import pytest
 from pydantic import BaseModel, Field
 
-from gangline.cli.examples import example_arguments, example_lines
+from gangline.cli.console.examples import example_arguments, example_lines
 from gangline.schemas.names import Names
-from gangline.worker.pool import Pool
+from gangline.worker.pool.pool import Pool
 
 
 class Colour(StrEnum):
@@ -109,8 +109,8 @@ def test_the_default_server_and_namespace_are_left_out():
 
 
 def test_a_pool_of_many_tasks_gets_lines_for_a_few(capsys):
-    from gangline.cli.commands.worker import HINTS, _print_hints
-    from gangline.cli.options import Connection
+    from gangline.cli.commands.serve.worker import HINTS, _print_hints
+    from gangline.cli.console.options import Connection
 
     many = Pool("many", slots=1)
     for number in range(HINTS + 3):

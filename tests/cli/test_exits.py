@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
-from gangline.cli.exits import Exit, exit_code_of, one_line, report
-from gangline.schemas import errors
+from gangline.cli.console.exits import Exit, exit_code_of, one_line, report
+from gangline.schemas.errors import base as errors
 
 
 @pytest.mark.parametrize(

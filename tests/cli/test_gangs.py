@@ -10,9 +10,9 @@ import signal
 import pytest
 
 from gangline import connect as connect_client
-from gangline.bus.jetstream import connect
-from gangline.bus.listening import listen
-from gangline.bus.settings import ConnectionSettings
+from gangline.bus.nats_bus import connect
+from gangline.bus.rpc.listening import listen
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.public_id import public_id
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-from gangline.bus.port import StreamMessage
-from gangline.cli.job_tables import event_line, job_lines, letter_json, letter_lines, queue_lines, why_lines
-from gangline.dispatcher.dead_letters import DeadLetter
-from gangline.schemas import headers
-from gangline.schemas.jobs import (
+from gangline.bus.port.bus import StreamMessage
+from gangline.cli.views.jobs import event_line, job_lines, letter_json, letter_lines, queue_lines, why_lines
+from gangline.dispatcher.jobs.dead_letters import DeadLetter
+from gangline.schemas.records.jobs import (
     JobEvent,
     JobFailure,
     JobInfo,
@@ -18,6 +17,7 @@ from gangline.schemas.jobs import (
     QueueStats,
     WhyReply,
 )
+from gangline.schemas.wire import headers
 
 FAILURE = JobFailure(code="task_failed", message="no\nluck", details={"type": "ValueError", "traceback": "Traceback\n"})
 

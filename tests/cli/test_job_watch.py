@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from gangline.cli.job_watch import Told, in_order
-from gangline.schemas.jobs import JobEvent, JobProgress, JobState
+from gangline.cli.views.job_watch import Told, in_order
+from gangline.schemas.records.jobs import JobEvent, JobProgress, JobState
 
 
 def state(word: JobState, attempt: int = 1) -> JobEvent:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gangline.cli.journal import journal_file
-from gangline.schemas.errors import InvalidSettings
+from gangline.cli.serving.journal import journal_file
+from gangline.schemas.errors.base import InvalidSettings
 
 
 def test_each_record_is_a_whole_line_at_once_and_a_second_start_appends(tmp_path):

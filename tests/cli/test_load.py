@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.load import PoolNotFound, load_pool, split
+from gangline.cli.console.load import PoolNotFound, load_pool, split
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 GOOD = """
-from gangline.worker.pool import Pool
+from gangline.worker.pool.pool import Pool
 images = Pool('images')
 class box:
     inner = Pool('inner')

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from gangline.bus.jetstream import connect
-from gangline.bus.settings import ConnectionSettings
-from gangline.schemas.messages import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
+from gangline.bus.nats_bus import connect
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, ReserveReply, ReserveRequest
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.public_id import public_id
 

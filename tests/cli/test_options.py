@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cli.options import Connection, plain_environment
+from gangline.cli.console.options import Connection, plain_environment
 
 
 @pytest.fixture(autouse=True)

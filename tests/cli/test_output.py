@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.cli.output import duration, slots_bar
+from gangline.cli.console.output import duration, slots_bar
 
 
 @pytest.mark.parametrize(

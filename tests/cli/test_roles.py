@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner, Result
 
-from gangline.bus.embedded import EmbeddedServer
+from gangline.bus.embedded.server import EmbeddedServer
 from gangline.cli.app import gangline
 from gangline.schemas.names import Names
-from gangline.schemas.roles_conf import DEFAULT_USERS, configuration
+from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
 
 
 def run(*arguments: str) -> Result:

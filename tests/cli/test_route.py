@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.jetstream import connect
-from gangline.bus.port import BucketSettings
-from gangline.bus.settings import ConnectionSettings
-from gangline.cli.route_change import RouteChange
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.cli.views.route_change import RouteChange
+from gangline.schemas.errors.tasks import InvalidRoute
 from gangline.schemas.names import Names
-from gangline.schemas.routes import QueueRules, RouteRecord
-from gangline.schemas.task_errors import InvalidRoute
+from gangline.schemas.records.routes import QueueRules, RouteRecord
 
 from ..waiting import PATIENCE_S
 from .conftest import until

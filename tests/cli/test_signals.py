@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from gangline.bus.lifetime import on_signals
-from gangline.cli.children import TIED, end, ended, tied_to_parent
+from gangline.bus.lifecycle.process import on_signals
+from gangline.cli.console.children import TIED, end, ended, tied_to_parent
 
 pytestmark = pytest.mark.processes
 

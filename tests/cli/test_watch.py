@@ -7,15 +7,15 @@ import json
 
 import pytest
 
-from gangline.bus.memory import MemoryHub
-from gangline.bus.port import KvEntry, KvOperation
-from gangline.cli.gang_follow import print_events
-from gangline.cli.registry import WorkerRow
-from gangline.cli.watch import Board
-from gangline.schemas.gang_messages import GangEvent
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.cli.stores.registry import WorkerRow
+from gangline.cli.views.gang_follow import print_events
+from gangline.cli.views.watch import Board
+from gangline.schemas.messages.gangs import GangEvent
 from gangline.schemas.names import Names
 from gangline.schemas.public_id import public_id
-from gangline.schemas.records import Heartbeat, LeaseRecord, Registration
+from gangline.schemas.records.workers import Heartbeat, LeaseRecord, Registration
 
 LEASE = LeaseRecord(
     pool="p",

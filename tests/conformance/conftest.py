@@ -12,15 +12,15 @@ from typing import IO, Any
 
 import pytest
 
-from gangline.bus import jetstream
-from gangline.bus.port import BucketSettings, Bus, KeyValue, Message
-from gangline.bus.settings import ConnectionSettings
-from gangline.schemas import codec, frames
-from gangline.schemas.codec import CONTENT_TYPE, Format
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.frames import Answer, AnswerEnvelope, Frame, Request
+from gangline.bus import nats_bus as jetstream
+from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, Message
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names, Operation, WorkerId
-from gangline.schemas.records import Heartbeat, Registration
+from gangline.schemas.records.workers import Heartbeat, Registration
+from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire.codec import CONTENT_TYPE, Format
+from gangline.schemas.wire.frames import Answer, AnswerEnvelope, Frame, Request
 
 from ..processes import ForkedProcess, ForkServer
 from ..waiting import PATIENCE_S, until

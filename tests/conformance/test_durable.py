@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 import gangline
-from gangline.bus.port import NoResponders
+from gangline.bus.port.bus import NoResponders
 
 from ..processes import ForkServer
 from ..waiting import PATIENCE_S, until

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gangline.schemas.frames import Answer, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import Answer, Request, TaskFlag, TaskState
 
 from ..waiting import PATIENCE_S, until
 from .conftest import Subject, reserve, task

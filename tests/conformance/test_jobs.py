@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.frames import Answer, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import Answer, Request, TaskFlag, TaskState
 
 from ..waiting import until
 from .conftest import Subject, task

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.codec import Format
-from gangline.schemas.frames import Answer, Request, ReserveFlag
+from gangline.schemas.wire.codec import Format
+from gangline.schemas.wire.frames import Answer, Request, ReserveFlag
 
 from ..waiting import until
 from .conftest import Refusal, Subject, reserve, task

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from gangline.bus.port import Message
-from gangline.schemas.frames import Answer, Request, TaskFlag
+from gangline.bus.port.bus import Message
+from gangline.schemas.wire.frames import Answer, Request, TaskFlag
 
 from ..waiting import PATIENCE_S, until, until_nobody_responds
 from .conftest import Launch, Refusal, Subject, task

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory import MemoryHub
-from gangline.bus.port import KvEntry
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import KvEntry
 from gangline.schemas.names import Names
 
-from .rig import System, check_atomic
+from ..support.coordinator.rig import System, check_atomic
 
 _OPENED = pytest.StashKey[System]()
 

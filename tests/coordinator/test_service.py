@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory_kv import MemoryKeyValue
-from gangline.bus.port import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
-from gangline.coordinator.leader_key import LeaderKey
+from gangline.bus.memory.kv_client import MemoryKeyValue
+from gangline.bus.port.bus import KvEntry, NoResponders, RequestTimeout, StorageUnavailable
+from gangline.coordinator.election.leader_record import LeaderKey
 from gangline.coordinator.service import Coordinator, CoordinatorState
-from gangline.schemas.codec import Format
-from gangline.schemas.errors import ClosedError
-from gangline.schemas.gang_errors import GangNotFormed, UnknownGang
-from gangline.schemas.gangs import MemberRecord
+from gangline.schemas.errors.base import ClosedError
+from gangline.schemas.errors.gangs import GangNotFormed, UnknownGang
 from gangline.schemas.public_id import public_id
-from gangline.schemas.records import LeaseRecord
+from gangline.schemas.records.gangs import MemberRecord
+from gangline.schemas.records.workers import LeaseRecord
+from gangline.schemas.wire.codec import Format
 
+from ..support.coordinator.rig import System
 from ..waiting import until
-from .rig import System
 
 
 async def leading(system: System, **settings) -> Coordinator:

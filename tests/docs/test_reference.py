@@ -11,11 +11,11 @@ from types import ModuleType
 import pytest
 
 from gangline.cli.app import COMMANDS
-from gangline.coordinator import states
-from gangline.dispatcher.durable import states as task_states
-from gangline.schemas import frames, headers, limits, records
-from gangline.schemas.errors import GanglineError, Unavailable
-from gangline.schemas.messages import (
+from gangline.coordinator.model import states
+from gangline.dispatcher.durable.core import states as task_states
+from gangline.schemas import limits
+from gangline.schemas.errors.base import GanglineError, Unavailable
+from gangline.schemas.messages.operations import (
     DispatchRequest,
     DrainRequest,
     ReleaseRequest,
@@ -25,6 +25,8 @@ from gangline.schemas.messages import (
     ResizeRequest,
 )
 from gangline.schemas.names import Operation
+from gangline.schemas.records import workers as records
+from gangline.schemas.wire import frames, headers
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
@@ -67,10 +69,10 @@ def test_the_servers_configuration_is_up_to_date():
 def test_every_error_has_a_meaning():
     rows = [line for line in generate.errors_page().splitlines() if line.startswith("| ") and "`" in line]
     public = (
-        "gangline.schemas.errors",
-        "gangline.schemas.gang_errors",
-        "gangline.schemas.task_errors",
-        "gangline.bus.port",
+        "gangline.schemas.errors.base",
+        "gangline.schemas.errors.gangs",
+        "gangline.schemas.errors.tasks",
+        "gangline.bus.port.bus",
     )
     classes = [cls for _, cls in generate._walk(GanglineError) if cls.__module__ in public]
     assert [cls for cls in classes if not any(f"`{cls.__name__}`" in row for row in rows)] == []

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from gangline.cli.gangset_file import parse_sets
-from gangline.schemas import gang_errors
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.gang_messages import (
+from gangline.cli.views.gangset_file import parse_sets
+from gangline.schemas.errors import gangs as gang_errors
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.messages.gangs import (
     AcquireRequest,
     EndRequest,
     FormReply,
@@ -39,7 +39,8 @@ from gangline.schemas.gang_messages import (
     UnholdRequest,
     WhyReply,
 )
-from gangline.schemas.gangs import (
+from gangline.schemas.names import GangOperation, Operation
+from gangline.schemas.records.gangs import (
     Bundle,
     GangRecord,
     GangSetRecord,
@@ -52,8 +53,7 @@ from gangline.schemas.gangs import (
     Seat,
     Strategy,
 )
-from gangline.schemas.names import GangOperation, Operation
-from gangline.telemetry import coordinator_metrics
+from gangline.telemetry.metrics import coordinator as coordinator_metrics
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from gangline.schemas import jobs, routes
 from gangline.schemas.names import DispatcherOperation, JobFeed, Names, QueueOperation
+from gangline.schemas.records import jobs, routes
 
 PROTOCOL = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "protocol.md").read_text()
 NAMES = Names("ns")

@@ -8,8 +8,8 @@ import pytest
 
 from bench.faults import audit as audits
 from bench.faults.audit import SLACK, SLACK_S, Audit
-from gangline.bus.port import KvEntry, KvOperation
-from gangline.schemas.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
+from gangline.bus.port.bus import KvEntry, KvOperation
+from gangline.schemas.records.gangs import GangRecord, GangSpec, GangState, HeldSeat, MemberRecord, Seat
 
 MANY = 10 * SLACK
 

@@ -12,10 +12,10 @@ from bench.faults.crew import Crew, Launch, new_interpreter
 from bench.faults.echo import SUBJECT
 from bench.faults.figures import Row
 from bench.faults.site import Site
-from gangline.bus.jetstream import connect
-from gangline.bus.port import BucketSettings
-from gangline.bus.settings import ConnectionSettings
-from gangline.schemas.errors import GanglineError, NoWorkers
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.errors.base import GanglineError, NoWorkers
 
 from ..processes import ForkServer
 

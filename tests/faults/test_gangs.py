@@ -55,7 +55,7 @@ async def test_a_leader_whose_grants_were_not_fenced_would_be_caught(trial: Tria
     assert any("L9: both wrote" in text for row in rows for text in row.broken)
 
 
-@pytest.mark.long  # tests/coordinator/test_server.py kills it too
+@pytest.mark.long  # tests/coordinator/server/test_server.py kills it too
 async def test_the_leader_of_the_stream_may_be_killed_while_gangs_are_granted(trial: Trial) -> None:
     checked(await stream_leader_killed(trial, gangs=repetitions(20, whole=100)))
 

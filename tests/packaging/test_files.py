@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .conftest import ROOT, Built
 
-FOLDERS = ("bus", "dispatcher", "schemas", "telemetry", "worker", "coordinator")
+FOLDERS = ("bus", "dispatcher", "schemas", "telemetry", "worker", "coordinator", "runtime")
 OWN = ("src/gangline/cli/", "src/gangline/testing/")
 
 

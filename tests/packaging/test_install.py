@@ -13,7 +13,7 @@ from .conftest import ROOT, Installed, run
 # Imports everything that the facade promises, then the user's own module of the same name as one of our folders.
 USE = """
 import gangline, gangline.testing, gangline.cli, worker
-from gangline.worker import limiter
+from gangline.worker.slots import limiter
 for name in gangline.__all__: getattr(gangline, name)
 assert worker.MINE
 print(gangline.__file__)
@@ -49,13 +49,13 @@ def test_an_editable_install_puts_no_folder_of_ours_on_the_path(installed: Insta
 
 
 def test_a_class_exists_once_also_when_python_starts_in_the_projects_own_folder(installed: Installed):
-    code = "import gangline.schemas.errors as a, gangline.bus.port as b; print(b.Unavailable is a.Unavailable)"
+    code = "import gangline.schemas.errors.base as a, gangline.bus.port.bus as b; print(b.Unavailable is a.Unavailable)"
     assert installed("editable").run(code, ROOT) == "True"
 
 
 def test_importing_a_folder_of_ours_by_its_bare_name_fails_loudly(installed: Installed):
-    """From the project's folder `import bus.port` would find the files, and make a twin of every class."""
-    code = "try:\n import bus.port\nexcept ImportError as e: print(e)"
+    """From the project's folder `import bus.nats_bus` would find the files, and make a twin of every class."""
+    code = "try:\n import bus.nats_bus\nexcept ImportError as e: print(e)"
     assert "relative import" in installed("editable").run(code, ROOT)
 
 

@@ -34,16 +34,16 @@ from typing import IO, Any, NoReturn
 
 PRELOADED = (
     "click",
-    "gangline.cli.children",
+    "gangline.cli.console.children",
     "rich.console",
     "rich.live",
     "rich.table",
-    "gangline.bus.embedded",
-    "gangline.bus.jetstream",
+    "gangline.bus.embedded.server",
+    "gangline.bus.nats_bus",
     "gangline.coordinator.service",
-    "gangline.dispatcher.client",
+    "gangline.dispatcher.client.client",
     "gangline.dispatcher.durable.service",
-    "gangline.dispatcher.gateway",
+    "gangline.dispatcher.gateway.gateway",
     "gangline.telemetry.setup",
     "gangline.worker.service",
     "uvloop",
@@ -194,8 +194,8 @@ class ChildProcess:
 
 
 def _fork_children(path: str) -> None:
-    """Replace `spawn` of `gangline.cli.children`, which starts a new interpreter."""
-    from gangline.cli import children
+    """Replace `spawn` of `gangline.cli.console.children`, which starts a new interpreter."""
+    from gangline.cli.console import children
 
     async def spawn(*arguments: str, environment: Mapping[str, str], output: IO[bytes] | None = None) -> ChildProcess:
         request = {

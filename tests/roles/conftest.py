@@ -15,19 +15,19 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.embedded import EmbeddedServer
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.jetstream import connect as connect_jetstream
-from gangline.bus.settings import ConnectionSettings
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.coordinator.service import Coordinator
-from gangline.dispatcher.client import Client
+from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.gateway import Gateway
-from gangline.dispatcher.settings import RouterSettings
+from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.names import Names
-from gangline.schemas.roles import INBOXES
-from gangline.schemas.roles_conf import configuration, parse_user, variable
-from gangline.worker.pool import Pool
+from gangline.schemas.permissions.nats_config import configuration, parse_user, variable
+from gangline.schemas.permissions.roles import INBOXES
+from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from gangline.worker.context import current_task
-from gangline.worker.pool import Pool
+from gangline.worker.context.task_context import current_task
+from gangline.worker.pool.pool import Pool
 
 pool = Pool("images", slots=4)
 

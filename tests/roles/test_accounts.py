@@ -9,17 +9,17 @@ from typing import Any
 import nkeys
 import pytest
 
-from gangline.bus.jetstream import connect as connect_jetstream
-from gangline.bus.port import NotPermitted
-from gangline.bus.settings import ConnectionSettings
-from gangline.dispatcher.client import Client
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import NotPermitted
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
 from gangline.schemas.names import Names
-from gangline.schemas.roles import Permissions, Role, permissions
+from gangline.schemas.permissions.roles import Permissions, Role, permissions
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
 from ..bus.conftest import collect
-from ..bus.identities import make_jwt, make_key
+from ..support.bus.identities import make_jwt, make_key
 from ..waiting import PATIENCE_S
 from .conftest import NOWHERE, SHIPPED, Site
 from .pool import pool as images

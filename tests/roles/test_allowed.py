@@ -8,10 +8,10 @@ import os
 
 import pytest
 
-from gangline.bus.port import BucketSettings, ConnectionEvent, Message, Storage
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent, Message, Storage
+from gangline.schemas.errors.tasks import JobDead
 from gangline.schemas.names import Names
-from gangline.schemas.roles import INBOXES
-from gangline.schemas.task_errors import JobDead
+from gangline.schemas.permissions.roles import INBOXES
 
 from ..bus.conftest import collect, happens
 from ..processes import ForkServer

@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 
-from gangline.bus.jetstream import JetStreamBus
-from gangline.bus.port import BucketSettings, NotPermitted, Storage
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
-from gangline.dispatcher.gateway import Gateway
-from gangline.schemas.errors import NoWorkers, WorkerIdTaken
+from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.schemas.errors.base import NoWorkers, WorkerIdTaken
 from gangline.schemas.names import Names
-from gangline.schemas.roles import Role
-from gangline.worker.pool import Pool
+from gangline.schemas.permissions.roles import Role
+from gangline.worker.pool.pool import Pool
 
 from ..waiting import PATIENCE_S
 from .conftest import Site, cut

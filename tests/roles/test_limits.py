@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gangline.bus.port import BucketSettings, Storage
+from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.schemas.names import Names
 
 from ..bus.conftest import collect

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gangline.schemas.errors import InvalidName
+from gangline.schemas.errors.base import InvalidName
 from gangline.schemas.limits import MAX_NAME_CHARS, MAX_TOKEN_CHARS
 from gangline.schemas.names import Names, Operation, WorkerId, check_name, split_target
 

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from gangline.schemas.gang_messages import GangReply
-from gangline.schemas.gangs import GangState, Seat
+from gangline.schemas.messages.gangs import GangReply
 from gangline.schemas.public_id import public_id
+from gangline.schemas.records.gangs import GangState, Seat
 
 
 def test_a_public_id_is_the_same_everywhere_and_does_not_give_the_token_away():

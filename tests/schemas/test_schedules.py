@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gangline.schemas.errors.tasks import InvalidSchedule
 from gangline.schemas.schedules import check_schedule
-from gangline.schemas.task_errors import InvalidSchedule
 
-from .schedules import REFUSED, STALLING, TAKEN
+from ..support.schedules import REFUSED, STALLING, TAKEN
 
 
 @pytest.mark.parametrize("text", TAKEN)

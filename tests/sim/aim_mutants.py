@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.coordinator.gang import Gang
-from gangline.coordinator.granting import Granting
-from gangline.testing.sim.aims import OF_OWNERS, Moment, with_aims
-from gangline.testing.sim.gang_draw import draw_gang_plan
-from gangline.testing.sim.plan import Accident, Plan
+from gangline.coordinator.core.commit_pipeline import Granting
+from gangline.coordinator.model.gang import Gang
+from gangline.testing.sim.plan.aims import OF_OWNERS, Moment, with_aims
+from gangline.testing.sim.plan.gang_draw import draw_gang_plan
+from gangline.testing.sim.plan.plan import Accident, Plan
 
 from .mutants import mutant
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from gangline.dispatcher import hold as hold_module
-from gangline.dispatcher.order import Order
-from gangline.schemas.frames import Frame
-from gangline.testing.sim.clocks import with_clocks
-from gangline.testing.sim.plan import Plan, draw_plan
-from gangline.worker.core import WorkerCore
+from gangline.dispatcher.calls.call import Order
+from gangline.dispatcher.leases import held_slots as hold_module
+from gangline.schemas.wire.frames import Frame
+from gangline.testing.sim.plan.clocks import with_clocks
+from gangline.testing.sim.plan.plan import Plan, draw_plan
+from gangline.worker.slots.admission_core import WorkerCore
 
 from .mutants import mutant
 

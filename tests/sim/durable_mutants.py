@@ -10,37 +10,36 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.port import Published, StreamMessage
-from gangline.dispatcher.dead_letters import DeadLetter, DeadLetters
-from gangline.dispatcher.durable import flights as flights_module
-from gangline.dispatcher.durable import keys as keys_module
-from gangline.dispatcher.durable import records
-from gangline.dispatcher.durable.admission import Admission
-from gangline.dispatcher.durable.arriving import Arriving
-from gangline.dispatcher.durable.effects import Store
-from gangline.dispatcher.durable.entry import Entry
-from gangline.dispatcher.durable.events import Arrived
-from gangline.dispatcher.durable.feeder import Feeder
-from gangline.dispatcher.durable.flights import Flights
-from gangline.dispatcher.durable.order import Place, Ranked
-from gangline.dispatcher.durable.outcomes import Outcomes
-from gangline.dispatcher.durable.rate import RateGate
-from gangline.dispatcher.durable.recovery import Recovery
-from gangline.dispatcher.durable.starting import Starting
-from gangline.dispatcher.durable.task import Task
-from gangline.dispatcher.durable.vigil import Vigil
-from gangline.dispatcher.jobs_desk import JobDesk
-from gangline.schemas import headers
-from gangline.schemas.frames import Frame, Reason
+from gangline.bus.port.bus import Published, StreamMessage
+from gangline.dispatcher.durable.core.arrivals import Arriving
+from gangline.dispatcher.durable.core.effects import Store
+from gangline.dispatcher.durable.core.events import Arrived
+from gangline.dispatcher.durable.core.scheduler import Admission, Starting
+from gangline.dispatcher.durable.core.task import Task
+from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.persistence import records
+from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.policies import key_limits as keys_module
+from gangline.dispatcher.durable.policies.priority_order import Place, Ranked
+from gangline.dispatcher.durable.policies.rate_limit import RateGate
+from gangline.dispatcher.durable.queue import attempts as flights_module
+from gangline.dispatcher.durable.queue.attempts import Flights
+from gangline.dispatcher.durable.queue.recovery import Recovery
+from gangline.dispatcher.durable.queue.slot_lessor import Feeder
+from gangline.dispatcher.durable.workers.failure_detector import Vigil
+from gangline.dispatcher.jobs.dead_letters import DeadLetter, DeadLetters
+from gangline.dispatcher.jobs.queries import JobDesk
+from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
-from gangline.schemas.submission import Submission
-from gangline.testing.sim.durable_draw import draw_durable_plan
-from gangline.testing.sim.durable_plan import JobKind
-from gangline.testing.sim.plan import Accident, Plan
-from gangline.worker.core import WorkerCore
-from gangline.worker.frame_caller import FrameCaller
-from gangline.worker.jobs import JobName, Jobs
-from gangline.worker.memory import Sender
+from gangline.schemas.wire import headers
+from gangline.schemas.wire.frames import Frame, Reason
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_plan import JobKind
+from gangline.testing.sim.plan.plan import Accident, Plan
+from gangline.worker.slots.admission_core import WorkerCore
+from gangline.worker.slots.request_dedup import Sender
+from gangline.worker.wire.durable_jobs import JobName, Jobs
+from gangline.worker.wire.frame_responder import FrameCaller
 
 from .mutants import has, mutant
 
@@ -139,7 +138,7 @@ def the_record_of_a_large_result_comes_before_the_result(patch: pytest.MonkeyPat
 
 @durable_mutant("L10")
 def a_failing_task_is_tried_once_more_than_it_may(patch: pytest.MonkeyPatch) -> None:
-    from gangline.dispatcher.durable import ending
+    from gangline.dispatcher.durable.core import completion as ending
 
     original = ending.max_attempts
     patch.setattr(ending, "max_attempts", lambda *args, **more: original(*args, **more) + 1)
@@ -251,7 +250,7 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, limit: int) -> None:
             super().__init__(limit + 1)
 
-    patch.setattr("gangline.dispatcher.durable.admission.Caps", Generous)
+    patch.setattr("gangline.dispatcher.durable.core.queue_core.scheduler.Caps", Generous)
 
 
 @durable_mutant("order", needs=_ordered)
@@ -267,7 +266,7 @@ def nobody_goes_before_anybody(patch: pytest.MonkeyPatch) -> None:
     def place(submission: Submission, seq: int, age_step_s: float) -> Place:
         return (submission.published_at, seq)
 
-    patch.setattr("gangline.dispatcher.durable.arriving.place_of", place)
+    patch.setattr("gangline.dispatcher.durable.core.arrivals.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)
@@ -275,12 +274,12 @@ def who_waits_never_grows_older(patch: pytest.MonkeyPatch) -> None:
     def place(submission: Submission, seq: int, age_step_s: float) -> Place:
         return (-submission.priority, seq)
 
-    patch.setattr("gangline.dispatcher.durable.arriving.place_of", place)
+    patch.setattr("gangline.dispatcher.durable.core.arrivals.place_of", place)
 
 
 @durable_mutant("turn", needs=_crowded)
 def the_newest_of_a_line_starts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("gangline.dispatcher.durable.order.Ranked", functools.partial(Ranked, reverse=True))
+    patch.setattr("gangline.dispatcher.durable.policies.priority_order.Ranked", functools.partial(Ranked, reverse=True))
 
 
 @durable_mutant("idle", needs=_crowded)

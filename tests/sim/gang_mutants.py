@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 
-from gangline.bus import memory as memory_module
-from gangline.coordinator import commits as commits_module
-from gangline.coordinator import effects as do
-from gangline.coordinator import forming as forming_module
-from gangline.coordinator import granting as granting_module
-from gangline.coordinator import placement as placement_module
-from gangline.coordinator.commits import Ledger
-from gangline.coordinator.gang import Gang
-from gangline.coordinator.granting import Granting
-from gangline.coordinator.leader_key import LeaderKey
-from gangline.coordinator.scribe import Scribe
-from gangline.coordinator.sets import Sets
-from gangline.coordinator.states import Step
-from gangline.coordinator.teardown import Teardown
-from gangline.dispatcher import gang_core as owner_module
-from gangline.schemas.gangs import LeaderRecord
+from gangline.bus.memory import server as memory_module
+from gangline.coordinator.core import commit_pipeline as granting_module
+from gangline.coordinator.core import scheduler as forming_module
+from gangline.coordinator.core.commit_pipeline import Granting
+from gangline.coordinator.core.standing_sets import Sets
+from gangline.coordinator.core.teardown import Teardown
+from gangline.coordinator.election.leader_record import LeaderKey
+from gangline.coordinator.ledger.writer import Scribe
+from gangline.coordinator.model import commits as commits_module
+from gangline.coordinator.model import effects as do
+from gangline.coordinator.model.commits import Ledger
+from gangline.coordinator.model.gang import Gang
+from gangline.coordinator.model.states import Step
+from gangline.coordinator.scheduling import placement as placement_module
+from gangline.dispatcher.gangs import owner_core as owner_module
 from gangline.schemas.names import Names
-from gangline.testing.sim.gang_draw import draw_gang_plan
-from gangline.testing.sim.gang_plan import BadStart, Breaking, GangKind
-from gangline.testing.sim.plan import POOLS, Accident, Plan
-from gangline.worker.gang_reconcile import form_request_of
-from gangline.worker.gang_seats import GangSeats
+from gangline.schemas.records.gangs import LeaderRecord
+from gangline.testing.sim.plan.gang_draw import draw_gang_plan
+from gangline.testing.sim.plan.gang_plan import BadStart, Breaking, GangKind
+from gangline.testing.sim.plan.plan import POOLS, Accident, Plan
+from gangline.worker.gangs.member_tasks import GangSeats
+from gangline.worker.gangs.reconciler import form_request_of
 
 from .mutants import has, mutant
 

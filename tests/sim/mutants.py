@@ -13,26 +13,26 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.failure_detector import FailureDetector
-from gangline.dispatcher import hold as hold_module
-from gangline.dispatcher.discovery import Discovery
-from gangline.dispatcher.exchange import Exchange
-from gangline.dispatcher.hold import Hold, Reserver
-from gangline.dispatcher.lease_slots import LeaseSlots
-from gangline.dispatcher.pool import RoutedPool
-from gangline.dispatcher.selection import Selection
-from gangline.dispatcher.view import PoolView, Worker
-from gangline.schemas.errors import GanglineError
-from gangline.schemas.frames import Request
-from gangline.testing.sim.plan import Accident, Plan, draw_plan
+from gangline.dispatcher.leases import held_slots as hold_module
+from gangline.dispatcher.leases.held_slots import Hold, Reserver
+from gangline.dispatcher.leases.lease_slots import LeaseSlots
+from gangline.dispatcher.leases.selection import Selection
+from gangline.dispatcher.pools.discovery import Discovery
+from gangline.dispatcher.pools.pool import RoutedPool
+from gangline.dispatcher.routing.worker_table import PoolView, Worker
+from gangline.dispatcher.transport.exchange import Exchange
+from gangline.runtime.failure_detector import FailureDetector
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.wire.frames import Request
+from gangline.testing.sim.calls.slots import WorkerModel
+from gangline.testing.sim.plan.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
-from gangline.testing.sim.slots import WorkerModel
-from gangline.worker.core import WorkerCore
-from gangline.worker.desk import Desk
-from gangline.worker.epochs import FreezeGuard
-from gangline.worker.leases import Change, Lease, LeaseTable, Refusal
-from gangline.worker.ledger import LedgerWriter
-from gangline.worker.limiter import SlotLimiter
+from gangline.worker.ledger.ledger_writer import LedgerWriter
+from gangline.worker.server import Desk
+from gangline.worker.slots.admission_core import WorkerCore
+from gangline.worker.slots.epochs import FreezeGuard
+from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
+from gangline.worker.slots.limiter import SlotLimiter
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 Needs = Callable[[Plan], bool]
@@ -286,7 +286,7 @@ def the_leases_of_an_older_epoch_stay_good(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L6")
 def the_ledger_is_written_when_there_is_time(patch: pytest.MonkeyPatch) -> None:
-    from gangline.worker import ledger
+    from gangline.worker.ledger import ledger_writer as ledger
 
     patch.setattr(ledger, "FLUSH_S", 0.2)
 
@@ -345,7 +345,7 @@ def ended_leases_stay_in_the_ledger_for_ever(patch: pytest.MonkeyPatch) -> None:
     original = LedgerWriter._write_for
 
     def write_for(self: LedgerWriter, token: str) -> Any:
-        from gangline.bus.port import KvWrite
+        from gangline.bus.port.bus import KvWrite
 
         write = original(self, token)
         if write is None or write.value is None:
@@ -368,7 +368,7 @@ def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("L12")
 def the_heartbeat_tells_a_load_of_long_ago(patch: pytest.MonkeyPatch) -> None:
-    from gangline.worker.describe import Description
+    from gangline.worker.registration.description import Description
 
     busy: dict[object, Any] = {}
     original = Description.heartbeat
@@ -392,7 +392,7 @@ def a_duplicate_runs_again(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("outcome", needs=has(Accident.WORKER_CRASH), seeds=80)
 def whatever_was_lost_is_sent_again(patch: pytest.MonkeyPatch) -> None:
-    from gangline.dispatcher.retry import Fate
+    from gangline.dispatcher.routing.outcome import Fate
 
     patch.setattr(Fate, "allows_retry", lambda self, idempotent: True)
 

@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 
-from gangline.schemas.jobs import DeadReason
+from gangline.schemas.records.jobs import DeadReason
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.durable_draw import draw_durable_plan
-from gangline.testing.sim.durable_plan import JobEnding, JobKind
-from gangline.testing.sim.plan import DISPATCHER_FAULTS, Accident, draw_plan
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
+from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, draw_plan
+from gangline.testing.sim.plan.troubles import Troubles
 from gangline.testing.sim.run import run
-from gangline.testing.sim.troubles import Troubles
 
 from ..scale import repetitions
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.gang_draw import draw_gang_plan
-from gangline.testing.sim.gang_plan import Breaking, GangKind
-from gangline.testing.sim.plan import COORDINATOR_FAULTS, draw_plan
+from gangline.testing.sim.plan.gang_draw import draw_gang_plan
+from gangline.testing.sim.plan.gang_plan import Breaking, GangKind
+from gangline.testing.sim.plan.plan import COORDINATOR_FAULTS, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from gangline.testing.sim.calls.ledger import QUIET_S, LedgerWatch
+from gangline.testing.sim.calls.slots import LeaseModel, WorkerModel
 from gangline.testing.sim.checker import Checker
-from gangline.testing.sim.ledger import QUIET_S, LedgerWatch
-from gangline.testing.sim.slots import LeaseModel, WorkerModel
 from gangline.testing.sim.trace import Trace
 
 KEY = "lease.alpha.w0.t"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.errors import Saturated, WorkerLost
+from gangline.schemas.errors.base import Saturated, WorkerLost
+from gangline.testing.sim.calls.outcomes import Outcomes, lost_worker
 from gangline.testing.sim.checker import Checker
-from gangline.testing.sim.outcomes import Outcomes, lost_worker
 from gangline.testing.sim.trace import Trace
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.plan import SERVER_FAULTS, Kind, draw_plan
+from gangline.testing.sim.plan.plan import SERVER_FAULTS, Kind, draw_plan
 from gangline.testing.sim.run import run, total_outcomes
 
 from ..scale import repetitions
@@ -61,7 +61,7 @@ def test_the_command_shows_every_event_on_request(capsys, monkeypatch):
 
 
 def test_the_command_fails_when_a_law_is_broken(capsys, monkeypatch, caplog):
-    from gangline.worker.limiter import SlotLimiter
+    from gangline.worker.slots.limiter import SlotLimiter
 
     caplog.set_level("CRITICAL")
     monkeypatch.setattr(SlotLimiter, "release", lambda self, lease: 0)

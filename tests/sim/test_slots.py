@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.frames import Load
+from gangline.schemas.wire.frames import Load
+from gangline.testing.sim.calls.slots import Terms, WorkerModel
 from gangline.testing.sim.checker import Checker
-from gangline.testing.sim.slots import Terms, WorkerModel
 from gangline.testing.sim.trace import Trace
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gangline.telemetry.logformat import HumanFormatter, JsonFormatter, configure_logging
+from gangline.telemetry.log_format import HumanFormatter, JsonFormatter, configure_logging
 from gangline.telemetry.logs import logger_for
 
 

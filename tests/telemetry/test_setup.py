@@ -10,14 +10,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from gangline.schemas.errors import InvalidSettings
+from gangline.schemas.errors.base import InvalidSettings
 from gangline.telemetry import setup
 
 from ..processes import ForkServer
 
 RUN = """
 import sys, urllib.request
-from gangline.telemetry.metrics import RouterMetrics
+from gangline.telemetry.metrics.router_and_worker import RouterMetrics
 from gangline.telemetry.setup import configure
 from gangline.telemetry.tracing import tracer
 metrics = RouterMetrics()

@@ -9,7 +9,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gangline.schemas.errors import Saturated, WorkerLost
+from gangline.schemas.errors.base import Saturated, WorkerLost
 from gangline.telemetry.tracing import NO_SPAN, tracer
 
 REMOTE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.schemas.errors import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
-from gangline.schemas.task_errors import JobDead
+from gangline.schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, TaskFailed, WorkerIdTaken
+from gangline.schemas.errors.tasks import JobDead
 from gangline.testing import VirtualLoop, cluster
-from gangline.worker.pool import Pool
+from gangline.worker.pool.pool import Pool
 from gangline.worker.settings import WorkerSettings
 
 from ..scale import repetitions

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from gangline.worker.executors import process_handle
+from gangline.worker.execution.executors.processes import child_handle as process_handle
 
 from ..processes import ForkedProcess
 from ..scale import repetitions

@@ -14,16 +14,16 @@ from typing import Any, Protocol
 
 import pytest
 
-from gangline.bus.jetstream import connect
-from gangline.bus.port import BucketSettings, Message
-from gangline.bus.settings import ConnectionSettings
-from gangline.schemas import codec, frames
-from gangline.schemas.frames import Answer, Request
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import BucketSettings, Message
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names, Operation, WorkerId
+from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire.frames import Answer, Request
 
 from ..processes import ForkedProcess, ForkServer
+from ..support.worker.rig import reserve, task
 from ..waiting import PATIENCE_S, until
-from .rig import reserve, task
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -31,11 +31,11 @@ FREEZE_AFTER_S = 3.0
 
 PROGRAM = """
 import asyncio, json, signal, sys
-from gangline.bus.jetstream import connect
-from gangline.bus.settings import ConnectionSettings
+from gangline.bus.nats_bus import connect
+from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
-from gangline.worker.pool import Pool
-from gangline.worker.runner import run_worker
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import run_worker
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 

@@ -7,15 +7,15 @@ import contextlib
 
 import pytest
 
-from gangline.bus.port import NoResponders
-from gangline.schemas import codec, frames
-from gangline.schemas.errors import ClosedError, Unavailable, WorkerIdTaken
-from gangline.schemas.frames import Answer, Load, LoadFlag, Request, ReserveFlag
-from gangline.worker.pool import Pool
+from gangline.bus.port.bus import NoResponders
+from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
+from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire.frames import Answer, Load, LoadFlag, Request, ReserveFlag
+from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker, WorkerState
 from gangline.worker.settings import WorkerSettings
 
-from .rig import Hand, Rig, on_rig, reserve, task
+from ..support.worker.rig import Hand, Rig, on_rig, reserve, task
 
 OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
 

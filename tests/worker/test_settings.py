@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from gangline.bus.ambient import Ambient
-from gangline.schemas.errors import InvalidName, InvalidSettings
+from gangline.runtime.clock import Ambient
+from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.names import check_name
 from gangline.worker.settings import WorkerSettings
 

@@ -40,7 +40,18 @@ COMMANDS: Final = {
     "demo": "Real work through leased slots, with faults, checked. Under a minute.",
     "bench": "How fast it is on this machine, against raw NATS. Under a minute.",
 }
-"""Name and one line of help, in the order of `gangline --help`. Each is a module in `commands` with a `command`."""
+"""Name and one line of help, in the order of `gangline --help`. Each is a module below `commands` with a `command`."""
+
+_ROOMS: Final = {
+    "tasks": ("call", "submit", "status", "result", "cancel"),
+    "pools": ("workers", "leases", "stats", "drain", "resize", "why", "health"),
+    "gangs": ("gang", "gangset"),
+    "routes": ("route",),
+    "queues": ("queue", "dead"),
+    "serve": ("worker", "gateway", "coordinator", "dispatcher"),
+    "tools": ("dev", "demo", "bench", "roles"),
+}
+_MODULES: Final = {name: f".commands.{room}.{name}" for room, names in _ROOMS.items() for name in names}
 
 
 class OneLine(click.ClickException):
@@ -97,7 +108,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = import_module(f".commands.{cmd_name}", __package__).command
+        command = import_module(_MODULES[cmd_name], __package__).command
         if not isinstance(command, click.Command):
             raise TypeError(f"commands.{cmd_name}.command is not a click command")
         return command

@@ -7,16 +7,16 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 
-from ..bus.ambient import Ambient
-from ..bus.memory import MemoryHub
+from ..bus.memory.server import MemoryHub
 from ..coordinator.service import Coordinator
-from ..dispatcher.client import Client
+from ..dispatcher.client.client import Client
 from ..dispatcher.durable.service import Dispatcher
 from ..dispatcher.durable.settings import DispatcherSettings
-from ..dispatcher.settings import RouterSettings
-from ..schemas.errors import ClosedError, InvalidSettings
+from ..dispatcher.routing.settings import RouterSettings
+from ..runtime.clock import Ambient
+from ..schemas.errors.base import ClosedError, InvalidSettings
 from ..schemas.names import Names
-from ..worker.pool import Pool
+from ..worker.pool.pool import Pool
 from ..worker.service import Worker
 from ..worker.settings import WorkerSettings
 

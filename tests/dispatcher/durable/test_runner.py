@@ -8,14 +8,13 @@ import signal
 
 import pytest
 
-from gangline.bus.memory import MemoryHub
-from gangline.bus.memory_bus import MemoryBus
-from gangline.dispatcher.durable.runner import run_dispatcher
-from gangline.dispatcher.durable.service import Dispatcher, DispatcherState
+from gangline.bus.memory.connection import MemoryBus
+from gangline.bus.memory.server import MemoryHub
+from gangline.dispatcher.durable.service import Dispatcher, DispatcherState, run_dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.dispatcher.durable.task_streams import TaskStorage, TaskStreams
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.names import Names
-from gangline.worker.pool import Pool
+from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 

@@ -8,20 +8,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .checks import AtRest
-from .corpus import Expected, expectations, library_files
-from .drive import POOL
-from .gang_report import gang_figures, gang_verdicts
-from .gang_show import GangShow
-from .gauges import Gauges
-from .pool import squeeze_bytes
-from .report import Verdict, figures, final_line, print_latencies, print_work, verdicts
-from .rest import at_rest
-from .screen import Screen
-from .show import GATEWAY_SHARE, Show
+from .acts.calls import GATEWAY_SHARE, Show
+from .acts.drive import POOL
+from .acts.gangs import GangShow
+from .acts.tasks import TaskShow
+from .checks.calls import AtRest
+from .checks.rest import at_rest
+from .fixtures.corpus import Expected, expectations, library_files
+from .fixtures.gauges import Gauges
+from .fixtures.pool import squeeze_bytes
+from .report.calls import Verdict, figures, final_line, print_latencies, print_work, verdicts
+from .report.gangs import gang_figures, gang_verdicts
+from .report.screen import Screen
+from .report.tasks import task_figures, task_verdicts
 from .stage import Stage, open_stage
-from .task_report import task_figures, task_verdicts
-from .task_show import TaskShow
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:

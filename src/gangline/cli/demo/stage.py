@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from ...bus.embedded import EmbeddedServer
-from ...bus.jetstream import connect
-from ...bus.port import BucketSettings, Bus, KeyValue
-from ...bus.settings import ConnectionSettings
-from ...bus.temporary import TemporaryFolder
-from ...dispatcher.client import Client
+from ...bus.embedded.server import EmbeddedServer
+from ...bus.embedded.temporary_folder import TemporaryFolder
+from ...bus.nats_bus import connect
+from ...bus.port.bus import BucketSettings, Bus, KeyValue
+from ...bus.settings.connection import ConnectionSettings
+from ...dispatcher.client.client import Client
 from ...schemas.names import Names
-from ..registry import WorkerRow, read_workers
-from .crew import Crew, ProcessFailed
-from .screen import Screen
+from ..stores.registry import WorkerRow, read_workers
+from .fixtures.crew import Crew, ProcessFailed
+from .report.screen import Screen
 
 READY_S: Final = 60.0
 

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ..loop import Deadlock, VirtualLoop, VirtualTimeout
-from .aims import with_aims
 from .checker import Violation
-from .clocks import with_clocks
-from .durable_draw import draw_durable_plan
-from .gang_draw import draw_gang_plan
-from .plan import Plan, draw_plan
+from .plan.aims import with_aims
+from .plan.clocks import with_clocks
+from .plan.durable_draw import draw_durable_plan
+from .plan.gang_draw import draw_gang_plan
+from .plan.plan import Plan, draw_plan
 from .world import World
 
 LIMIT_S = 300.0

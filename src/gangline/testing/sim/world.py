@@ -10,41 +10,41 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 
-from ...bus.ambient import Ambient
-from ...bus.memory import MemoryHub
-from ...bus.memory_faults import RandomFaults
-from ...dispatcher.leases import Lease
-from ...dispatcher.selection import Selection, State
+from ...bus.memory.faults import RandomFaults
+from ...bus.memory.server import MemoryHub
+from ...dispatcher.leases.lease import Lease
+from ...dispatcher.leases.selection import Selection, State
+from ...runtime.clock import Ambient
 from ...schemas.names import Names
-from ...schemas.records import Heartbeat
-from ...worker.context import TaskContext
-from ...worker.gang_context import GangContext
+from ...schemas.records.workers import Heartbeat
+from ...worker.context.gang_context import GangContext
+from ...worker.context.task_context import TaskContext
 from ...worker.service import Worker
 from ..loop import NodeClock, VirtualLoop, current_node, node_context
-from .accidents import Accidents
-from .aims import Aimer, Moment
+from .actors.coordinators import CoordinatorProcess, Operator
+from .actors.dispatchers import DispatcherProcess, RouteOperator
+from .actors.durable_tasks import JOBS, JobBroke
+from .actors.processes import ClientProcess, WorkerProcess
+from .actors.tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
+from .calls.ledger import LedgerWatch
+from .calls.losses import LossWatch
+from .calls.outcomes import Outcomes, Request
+from .calls.rest import check_rest, check_sets, gangs_at_rest, sets_stand
+from .calls.slots import WorkerModel
+from .calls.wire import WireWatch
 from .checker import Checker
-from .clocks import Machine, draw_machine
-from .coordinators import CoordinatorProcess, Operator
-from .dispatchers import DispatcherProcess, RouteOperator
-from .durable_idle import Room
-from .durable_laws import JobWatch
-from .durable_rest import check_durable, durable_at_rest
-from .durable_tasks import JOBS, JobBroke
-from .gang_plan import BadStart
-from .gang_wire import GangWire
-from .gangs import GangWatch, meeting_value
-from .ledger import LedgerWatch
-from .losses import LossWatch
-from .outcomes import Outcomes, Request
-from .plan import CALM_RATES, Plan
-from .processes import ClientProcess, WorkerProcess
-from .rest import check_rest, check_sets, gangs_at_rest, sets_stand
-from .slots import WorkerModel
-from .tasks import COSTS, OBSERVER, SIM_POOLS, TaskBroke
+from .durable.idle import Room
+from .durable.laws import JobWatch
+from .durable.rest import check_durable, durable_at_rest
+from .gangs.members import GangWatch, meeting_value
+from .gangs.wire import GangWire
+from .plan.accidents import Accidents
+from .plan.aims import Aimer, Moment
+from .plan.clocks import Machine, draw_machine
+from .plan.gang_plan import BadStart
+from .plan.plan import CALM_RATES, Plan
+from .plan.troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
 from .trace import Trace
-from .troubles import SERVER, SILENCE, WEATHER, Troubles, pool_name
-from .wire import WireWatch
 
 WALL_S = 1_790_000_000.0
 """What every wall clock shows at the beginning, but for its own skew."""

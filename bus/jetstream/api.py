@@ -1,0 +1,143 @@
+"""JetStream's JSON API: requests and their errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ...schemas.errors.base import ServerUnsupported
+from ..port.bus import Message, NoResponders, RequestTimeout, StorageUnavailable
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus
+
+MINIMUM_VERSION: Final = (2, 12)
+
+STREAM_NOT_FOUND: Final = 10059
+NO_MESSAGE: Final = 10037
+STREAM_EXISTS: Final = 10058
+CONSUMER_NOT_FOUND: Final = 10014
+WRONG_LAST_SEQUENCE: Final = 10071
+TRANSIENT_CONFLICT: Final = 10164
+ID_IN_PROCESS: Final = 10158
+_NOT_ENABLED: Final = (10039, 10076)
+_BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
+
+
+class ApiError(StorageUnavailable):
+    """JetStream answered with an error."""
+
+    def __init__(self, what: str, error: Mapping[str, Any]) -> None:
+        self.number = int(error.get("err_code", 0))
+        description = str(error.get("description", "no description"))
+        super().__init__(
+            f"JetStream refused to {what}: {description} (error {self.number})",
+            details={"err_code": self.number, "status": error.get("code"), "description": description},
+            may_have_started=False,
+        )
+
+    @property
+    def temporary(self) -> bool:
+        """Worth trying again soon: no leader yet, or not enough peers known yet."""
+        return self.details.get("status") == 503 or self.number in (10005, 10008, 10074)
+
+    @property
+    def busy(self) -> bool:
+        """Another write of this id or key is on its way through the cluster, perhaps our own earlier try: ask again.
+        Until then it is open whether that one is stored."""
+        return self.number in _BUSY
+
+
+class JetStreamApi:
+    """`$JS.API.>` requests of one connection."""
+
+    def __init__(self, bus: JetStreamBus, *, timeout_s: float) -> None:
+        self._bus = bus
+        self.timeout_s = timeout_s
+        self._checked_version = ""
+
+    async def call(
+        self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, timeout_s: float | None = None
+    ) -> dict[str, Any]:
+        """One request, for example `STREAM.INFO.KV_X`; `what` completes "JetStream refused to ...".
+
+        Raises:
+            ApiError: JetStream said no.
+            StorageUnavailable: no answer, or nobody serves JetStream.
+            Disconnected: no connection.
+        """
+        data = b"" if body is None else json.dumps(body).encode()
+        try:
+            answer = await self._bus.request(f"$JS.API.{operation}", data, timeout_s=timeout_s or self.timeout_s)
+        except NoResponders as error:
+            raise StorageUnavailable(
+                f"JetStream is not there to {what}: it has no leader, or is not enabled", may_have_started=False
+            ) from error
+        except RequestTimeout as error:
+            raise StorageUnavailable(f"JetStream did not answer in time to {what}: try again") from error
+        return parse_answer(answer, what)
+
+    async def require(self, timeout_s: float | None = None) -> None:
+        """Check once for each server version that what we need is there.
+
+        Raises:
+            ServerUnsupported: too old, or without JetStream; the text has the version.
+            StorageUnavailable: no answer, which is what a cluster without a leader gives.
+        """
+        version = self._bus.server_version
+        if version == self._checked_version:
+            return
+        if _parse_version(version) < MINIMUM_VERSION:
+            raise ServerUnsupported(
+                f"this nats-server is {version}: gangline needs 2.12 or later (atomic batches); update the server",
+                details={"version": version},
+            )
+        try:
+            await self.call("INFO", what="describe the account", timeout_s=timeout_s)
+        except ApiError as error:
+            if error.number in _NOT_ENABLED:
+                raise self._without_jetstream(version) from error
+            raise
+        except StorageUnavailable as error:
+            if isinstance(error.__cause__, NoResponders):
+                raise self._without_jetstream(version) from error
+            raise
+        self._checked_version = version
+
+    @staticmethod
+    def _without_jetstream(version: str) -> ServerUnsupported:
+        return ServerUnsupported(
+            f"this nats-server ({version}) has no JetStream for our account: start it with -js, or enable JetStream "
+            f"for the account",
+            details={"version": version},
+        )
+
+
+def parse_answer(answer: Message, what: str) -> dict[str, Any]:
+    """The JSON object of an answer.
+
+    Raises:
+        ApiError: it says that it failed.
+        StorageUnavailable: it is not JetStream's.
+    """
+    try:
+        body = json.loads(answer.data)
+    except ValueError:
+        body = None
+    if not isinstance(body, dict):
+        raise StorageUnavailable(
+            f"something that is not JetStream answered when asked to {what}: see who else listens on the subject"
+        )
+    error = body.get("error")
+    if error:
+        raise ApiError(what, error)
+    return body
+
+
+def _parse_version(text: str) -> tuple[int, int]:
+    parts = text.split("-")[0].split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (ValueError, IndexError):
+        return (0, 0)

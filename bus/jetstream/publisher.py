@@ -1,0 +1,164 @@
+"""Publishing into a stream: many acknowledgements waited for at once, at the price of one timer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ...schemas.errors.base import ClosedError, InvalidName, MalformedMessage, Unavailable
+from ...schemas.wire.codec import from_json
+from ..port.bus import Message, NoResponders, Published, Refused, RequestTimeout, StorageUnavailable
+from ..port.subjects import Pattern
+from .api import ApiError, parse_answer
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus
+    from .stream_admin import Upkeep
+
+_TICK_S: Final = 0.25
+"""How exactly time-outs are kept."""
+_SILENCE_S: Final = 1.0
+"""After so long without an answer we look whether the stream is still there: somebody else who listens on the subject
+keeps the server from saying "no responders"."""
+_NO_LEADER_S: Final = 1.0
+"""How long a stream without a leader is tried; stepping down takes half of it at most."""
+_RETRY_S: Final = 0.05
+
+
+class _StreamMade(Exception):
+    """The stream was not there; it is now, and lacks the message."""
+
+
+class Publisher:
+    """Publications into one stream.
+
+    Each is a request; the connection's counter tells the answers apart, and one timer for all looks after time-outs.
+    """
+
+    def __init__(self, bus: JetStreamBus, name: str, upkeep: Upkeep, subjects: tuple[str, ...]) -> None:
+        self._bus = bus
+        self._name = name
+        self._upkeep = upkeep
+        self._loop = asyncio.get_running_loop()
+        self._patterns = [Pattern(text) for text in subjects]
+        self._under: tuple[str, ...] = tuple(text[:-1] for text in subjects if text.endswith(".>") and "*" not in text)
+        self._flights: dict[asyncio.Future[Message], tuple[float, float]] = {}
+        """When each was sent, and its deadline; the oldest first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    async def publish(
+        self, subject: str, data: bytes, headers: Mapping[str, str] | None, timeout_s: float | None
+    ) -> Published:
+        """See port.Stream.publish."""
+        if not subject.startswith(self._under or "\0") and not any(one.matches(subject) for one in self._patterns):
+            raise InvalidName(f"stream {self._name!r} does not take {subject!r}: see its subjects")
+        start = self._loop.time()
+        deadline = start + (self._bus.api.timeout_s if timeout_s is None else timeout_s)
+        earlier = False
+        """The server knows of an earlier try with this id, which may come to be stored."""
+        while True:
+            if not self._upkeep.exists:
+                await self._upkeep.ensure()
+            try:
+                return self._published(await self._send(subject, data, headers, deadline))
+            except NoResponders as error:
+                await self._without_leader(start, deadline, error, earlier)
+            except _StreamMade:
+                continue
+            except ApiError as error:
+                earlier = earlier or error.busy
+                if not error.busy:
+                    raise self._judged(error, earlier) from error
+                if self._loop.time() + _RETRY_S > deadline:
+                    raise self._in_doubt(subject) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def _send(self, subject: str, data: bytes, headers: Mapping[str, str] | None, deadline: float) -> Message:
+        reply, future = self._bus.start_request(subject, data, headers=headers)
+        self._flights[future] = (self._loop.time(), deadline)
+        if self._timer is None:
+            self._timer = self._loop.call_later(_TICK_S, self._tick)
+        try:
+            return await future
+        except RequestTimeout as error:
+            raise self._in_doubt(subject) from error
+        finally:
+            del self._flights[future]
+            self._bus.forget_request(reply)
+
+    def _in_doubt(self, subject: str) -> StorageUnavailable:
+        return StorageUnavailable(
+            f"stream {self._name!r} did not acknowledge a message to {subject!r} in time: it may have been stored; "
+            f"give it a Nats-Msg-Id and try again"
+        )
+
+    def _published(self, answer: Message) -> Published:
+        body = _plain(answer.data) or parse_answer(answer, f"store a message in {self._name}")
+        if body.get("stream") != self._name:
+            raise StorageUnavailable(
+                f"stream {body.get('stream')!r} took a message for {self._name!r}: they have subjects in common"
+            )
+        return Published(sequence=int(body["seq"]), duplicate=bool(body.get("duplicate")))
+
+    @staticmethod
+    def _judged(error: ApiError, earlier: bool) -> Unavailable:
+        """What the server says, as an error that tells whether to try again."""
+        status = error.details.get("status")
+        if error.temporary or not isinstance(status, int) or not 400 <= status < 500:
+            return StorageUnavailable(error.message, details=error.details, may_have_started=earlier)
+        return Refused(error.message, details=error.details)
+
+    async def _without_leader(self, start: float, deadline: float, error: NoResponders, earlier: bool) -> None:
+        now = self._loop.time()
+        if now - start >= _NO_LEADER_S or now + _RETRY_S > deadline:
+            raise StorageUnavailable(
+                f"stream {self._name!r} has no leader right now: try again", may_have_started=earlier
+            ) from error
+        if not await self._upkeep.restore(min(_SILENCE_S, deadline - now)):
+            await asyncio.sleep(_RETRY_S)
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._flights:
+            return
+        now = self._loop.time()
+        for future, (_, deadline) in self._flights.items():
+            if deadline <= now and not future.done():
+                future.set_exception(RequestTimeout("no acknowledgement in time"))
+        oldest, _ = next(iter(self._flights.values()))
+        if now - oldest >= _SILENCE_S and self._looking is None and self._bus.connected:
+            self._looking = self._loop.create_task(self._look(now))
+        self._timer = self._loop.call_later(_TICK_S, self._tick)
+
+    async def _look(self, before: float) -> None:
+        try:
+            if await self._upkeep.restore(_SILENCE_S):
+                for future, (sent_at, _) in self._flights.items():
+                    if sent_at <= before and not future.done():
+                        future.set_exception(_StreamMade())
+        except (Unavailable, ClosedError):
+            pass  # whoever waits will hear of it
+        finally:
+            self._looking = None
+
+    def stop(self) -> None:
+        """The bus closes."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
+
+
+def _plain(data: bytes) -> dict[str, Any] | None:
+    """The usual acknowledgement; None: look closer."""
+    if not data.startswith(b'{"stream":'):
+        return None
+    try:
+        found = from_json(data)
+    except MalformedMessage:
+        return None
+    return found if isinstance(found, dict) and "error" not in found else None

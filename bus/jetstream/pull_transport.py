@@ -1,0 +1,202 @@
+"""A pull consumer's way to JetStream and back; what it does there is decided in `consuming`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from ..port.bus import ConsumerSettings, ConsumerTaken, Message, StreamHandler
+from ..streams.ack_batcher import Batch
+from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
+from .api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus, JetStreamSubscription
+    from .stream import JetStreamStream
+
+CONSUMER_EXISTS: Final = (10148, 10105, 10013)
+_TAKEN: Final = (10099, 10100)
+"""A work queue has a consumer of these subjects already."""
+_PATIENCE_S: Final = 2.0
+_TIMED_OUT: Final = "408"
+_HEARTBEAT: Final = "100"
+
+
+async def open_consumer(
+    stream: JetStreamStream,
+    name: str,
+    settings: ConsumerSettings,
+    handler: StreamHandler,
+    *,
+    on_lost: Callable[[], None] | None,
+    on_acknowledged: Callable[[list[int]], None] | None,
+    on_end: Callable[[PullConsumer], None],
+) -> PullConsumer:
+    """Make the consumer, or open the one of that name and filter.
+
+    Raises:
+        ConsumerTaken, StorageUnavailable, Disconnected.
+    """
+    consumer = PullConsumer(
+        stream.bus,
+        name,
+        handler,
+        on_lost=on_lost,
+        on_acknowledged=on_acknowledged,
+        remembered=2 * settings.max_pending,
+        on_end=on_end,
+    )
+    link = JetStreamConsumerLink(stream, name, settings.filter, consumer)
+    consumer.attach(link)
+    try:
+        info = await _create(stream, name, settings)
+        await link.open(str(info.get("created", "")))
+    except BaseException:
+        consumer.abandon()
+        raise
+    consumer.open(_delivered(info))
+    return consumer
+
+
+async def _create(stream: JetStreamStream, name: str, settings: ConsumerSettings) -> dict[str, Any]:
+    body = {
+        "stream_name": stream.name,
+        "config": consumer_configuration(name, settings),
+        "action": "create",
+    }
+    try:
+        return await stream.upkeep.ask(
+            f"CONSUMER.CREATE.{stream.name}.{name}", body, what=f"make the consumer {name} of {stream.name}"
+        )
+    except ApiError as error:
+        if error.number in _TAKEN:
+            raise ConsumerTaken(
+                f"another consumer of {stream.name} has (some of) {settings.filter!r}: remove it first "
+                f"(Stream.delete_consumer), or wait until it is gone",
+                details={"stream": stream.name, "filter": settings.filter},
+            ) from error
+        if error.number not in CONSUMER_EXISTS:
+            raise
+    info = await stream.upkeep.ask(f"CONSUMER.INFO.{stream.name}.{name}", what=f"look at the consumer {name}")
+    if consumer_state(info).filter != settings.filter:
+        raise ConsumerTaken(
+            f"consumer {name!r} of {stream.name} exists with the filter {consumer_state(info).filter!r}, not "
+            f"{settings.filter!r}: remove it first, or choose another name",
+            details={"stream": stream.name, "filter": settings.filter},
+        )
+    return info
+
+
+def _delivered(info: dict[str, Any]) -> int:
+    return int((info.get("delivered") or {}).get("stream_seq", 0))
+
+
+class JetStreamConsumerLink:
+    """Implements consuming.ConsumerLink.
+
+    One wildcard subscription takes all: deliveries have the stored message's subject and an acknowledgement subject to
+    reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
+    """
+
+    def __init__(self, stream: JetStreamStream, name: str, pattern: str, owner: PullConsumer) -> None:
+        self._stream = stream
+        self._bus: JetStreamBus = stream.bus
+        self._name = name
+        self._pattern = pattern
+        self._owner = owner
+        self._inbox = self._bus.new_inbox()
+        self._skip = len(self._inbox) + 1
+        self._next = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{name}"
+        self._created = ""
+        self._delivered = 0
+        """Consumer sequence of the newest delivery that we know of; the server takes no refusal of a later one."""
+        self._subscription: JetStreamSubscription | None = None
+
+    async def open(self, created: str) -> None:
+        """Listen; `created` tells our consumer from another of its name."""
+        self._created = created
+        self._subscription = await self._bus.subscribe(f"{self._inbox}.*", self._receive)
+
+    def stop(self) -> None:
+        if self._subscription is not None:
+            self._subscription.stop()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def ask(self, count: int, generation: int) -> None:
+        request = {
+            "batch": count,
+            "expires": int(EXPIRES_S * SECOND_NS),
+            "idle_heartbeat": int(HEARTBEAT_S * SECOND_NS),
+        }
+        self._bus.publish(self._next, json.dumps(request).encode(), reply=f"{self._inbox}.{generation}")
+
+    def acknowledge(self, batch: Batch, number: int) -> None:
+        publish, left = self._bus.publish_known, len(batch)
+        for ack in batch.values():
+            left -= 1
+            publish(ack, b"+ACK", "" if left else f"{self._inbox}.a{number}")
+
+    def refuse(self, sequence: int) -> None:
+        subject = ack_subject(self._stream.name, self._name, sequence, self._delivered)
+        self._bus.publish_known(subject, b"-NAK", "")
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    def _receive(self, message: Message) -> None:
+        if message.reply.startswith(ACK_PREFIX):
+            stored, ordinal = delivered_message(message)
+            self._delivered = ordinal
+            self._owner.on_message(stored, ordinal)
+            return
+        tail = message.subject[self._skip :]
+        headers = message.headers
+        if tail.startswith("a"):
+            if headers is None:
+                self._owner.on_acknowledged(int(tail[1:]))
+            else:  # 503: nobody takes acknowledgements of this consumer
+                self._owner.on_trouble()
+            return
+        if headers is None or tail != str(self._owner.generation):
+            return
+        status = headers.get("Status")
+        left = headers.get("Nats-Pending-Messages")
+        if status == _HEARTBEAT:
+            self._owner.on_heartbeat()
+        elif status == _TIMED_OUT and left is not None:
+            self._owner.on_request_ended(int(left))
+        else:
+            self._owner.on_trouble()
+
+    # -- asking about it ------------------------------------------------------------------------------------------
+
+    async def look(self) -> ConsumerView | None:
+        try:
+            info = await self._bus.api.call(
+                f"CONSUMER.INFO.{self._stream.name}.{self._name}",
+                what=f"look at the consumer {self._name}",
+                timeout_s=min(_PATIENCE_S, self._bus.api.timeout_s),
+            )
+        except ApiError as error:
+            if error.number in (CONSUMER_NOT_FOUND, STREAM_NOT_FOUND):
+                return None
+            raise
+        if self._created and info.get("created") != self._created:
+            return None
+        self._delivered = int((info.get("delivered") or {}).get("consumer_seq", 0))
+        return ConsumerView(state=consumer_state(info), delivered=_delivered(info))
+
+    async def stored(self, first: int, last: int) -> list[int]:
+        found: list[int] = []
+        while first <= last:
+            message = await self._stream.next(self._pattern, first)
+            if message is None or message.sequence > last:
+                break
+            found.append(message.sequence)
+            first = message.sequence + 1
+        return found
+
+    async def remove(self) -> None:
+        await self._stream.delete_consumer(self._name)

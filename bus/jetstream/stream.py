@@ -1,0 +1,211 @@
+"""A stream on JetStream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from ...schemas.errors.base import InvalidRequest
+from ..port.bus import (
+    Consumer,
+    ConsumerSettings,
+    ConsumerState,
+    Published,
+    Retention,
+    StreamHandler,
+    StreamMessage,
+    StreamSettings,
+    StreamState,
+    Subscription,
+)
+from ..streams.pull_consumer import PullConsumer
+from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
+from .ordered_consumer import Reading
+from .publisher import Publisher
+from .pull_transport import open_consumer
+from .stream_admin import Upkeep
+from .wire import check_name, check_stream, consumer_state, stored_message, stream_configuration
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus
+
+_NOT_DELETED: Final = 10043
+_DELETE_FAILED: Final = 10057
+_NOTHING_TO_DELETE: Final = ("no message found", "stream store EOF")
+"""Why it failed, when there was no such message."""
+
+
+class JetStreamStream:
+    """Implements port.Stream. Made by `JetStreamBus.stream`.
+
+    Args:
+        more: configuration beside what the settings say.
+        check: raises if a stream that exists will not do; None: by the settings.
+    """
+
+    def __init__(
+        self,
+        bus: JetStreamBus,
+        name: str,
+        settings: StreamSettings,
+        *,
+        more: Mapping[str, Any] | None = None,
+        check: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self.name = check_name(name, "stream")
+        self.bus = bus
+        self.settings = settings
+        self.upkeep = Upkeep(
+            bus,
+            name,
+            label=f"the stream {name}",
+            configuration={**stream_configuration(name, settings), **(more or {})},
+            check=check or partial(check_stream, name, settings),
+        )
+        self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
+        self._consumers: set[PullConsumer] = set()
+        self._readings: set[Reading] = set()
+
+    def __repr__(self) -> str:
+        return f"<JetStreamStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self, subject: str, data: bytes, *, headers: Mapping[str, str] | None = None, timeout_s: float | None = None
+    ) -> Published:
+        return await self._publisher.publish(subject, data, headers, timeout_s)
+
+    async def state(self, pattern: str | None = None) -> StreamState:
+        subjects: dict[str, int] = {}
+        body: dict[str, Any] | None = None if pattern is None else {"subjects_filter": pattern, "offset": 0}
+        while True:
+            found = await self.upkeep.ask(f"STREAM.INFO.{self.name}", body, what=f"look at the stream {self.name}")
+            page = found["state"].get("subjects") or {}
+            subjects.update(page)
+            if body is None or not page or len(subjects) >= int(found.get("total", 0)):
+                break
+            body["offset"] += len(page)  # the server lists so many subjects at once
+        state = found["state"]
+        return StreamState(
+            messages=int(state["messages"]),
+            bytes=int(state["bytes"]),
+            first_sequence=int(state["first_seq"]),
+            last_sequence=int(state["last_seq"]),
+            subjects=subjects,
+        )
+
+    async def get(self, sequence: int) -> StreamMessage | None:
+        return await self._read({"seq": sequence})
+
+    async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None:
+        return await self._read({"seq": sequence, "next_by_subj": pattern})
+
+    async def last(self, subject: str) -> StreamMessage | None:
+        return await self._read({"last_by_subj": subject})
+
+    async def _read(self, query: Mapping[str, Any]) -> StreamMessage | None:
+        try:
+            found = await self.upkeep.ask(f"STREAM.MSG.GET.{self.name}", query, what=f"read from {self.name}")
+        except ApiError as error:
+            if error.number == NO_MESSAGE:
+                return None
+            raise
+        return stored_message(found["message"])
+
+    async def delete(self, sequence: int) -> bool:
+        try:
+            await self.upkeep.ask(
+                f"STREAM.MSG.DELETE.{self.name}",
+                {"seq": sequence, "no_erase": True},
+                what=f"delete message {sequence} of {self.name}",
+                repeatable=False,
+            )
+        except ApiError as error:
+            failed = error.number == _DELETE_FAILED and error.details.get("description") in _NOTHING_TO_DELETE
+            if failed or error.number == _NOT_DELETED:
+                return False
+            raise
+        return True
+
+    async def purge(self, pattern: str, *, before: int | None = None) -> int:
+        query: dict[str, Any] = {"filter": pattern}
+        if before is not None:
+            query["seq"] = before
+        found = await self.upkeep.ask(
+            f"STREAM.PURGE.{self.name}", query, what=f"purge {pattern} of {self.name}", repeatable=False
+        )
+        return int(found.get("purged", 0))
+
+    async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
+        if self.settings.retention is Retention.WORK_QUEUE:
+            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages are not to be read")
+        reading = Reading(self, pattern, handler, start)
+        self._readings.add(reading)
+        try:
+            await reading.start()
+        except BaseException:
+            self._readings.discard(reading)
+            raise
+        return reading
+
+    def forget(self, reading: Reading) -> None:
+        """A reading ended."""
+        self._readings.discard(reading)
+
+    # -- consumers ------------------------------------------------------------------------------------------------
+
+    async def consume(
+        self,
+        name: str,
+        settings: ConsumerSettings,
+        handler: StreamHandler,
+        *,
+        on_lost: Callable[[], None] | None = None,
+        on_acknowledged: Callable[[list[int]], None] | None = None,
+    ) -> Consumer:
+        consumer = await open_consumer(
+            self,
+            check_name(name, "consumer"),
+            settings,
+            handler,
+            on_lost=on_lost,
+            on_acknowledged=on_acknowledged,
+            on_end=self._consumers.discard,
+        )
+        self._consumers.add(consumer)
+        return consumer
+
+    async def consumers(self) -> list[ConsumerState]:
+        found: dict[str, ConsumerState] = {}
+        offset = 0
+        while True:
+            page = await self.upkeep.ask(
+                f"CONSUMER.LIST.{self.name}", {"offset": offset}, what=f"list the consumers of {self.name}"
+            )
+            infos = page.get("consumers") or []
+            found.update((str(info["name"]), consumer_state(info)) for info in infos)
+            offset += len(infos)
+            if not infos or offset >= int(page.get("total", 0)):
+                return list(found.values())
+
+    async def delete_consumer(self, name: str) -> bool:
+        try:
+            await self.upkeep.ask(
+                f"CONSUMER.DELETE.{self.name}.{check_name(name, 'consumer')}",
+                what=f"delete the consumer {name} of {self.name}",
+                repeatable=False,
+            )
+        except ApiError as error:
+            if error.number == CONSUMER_NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def stop(self) -> None:
+        """The bus closes."""
+        for reading in list(self._readings):
+            reading.stop()
+        self._publisher.stop()
+        self.upkeep.stop()

@@ -1,0 +1,224 @@
+"""Keeping a stream in being: made when it is first used, and again when a restarted server forgot it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from ...schemas.errors.base import Disconnected
+from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
+from ..streams.consumer_limit import TOO_MANY_CONSUMERS, UNLIMITED
+from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus
+
+_RETRY_S: Final = 0.1
+_PATIENCE_S: Final = 2.0
+"""An API request without an answer for so long is asked again: whoever had it may be gone."""
+
+
+class _OthersMake(NotPermitted):
+    """It takes a user who may more; one may be about to do it."""
+
+
+class Upkeep:
+    """One stream of a connection.
+
+    Args:
+        stream: its name at the server.
+        label: what people call it.
+        configuration: how it is made.
+        check: raises if one that exists will not do; given its configuration.
+        first: the sequence that one which is made now begins with; None: 1.
+        seen: the highest sequence that we know to be used. A cluster makes a stream that it lost by itself, and counts
+            from the same number on: what was used is skipped then.
+    """
+
+    def __init__(
+        self,
+        bus: JetStreamBus,
+        stream: str,
+        *,
+        label: str,
+        configuration: Mapping[str, Any],
+        check: Callable[[Mapping[str, Any]], None],
+        first: Callable[[], int] | None = None,
+        seen: Callable[[], int] | None = None,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._label = label
+        self._configuration = configuration
+        self._check = check
+        self._first = first
+        self._seen = seen
+        self.exists = False
+        """Whether the stream was there when we last looked; False after every reconnect."""
+        self.made = False
+        """Whether the stream was ever there, or made by us."""
+        self.created = ""
+        """When it was made, as the server writes it: tells a new stream from an old one of the same name."""
+        self._few_consumers = False
+        """This account may not have streams of as many consumers as ours ask for."""
+        self._making: asyncio.Future[bool] | None = None
+        self._stop_listening = bus.on_connection(self._on_connection)
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is not ConnectionEvent.CLOSED:
+            self.exists = False
+
+    async def ensure(self, *, look: bool = False) -> bool:
+        """Make the stream if it is not there; True if it was made now.
+
+        Args:
+            look: ask the server even if the stream was there before.
+
+        Raises:
+            StorageUnavailable, ServerUnsupported, Disconnected, InvalidSettings.
+        """
+        if self.exists and not look:
+            return False
+        if self._making is None:
+            self._making = asyncio.ensure_future(self._make())
+            self._making.add_done_callback(self._made)
+        # Shielded: one caller's cancellation must not fail the others.
+        return await asyncio.shield(self._making)
+
+    async def restore(self, timeout_s: float) -> bool:
+        """Look whether the stream is there and make it if it is not; True if it was made. No answer within
+        `timeout_s` is no news, and no error."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self.ensure(look=True)
+        except (TimeoutError, StorageUnavailable):
+            return False
+
+    async def vanished(self) -> bool:
+        """Whether JetStream says that the stream is not there.
+
+        Raises:
+            StorageUnavailable: it does not say.
+        """
+        try:
+            await self._bus.api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}")
+        except ApiError as error:
+            if error.number == STREAM_NOT_FOUND:
+                self.exists = False
+                return True
+            raise
+        return False
+
+    async def ask(
+        self, operation: str, body: Mapping[str, Any] | None = None, *, what: str, repeatable: bool = True
+    ) -> dict[str, Any]:
+        """An API request about the stream, made again if it vanished; tried until the storage time-out is over.
+
+        Args:
+            repeatable: asked again even if it may have been done already.
+
+        Raises:
+            ApiError: refused for good.
+            StorageUnavailable, Disconnected.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._bus.api.timeout_s
+        while True:
+            await self.ensure()
+            timeout_s = min(_PATIENCE_S, max(deadline - loop.time(), 0.1))
+            try:
+                return await self._bus.api.call(operation, body, what=what, timeout_s=timeout_s)
+            except StorageUnavailable as error:
+                if isinstance(error, ApiError) and error.number == STREAM_NOT_FOUND:
+                    self.exists = False
+                elif isinstance(error, ApiError) and not error.temporary:
+                    raise
+                over = loop.time() + _RETRY_S > deadline
+                if over or (error.may_have_started and not repeatable):
+                    raise
+            await asyncio.sleep(_RETRY_S)
+
+    def stop(self) -> None:
+        """The bus closes."""
+        self._stop_listening()
+        if self._making is not None:
+            self._making.cancel()
+
+    def _made(self, task: asyncio.Future[bool]) -> None:
+        self._making = None
+        if not task.cancelled():
+            task.exception()  # whoever waited has it; nobody may have
+
+    async def _make(self) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._bus.api.timeout_s
+        while True:
+            patience_s = min(_PATIENCE_S, max(deadline - loop.time(), 0.1))
+            try:
+                await self._bus.api.require(patience_s)
+                made = await self._look_or_create(patience_s)
+            except (StorageUnavailable, _OthersMake) as error:
+                # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
+                lasting = isinstance(error, ApiError) and not error.temporary
+                if lasting or loop.time() + _RETRY_S > deadline:
+                    raise
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if not self._bus.connected:
+                raise Disconnected("the connection was lost a moment ago: try again when it is back")
+            self.exists = self.made = True
+            return made
+
+    async def _look_or_create(self, timeout_s: float) -> bool:
+        api = self._bus.api
+        try:
+            found = await api.call(f"STREAM.INFO.{self._stream}", what=f"look at {self._label}", timeout_s=timeout_s)
+        except ApiError as error:
+            if error.number != STREAM_NOT_FOUND:
+                raise
+        else:
+            self._check(found.get("config") or {})
+            await self._skip_used(found.get("state") or {}, timeout_s)
+            self.created = str(found.get("created", ""))
+            return False
+        configuration = dict(self._configuration)
+        if self._first is not None:
+            configuration["first_seq"] = self._first()
+        if self._few_consumers:
+            configuration["max_consumers"] = UNLIMITED
+        try:
+            made = await api.call(
+                f"STREAM.CREATE.{self._stream}", configuration, what=f"make {self._label}", timeout_s=timeout_s
+            )
+        except NotPermitted as error:
+            raise _OthersMake(
+                f"{self._label} is not there, and this user may not make it ({error.message}): start those first who "
+                f"may, for example a worker or a dispatcher",
+                details=error.details,
+            ) from error
+        except ApiError as error:
+            if error.number == TOO_MANY_CONSUMERS and not self._few_consumers:
+                self._few_consumers = True
+                return await self._look_or_create(timeout_s)
+            if error.number != STREAM_EXISTS:  # somebody else was faster
+                raise
+            return False
+        self.created = str(made.get("created", ""))
+        return True
+
+    async def _skip_used(self, state: Mapping[str, Any], timeout_s: float) -> None:
+        if self._first is None or self._seen is None or state.get("messages") != 0:
+            return
+        if int(state.get("last_seq") or 0) < self._seen():
+            skip = {"seq": self._first()}
+            try:
+                await self._bus.api.call(
+                    f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self._label}", timeout_s=timeout_s
+                )
+            except NotPermitted as error:
+                raise _OthersMake(
+                    f"{self._label} was lost and begins anew, and this user may not have it go on where it was "
+                    f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
+                    details=error.details,
+                ) from error

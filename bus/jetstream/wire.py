@@ -1,0 +1,150 @@
+"""How streams and consumers look on the wire: names, configurations, acknowledgement subjects, stored messages."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from ...schemas.errors.base import InvalidName, InvalidSettings
+from ..nats_client.protocol import decode_headers
+from ..port.bus import ConsumerSettings, ConsumerState, Message, Retention, StreamMessage, StreamSettings
+from ..streams.consumer_limit import MAX_CONSUMERS
+
+SECOND_NS: Final = 1_000_000_000
+ACK_PREFIX: Final = "$JS.ACK."
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]+")
+NEEDED: Final = ("allow_msg_ttl", "allow_atomic", "allow_msg_schedules")
+
+
+def check_name(name: str, what: str) -> str:
+    """Raises InvalidName if `name` cannot be that of a stream or a consumer."""
+    if not _NAME.fullmatch(name):
+        raise InvalidName(f"{what} {name[:80]!r} may only have letters, digits, '_' and '-'")
+    return name
+
+
+def stream_configuration(name: str, settings: StreamSettings) -> dict[str, Any]:
+    """How a stream is made. (The server refuses schedules in a stream that discards new messages.)"""
+    return {
+        "name": name,
+        "subjects": list(settings.subjects),
+        "retention": str(settings.retention),
+        "max_consumers": MAX_CONSUMERS,
+        "max_msgs": -1,
+        "max_bytes": settings.max_bytes,
+        "max_age": int(settings.max_age_s * SECOND_NS),
+        "max_msg_size": -1,
+        "discard": "old",
+        "storage": str(settings.storage),
+        "num_replicas": settings.replicas,
+        "duplicate_window": int(_window_s(settings) * SECOND_NS),
+        "allow_direct": settings.retention is Retention.LIMITS,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "allow_msg_schedules": True,
+    }
+
+
+def _window_s(settings: StreamSettings) -> float:
+    """The server wants it to be no longer than the messages live."""
+    return min(settings.duplicates_s, settings.max_age_s) if settings.max_age_s else settings.duplicates_s
+
+
+def check_stream(
+    name: str, settings: StreamSettings, configuration: Mapping[str, Any], needed: tuple[str, ...] = NEEDED
+) -> None:
+    """Raises InvalidSettings if an existing stream is not what was asked for.
+
+    Args:
+        needed: what must be switched on in its configuration.
+    """
+    missing = set(settings.subjects) - set(configuration.get("subjects") or ())
+    if missing:
+        raise InvalidSettings(
+            f"stream {name!r} exists without the subjects {', '.join(sorted(missing))}: delete it (nats stream rm "
+            f"{name}) if it may go, or use another namespace"
+        )
+    if configuration.get("retention", "limits") != settings.retention:
+        raise InvalidSettings(
+            f"stream {name!r} exists with retention {configuration.get('retention')!r}, not {settings.retention!s}: "
+            f"delete it (nats stream rm {name}) if it may go, or use another namespace"
+        )
+    for switch in needed:
+        if not configuration.get(switch):
+            raise InvalidSettings(
+                f"stream {name!r} exists without {switch}: switch it on (nats stream edit {name}), or use another "
+                f"namespace"
+            )
+
+
+def consumer_configuration(name: str, settings: ConsumerSettings) -> dict[str, Any]:
+    """A durable one, since others end with the server; `inactive_s` still removes it."""
+    configuration: dict[str, Any] = {
+        "durable_name": name,
+        "name": name,
+        "filter_subject": settings.filter,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": int(settings.ack_wait_s * SECOND_NS),
+        "max_deliver": -1,
+        "max_ack_pending": settings.max_pending,
+        "replay_policy": "instant",
+        "num_replicas": 0,
+        "metadata": dict(settings.metadata or {}),
+    }
+    if settings.inactive_s:
+        configuration["inactive_threshold"] = int(settings.inactive_s * SECOND_NS)
+    return configuration
+
+
+def consumer_state(info: Mapping[str, Any]) -> ConsumerState:
+    """From a consumer's info, without the metadata that the server adds."""
+    configuration = info.get("config") or {}
+    metadata = configuration.get("metadata") or {}
+    return ConsumerState(
+        name=str(info["name"]),
+        filter=str(configuration.get("filter_subject", "")),
+        pending=int(info.get("num_pending", 0)),
+        unacknowledged=int(info.get("num_ack_pending", 0)),
+        metadata={key: value for key, value in metadata.items() if not key.startswith("_nats.")},
+    )
+
+
+def delivered_message(message: Message) -> tuple[StreamMessage, int]:
+    """What a consumer delivered, and which of its deliveries it is; its acknowledgement subject tells.
+
+    Nine parts, or at least eleven with domain and account before the stream:
+    `$JS.ACK[.<domain>.<account>].<stream>.<consumer>.<delivered>.<sequence>.<consumer sequence>.<time>.<pending>`
+    """
+    parts = message.reply.split(".")
+    first = 4 if len(parts) == 9 else 6
+    delivered, sequence, ordinal, at = map(int, parts[first : first + 4])
+    stored = StreamMessage(
+        message.subject, message.data, message.headers, sequence, at / SECOND_NS, delivered, message.reply
+    )
+    return stored, ordinal
+
+
+def ack_subject(stream: str, consumer: str, sequence: int, consumer_sequence: int) -> str:
+    """Where to acknowledge, or refuse, a message that was delivered and never came."""
+    return f"{ACK_PREFIX}{stream}.{consumer}.1.{sequence}.{consumer_sequence}.0.0"
+
+
+def stored_message(message: Mapping[str, Any]) -> StreamMessage:
+    """From the answer of STREAM.MSG.GET."""
+    block = base64.b64decode(message.get("hdrs") or "")
+    return StreamMessage(
+        subject=str(message["subject"]),
+        data=base64.b64decode(message.get("data") or ""),
+        headers=decode_headers(block) if block else None,
+        sequence=int(message["seq"]),
+        at=unix_time(str(message["time"])),
+    )
+
+
+def unix_time(text: str) -> float:
+    """Of an RFC 3339 time with up to nine decimals."""
+    return datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,1 @@
+"""A bucket: reads, writes, atomic batches, watches. Imports only: jetstream, port."""

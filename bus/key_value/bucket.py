@@ -1,0 +1,174 @@
+"""A key-value bucket on JetStream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from ...schemas.errors.base import Unavailable
+from ..jetstream.api import NO_MESSAGE, STREAM_NOT_FOUND, ApiError
+from ..jetstream.stream_admin import Upkeep
+from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message, Subscription
+from .atomic_batch import Batch
+from .revisions import first_revision
+from .snapshot import snapshot
+from .watch import Watch
+from .wire import (
+    Stored,
+    check_bucket,
+    check_configuration,
+    check_key,
+    check_pattern,
+    is_marker,
+    stored_from_api,
+    stream_configuration,
+)
+from .writer import Writer
+
+if TYPE_CHECKING:
+    from ..nats_bus import JetStreamBus
+
+_MAX_UNSURE_BATCHES: Final = 256
+
+
+class JetStreamKeyValue:
+    """Implements port.KeyValue. Made by `JetStreamBus.bucket`."""
+
+    def __init__(self, bus: JetStreamBus, name: str, settings: BucketSettings) -> None:
+        self.name = check_bucket(name)
+        self.bus = bus
+        self.stream = f"KV_{name}"
+        self.prefix = f"$KV.{name}."
+        self._upkeep = Upkeep(
+            bus,
+            self.stream,
+            label=f"the bucket {name}",
+            configuration=stream_configuration(name, settings),
+            check=partial(check_configuration, name),
+            first=lambda: first_revision(bus.ambient.wall(), self._seen),
+            seen=lambda: self._seen,
+        )
+        self._seen = 0
+        """The highest revision seen: those of a bucket made anew go on above it."""
+        self._watches: set[Watch] = set()
+        self._writer = Writer(self)
+        self.unsure_batches: deque[str] = deque(maxlen=_MAX_UNSURE_BATCHES)
+        """Ids of atomic batches whose outcome their callers never learnt."""
+
+    def __repr__(self) -> str:
+        return f"<JetStreamKeyValue {self.name!r}, {len(self._watches)} watches>"
+
+    @property
+    def made(self) -> bool:
+        """Whether the stream was ever there, or made by us."""
+        return self._upkeep.made
+
+    # -- the stream -----------------------------------------------------------------------------------------------
+
+    async def ensure(self, *, look: bool = False) -> bool:
+        """Make the stream if it is not there; see Upkeep.ensure."""
+        return await self._upkeep.ensure(look=look)
+
+    async def restore(self, timeout_s: float) -> bool:
+        """Look for the stream without insisting; see Upkeep.restore."""
+        return await self._upkeep.restore(timeout_s)
+
+    def _see(self, revision: int) -> int:
+        self._seen = max(self._seen, revision)
+        return revision
+
+    async def vanished(self) -> bool:
+        """Whether JetStream says that the stream is not there; see Upkeep.vanished."""
+        return await self._upkeep.vanished()
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def get(self, key: str) -> KvEntry | None:
+        stored = await self.stored(check_key(key))
+        if stored is not None:
+            self._see(stored.revision)
+        return None if stored is None or stored.marker else stored.entry()
+
+    async def stored(self, key: str) -> Stored | None:
+        """The newest message of a key from the stream's leader, markers included."""
+        try:
+            answer = await self.bus.api.call(
+                f"STREAM.MSG.GET.{self.stream}", {"last_by_subj": self.prefix + key}, what=f"read {key}"
+            )
+        except ApiError as error:
+            if error.number in (NO_MESSAGE, STREAM_NOT_FOUND):
+                return None
+            raise
+        return stored_from_api(self.prefix, answer["message"])
+
+    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
+        return await snapshot(self, tuple(check_pattern(text) for text in (pattern, *more)))
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
+        write = KvWrite(key=check_key(key), value=value, ttl_s=ttl_s, revision=revision)
+        return self._see(await self._writer.store(write))
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        self._see(await self._writer.store(KvWrite(key=check_key(key), value=None, revision=revision)))
+
+    async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
+        for write in writes:
+            check_key(write.key)
+        results = await self._writer.store_many(writes)
+        for result in results:
+            if isinstance(result, int):
+                self._see(result)
+        return results
+
+    async def commit(self, writes: Sequence[KvWrite]) -> int:
+        for write in writes:
+            check_key(write.key)
+            if write.condition_key is not None:
+                check_key(write.condition_key)
+        return self._see(await Batch(self, writes).commit())
+
+    # -- following ------------------------------------------------------------------------------------------------
+
+    async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
+        def heard(entry: KvEntry) -> None:
+            self._see(entry.revision)
+            handler(entry)
+
+        watch = Watch(self, check_pattern(pattern), heard)
+        self._watches.add(watch)
+        try:
+            await watch.start()
+        except BaseException:
+            self._watches.discard(watch)
+            raise
+        return watch
+
+    def forget(self, watch: Watch) -> None:
+        """A watch ended."""
+        self._watches.discard(watch)
+
+    async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
+        skip = len(self.prefix)
+
+        def passed(message: Message) -> None:
+            gone = is_marker(message.headers)
+            handler(
+                KvEntry(
+                    key=message.subject[skip:],
+                    value=b"" if gone else message.data,
+                    revision=0,
+                    operation=KvOperation.DELETE if gone else KvOperation.PUT,
+                )
+            )
+
+        return await self.bus.subscribe(self.prefix + check_pattern(pattern), passed)
+
+    def stop(self) -> None:
+        """The bus closes: end the watches."""
+        for watch in list(self._watches):
+            watch.stop()
+        self._upkeep.stop()

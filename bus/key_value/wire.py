@@ -1,0 +1,149 @@
+"""How a key-value bucket looks as a stream: names, headers, markers and configuration."""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...schemas.errors.base import InvalidName, InvalidSettings
+from ..nats_client.protocol import decode_headers
+from ..port.bus import BucketSettings, KvEntry, KvOperation, KvWrite
+from ..streams.consumer_limit import MAX_CONSUMERS
+
+_SECOND_NS: Final = 1_000_000_000
+MARKER_TTL_S: Final = 10
+"""How long the trace of a deleted or expired key stays, for watchers that are a little behind."""
+WRITE_ID: Final = "Gangline-Write"
+"""Names one conditional write, so that its writer knows it again after a time-out."""
+MESSAGE_ID: Final = "Nats-Msg-Id"
+"""Names one unconditional write: sent twice, it is stored once."""
+
+_OPERATION: Final = "KV-Operation"
+_BUCKET: Final = re.compile(r"[A-Za-z0-9_-]+")
+_KEY: Final = re.compile(r"[-/_=.a-zA-Z0-9]+")
+_PATTERN: Final = re.compile(r"[-/_=.a-zA-Z0-9*>]+")
+
+
+def check_bucket(name: str) -> str:
+    """Raises InvalidName if `name` cannot be a bucket's."""
+    if not _BUCKET.fullmatch(name):
+        raise InvalidName(f"bucket {name!r} may only have letters, digits, '_' and '-'")
+    return name
+
+
+def check_key(key: str) -> str:
+    """Raises InvalidName if `key` cannot be a key."""
+    if not _KEY.fullmatch(key) or key[0] == "." or key[-1] == "." or ".." in key:
+        raise InvalidName(f"key {key[:80]!r} may only have letters, digits, and -/_=. (no empty parts between dots)")
+    return key
+
+
+def check_pattern(pattern: str) -> str:
+    """Raises InvalidName if `pattern` cannot match keys."""
+    parts = pattern.split(".")
+    wrong = [p for p in parts if not p or (("*" in p or ">" in p) and len(p) > 1)]
+    if not _PATTERN.fullmatch(pattern) or wrong or ">" in parts[:-1]:
+        raise InvalidName(f"pattern {pattern[:80]!r} is not a key in which whole parts are '*', or the last is '>'")
+    return pattern
+
+
+def stream_configuration(bucket: str, settings: BucketSettings) -> dict[str, Any]:
+    """What `nats kv add` would make, with atomic batches and expiring keys besides."""
+    return {
+        "name": f"KV_{bucket}",
+        "subjects": [f"$KV.{bucket}.>"],
+        "retention": "limits",
+        "max_consumers": MAX_CONSUMERS,
+        "max_msgs": -1,
+        "max_bytes": settings.max_bytes,
+        "max_age": 0,
+        "max_msgs_per_subject": 1,
+        "max_msg_size": -1,
+        "discard": "new",
+        "storage": str(settings.storage),
+        "num_replicas": settings.replicas,
+        "duplicate_window": 120 * _SECOND_NS,
+        "allow_direct": True,
+        "allow_rollup_hdrs": True,
+        "deny_delete": True,
+        "allow_msg_ttl": True,
+        "allow_atomic": True,
+        "subject_delete_marker_ttl": MARKER_TTL_S * _SECOND_NS,
+    }
+
+
+def check_configuration(bucket: str, configuration: Mapping[str, Any]) -> None:
+    """Raises InvalidSettings if an existing bucket lacks what ours have."""
+    for needed in ("allow_atomic", "allow_msg_ttl", "subject_delete_marker_ttl"):
+        if not configuration.get(needed):
+            raise InvalidSettings(
+                f"bucket {bucket!r} exists without {needed}: delete it (nats kv del {bucket}) and it is made again "
+                f"rightly, or use another namespace"
+            )
+
+
+def write_headers(write: KvWrite) -> dict[str, str]:
+    """Headers of one write, conditions aside."""
+    headers: dict[str, str] = {}
+    if write.value is None:
+        # PURGE rather than DEL: a marker that expires without leaving another marker.
+        headers[_OPERATION] = "PURGE"
+        headers["Nats-TTL"] = f"{MARKER_TTL_S}s"
+    elif write.ttl_s is not None:
+        headers["Nats-TTL"] = ttl_header(write.ttl_s)
+    return headers
+
+
+def ttl_header(ttl_s: float) -> str:
+    """Whole seconds, rounded up; at least one.
+
+    Raises:
+        InvalidSettings: not a positive number.
+    """
+    if not 0 < ttl_s < math.inf:
+        raise InvalidSettings(f"ttl_s is {ttl_s!r}: give seconds above 0, or None for a permanent key")
+    return f"{math.ceil(ttl_s)}s"
+
+
+def is_marker(headers: Mapping[str, str] | None) -> bool:
+    """Whether this revision says that the key is gone: deleted, purged or expired."""
+    if not headers:
+        return False
+    return "Nats-Marker-Reason" in headers or headers.get(_OPERATION) in ("DEL", "PURGE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """The newest message of a key's subject, marker or not."""
+
+    key: str
+    value: bytes
+    revision: int
+    headers: Mapping[str, str]
+
+    @property
+    def marker(self) -> bool:
+        return is_marker(self.headers)
+
+    def entry(self) -> KvEntry:
+        return KvEntry(
+            key=self.key,
+            value=b"" if self.marker else self.value,
+            revision=self.revision,
+            operation=KvOperation.DELETE if self.marker else KvOperation.PUT,
+        )
+
+
+def stored_from_api(prefix: str, message: Mapping[str, Any]) -> Stored:
+    """From the answer of STREAM.MSG.GET."""
+    block = base64.b64decode(message.get("hdrs") or "")
+    return Stored(
+        key=str(message["subject"])[len(prefix) :],
+        value=base64.b64decode(message.get("data") or ""),
+        revision=int(message["seq"]),
+        headers=decode_headers(block) if block else {},
+    )

@@ -1,0 +1,1 @@
+"""How a service on the bus starts and ends. Imports only: port."""

@@ -1,0 +1,436 @@
+"""A NATS server in memory, for tests, the simulator and users' own tests.
+
+`MemoryHub` stands for the server; `MemoryHub.connect` gives connections that keep every promise of `port`, as the
+conformance suite shows. By itself a hub delivers everything, in order, on the next turn of the event loop. Operators'
+accidents are methods (`stop`, `start`, `disconnect`, `partition`, `storage_down`); accidents of single messages come
+from a `Faults` object.
+
+Times are those of the running loop, so that a virtual loop moves expiry and time-outs along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ServerUnreachable
+from ..key_value.revisions import first_revision
+from ..port.bus import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage, StreamMessage
+from .connection import Link, MemoryBus, MemorySubscription
+from .faults import SERVER, Faults, Split, StorageFate, server_time
+from .kv_client import MemoryWatch
+from .kv_store import MemoryStore
+from .routing_table import RoutingTable
+from .stream_registry import MemoryStreams
+
+DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
+"""The server's own default."""
+
+_PROMPT = StorageFate(0.0, 0.0)
+
+MessageTap = Callable[[str, Message], None]
+ChangeTap = Callable[[str, KvEntry], None]
+WriteTap = Callable[[str, str, Sequence[KvWrite]], None]
+StoredTap = Callable[[str, StreamMessage], None]
+
+
+class MemoryHub:
+    """A server in memory.
+
+    Args:
+        ambient: names of inboxes, and the choice of a queue group's member.
+        faults: the fate of each message; None: all arrive at once.
+        max_payload: largest body plus headers, in bytes.
+        storage_timeout_s: how long clients wait for a storage operation; at least 0.1 s.
+    """
+
+    def __init__(
+        self,
+        *,
+        ambient: Ambient | None = None,
+        faults: Faults | None = None,
+        max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
+        storage_timeout_s: float = 5.0,
+    ) -> None:
+        self.ambient = ambient or Ambient()
+        self.faults = faults
+        self.max_payload = max_payload
+        self.storage_timeout_s = storage_timeout_s
+        self.up = True
+        self.storage_up = True
+        self.still = False
+        """JetStream stands still; see `stand_still`."""
+        self._frozen = False
+        self._split: Split | None = None
+        # Of its own, so that what the server does belongs to no client's task or node.
+        self.context = contextvars.Context()
+        self._table: RoutingTable[MemorySubscription] = RoutingTable()
+        self._stores: dict[str, MemoryStore] = {}
+        self._lost: dict[str, int] = {}
+        """Last revisions of buckets that were lost."""
+        self._buses: dict[MemoryBus, None] = {}
+        self._watches: dict[MemoryWatch, None] = {}
+        self.streams = MemoryStreams(self)
+        self._message_taps: list[MessageTap] = []
+        self._change_taps: list[ChangeTap] = []
+        self._write_taps: list[WriteTap] = []
+        self.delivery_taps: list[MessageTap] = []
+        self.stored_taps: list[StoredTap] = []
+
+    def __repr__(self) -> str:
+        state = "up" if self.up else "down"
+        return f"<MemoryHub {state} connections={len(self._buses)} subscriptions={len(self._table)}>"
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    def connect(self, name: str = "memory") -> MemoryBus:
+        """A new connection. Its handlers run in the context of whoever subscribes.
+
+        Raises:
+            ServerUnreachable: the server is down.
+        """
+        if not self.up:
+            raise ServerUnreachable("the in-memory server is down: start() it first")
+        bus = MemoryBus(self, name)
+        self._buses[bus] = None
+        if self._frozen:
+            self.partition(bus)
+        return bus
+
+    @property
+    def connections(self) -> list[MemoryBus]:
+        return list(self._buses)
+
+    def tap(
+        self,
+        *,
+        on_message: MessageTap | None = None,
+        on_delivery: MessageTap | None = None,
+        on_change: ChangeTap | None = None,
+        on_write: WriteTap | None = None,
+        on_stored: StoredTap | None = None,
+    ) -> None:
+        """See what passes, for checkers and for debugging.
+
+        Args:
+            on_message: each message that reaches the server, with its sender's name.
+            on_delivery: each message just before a handler gets it, with the receiver's name.
+            on_change: each new revision in a bucket, with the bucket's name.
+            on_write: each write or atomic batch that was taken, after its revisions, with the names of the writer and
+                of the bucket. Of a refused one nothing is told.
+            on_stored: each message that a stream stores, with the stream's name; those of schedules, too.
+        """
+        if on_delivery is not None:
+            self.delivery_taps.append(on_delivery)
+        if on_message is not None:
+            self._message_taps.append(on_message)
+        if on_change is not None:
+            self._change_taps.append(on_change)
+        if on_write is not None:
+            self._write_taps.append(on_write)
+        if on_stored is not None:
+            self.stored_taps.append(on_stored)
+
+    def listeners(self, subject: str) -> list[str]:
+        """Names of those who would get a message to that subject now; of a queue group, all members."""
+        plain, groups = self._table.match(subject)
+        return [one.bus.name for one in itertools.chain(plain, *groups)]
+
+    def peek(self, bucket: str) -> list[KvEntry]:
+        """What a bucket holds, without asking over a connection."""
+        store = self._stores.get(bucket)
+        return [] if store is None else list(store.living())
+
+    # -- accidents ------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server goes down: every connection is lost, and with them what memory streams held. Idempotent."""
+        if not self.up:
+            return
+        self.up = False
+        for bus in list(self._buses):
+            self._lose(bus)
+        for name, store in list(self._stores.items()):
+            if store.settings.storage is Storage.MEMORY:
+                store.discard()
+                self._lost[name] = store.revision
+                del self._stores[name]
+        self.streams.lose_memory()
+
+    def start(self) -> None:
+        """The server is back; clients reconnect at once, unless they are held off or partitioned. Idempotent."""
+        if self.up:
+            return
+        self.up = True
+        for bus in list(self._buses):
+            self.reconnect(bus)
+        self.streams.resume()
+
+    def disconnect(self, bus: MemoryBus) -> None:
+        """Cut one connection; both ends know. It stays down until `reconnect` (or `start`)."""
+        self._lose(bus)
+
+    def reconnect(self, bus: MemoryBus) -> None:
+        """Let a lost connection come back. Does nothing while the server is down or for a live connection."""
+        if not self.up or self._frozen or bus.link is not Link.DOWN:
+            return
+        bus.link = Link.UP
+        for subscription in bus.subscriptions:
+            self._table.add(subscription)
+        bus.tell(ConnectionEvent.RECONNECTED)
+        for watch in [w for w in self._watches if w.bus is bus]:
+            watch.resync(self.store(watch.bucket))
+        self.streams.resync(bus)
+
+    def partition(self, bus: MemoryBus) -> None:
+        """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
+        knows. Ends with `heal` (all comes through, late) or `disconnect` (all is lost)."""
+        if bus.link is Link.UP:
+            bus.link = Link.CUT
+
+    def heal(self, bus: MemoryBus) -> None:
+        """End a partition that nobody noticed."""
+        if bus.link is Link.CUT:
+            bus.link = Link.UP
+            held, bus.held = bus.held, []
+            for pass_on in held:
+                pass_on()
+
+    def kill(self, bus: MemoryBus) -> None:
+        """The client's process is gone: the server forgets it, and nobody tells the client."""
+        if bus.link is not Link.CLOSED:
+            self._lose(bus, tell=False)
+            bus.link = Link.CLOSED
+        self.forget(bus)
+
+    def storage_down(self) -> None:
+        """JetStream has no leader: operations fail at once, and what stood at the one before is forgotten. Messages
+        go on."""
+        self.storage_up = False
+        self.streams.forget_requests()
+
+    def storage_back(self) -> None:
+        self.storage_up = True
+        self.streams.resume()
+
+    def stand_still(self) -> None:
+        """JetStream does nothing by itself, and nothing expires, before `go_on`."""
+        self.still = True
+        for store in self._stores.values():
+            store.pause()
+
+    def go_on(self) -> None:
+        """What has expired meanwhile goes first."""
+        self.still = False
+        for store in list(self._stores.values()):
+            store.go_on()
+        self.streams.resume()
+
+    def freeze(self) -> None:
+        """The server stands still: connections stay up, and nothing passes before `thaw`. Idempotent."""
+        self._frozen = True
+        self.stand_still()
+        for bus in list(self._buses):
+            self.partition(bus)
+
+    def thaw(self, lag_s: Callable[[], float] = lambda: 0.0) -> None:
+        """What the server does by the clock goes first, then all that was held comes through: of each connection when
+        the server comes to it, after `lag_s`."""
+        self._frozen = False
+        self.go_on()
+
+        def serve(bus: MemoryBus) -> None:
+            if not self._frozen:
+                self.heal(bus)
+                self.reconnect(bus)
+
+        for bus in list(self._buses):
+            self.later(lag_s(), functools.partial(serve, bus))
+
+    def split(self, away: Callable[[str], bool]) -> Split:
+        """Let the servers fall apart; `away` says by the name of a connection whether it is on the side where JetStream
+        has no leader. Ends with `mend`."""
+        self._split = Split(away)
+        return self._split
+
+    @property
+    def is_split(self) -> bool:
+        return self._split is not None
+
+    def mend(self) -> None:
+        """All servers hear each other. Idempotent."""
+        split, self._split = self._split, None
+        if split is None:
+            return
+        split.end()
+        if split.noticed:
+            for watch in [one for one in self._watches if split.away(one.bus.name) and one.bus.connected]:
+                watch.again(self.store(watch.bucket))
+            for bus in [one for one in self._buses if split.away(one.name) and one.connected]:
+                self.streams.resync(bus)
+
+    # -- for connections ------------------------------------------------------------------------------------------
+
+    def cuts_off(self, bus: MemoryBus) -> bool:
+        """Whether the leader knows that it cannot be reached."""
+        return self._split is not None and self._split.noticed and self._split.away(bus.name)
+
+    def to_or_from_leader(
+        self, bus: MemoryBus, pass_on: Callable[[], None], refuse: Callable[[], None] | None = None
+    ) -> None:
+        """Something is on its way between a connection's server and JetStream's leader. `refuse`: it is known that
+        there is none to be reached."""
+        split = self._split
+        if split is None or not split.away(bus.name):
+            pass_on()
+        elif not split.noticed:
+            split.cross(pass_on)
+        elif refuse is not None:
+            refuse()
+
+    def route(self, sender: MemoryBus, message: Message) -> None:
+        """A message has reached the server."""
+        heard = self.show(sender, message)
+        if self._split is not None and self._split.away(sender.name) and self.streams.takes(message.subject):
+            self._split.cross(lambda: self._store(sender, message, heard=True))
+            if not self._split.noticed:
+                return
+        self._store(sender, message, heard)
+
+    def _store(self, sender: MemoryBus, message: Message, heard: bool) -> None:
+        away = self._split is not None and self._split.away(sender.name)
+        stored = None if away else self.streams.capture(message)
+        if message.reply and stored is not None:
+            self._answer(sender, Message(message.reply, stored))
+        elif message.reply and not heard:
+            self._answer(sender, Message(message.reply, b"", headers={"Status": "503"}))
+
+    def show(self, sender: MemoryBus, message: Message) -> bool:
+        """Send a message to those who subscribe its subject; whether there are some."""
+        for tap in self._message_taps:
+            tap(sender.name, message)
+        plain, groups = self._table.match(message.subject)
+        if self._split is not None:
+            plain, groups = (
+                self._within_reach(self._split, sender, plain),
+                [near for members in groups if (near := self._within_reach(self._split, sender, members))],
+            )
+        for subscription in plain:
+            self._send(sender.name, subscription, message)
+        for members in groups:
+            one = members[0] if len(members) == 1 else self.ambient.random.choice(members)
+            self._send(sender.name, one, message)
+        return bool(plain or groups)
+
+    def _within_reach(
+        self, split: Split, sender: MemoryBus, subscriptions: Sequence[MemorySubscription]
+    ) -> list[MemorySubscription]:
+        """Those that the sender's server believes to be there."""
+        if not split.noticed:
+            return list(subscriptions)
+        side = split.away(sender.name)
+        return [one for one in subscriptions if split.away(one.bus.name) is side]
+
+    def _answer(self, sender: MemoryBus, answer: Message) -> None:
+        """The server itself replies to `sender`."""
+        for subscription in self._table.match(answer.subject)[0]:
+            if subscription.bus is sender:
+                self._send(SERVER, subscription, answer)
+
+    def say(self, bus: MemoryBus, subject: str, take: Callable[[Any], None], what: object) -> None:
+        """The server itself sends something down one connection: in order, and once if at all."""
+        if self.faults is None:
+            bus.from_leader(take, what)
+            return
+        loop = asyncio.get_running_loop()
+        for delay in self.faults.message(SERVER, bus.name, subject, server_time())[:1]:
+            loop.call_later(delay, bus.from_leader, take, what, context=self.context)
+
+    def _send(self, sender: str, subscription: MemorySubscription, message: Message) -> None:
+        split = self._split
+        if split is not None and sender != SERVER and split.away(sender) is not split.away(subscription.bus.name):
+            split.cross(lambda: self._send(sender, subscription, message))
+            return
+        if self.faults is None:
+            subscription.bus.arrive(subscription.deliver, message)
+            return
+        loop = asyncio.get_running_loop()
+        for delay in self.faults.message(sender, subscription.bus.name, message.subject, server_time()):
+            loop.call_later(delay, subscription.bus.arrive, subscription.deliver, message, context=self.context)
+
+    def later(self, delay: float, action: Callable[[], None]) -> None:
+        """Do something as the server, after `delay` seconds (0: now)."""
+        if delay <= 0:
+            action()
+        else:
+            asyncio.get_running_loop().call_later(delay, action, context=self.context)
+
+    def storage_fate(self, bus: MemoryBus) -> StorageFate:
+        if self.faults is None:
+            return _PROMPT
+        return self.faults.storage(bus.name, server_time())
+
+    def link_fate(self) -> StorageFate:
+        """A round trip to the server itself, which loses nothing while the connection holds."""
+        return _PROMPT
+
+    def listen(self, subscription: MemorySubscription) -> None:
+        self._table.add(subscription)
+
+    def unlisten(self, subscription: MemorySubscription) -> None:
+        self._table.remove(subscription)
+
+    def forget(self, bus: MemoryBus) -> None:
+        self._buses.pop(bus, None)
+        for subscription in bus.subscriptions:
+            self._table.remove(subscription)
+        for watch in [w for w in self._watches if w.bus is bus]:
+            del self._watches[watch]
+        self.streams.forget(bus)
+
+    def _lose(self, bus: MemoryBus, *, tell: bool = True) -> None:
+        if bus.link not in (Link.UP, Link.CUT):
+            return
+        bus.link = Link.DOWN
+        bus.losses += 1
+        bus.held.clear()
+        for subscription in bus.subscriptions:
+            self._table.remove(subscription)
+        if tell:
+            bus.fail_waiting()
+            bus.tell(ConnectionEvent.DISCONNECTED)
+
+    # -- buckets --------------------------------------------------------------------------------------------------
+
+    def store(self, name: str) -> MemoryStore | None:
+        return self._stores.get(name)
+
+    def make_store(self, name: str, settings: BucketSettings) -> MemoryStore:
+        """The bucket as it is, or a new one."""
+        if name not in self._stores:
+            first = first_revision(self.ambient.wall(), self._lost.get(name, 0))
+            self._stores[name] = MemoryStore(name, settings, self.context, self._changed, first=first)
+        return self._stores[name]
+
+    def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
+        """Storage took these, together."""
+        for tap in self._write_taps:
+            tap(writer, bucket, writes)
+
+    def add_watch(self, watch: MemoryWatch) -> None:
+        self._watches[watch] = None
+
+    def drop_watch(self, watch: MemoryWatch) -> None:
+        self._watches.pop(watch, None)
+
+    def _changed(self, store: MemoryStore, entry: KvEntry) -> None:
+        for tap in self._change_taps:
+            tap(store.name, entry)
+        for watch in list(self._watches):
+            if watch.bucket == store.name:
+                watch.changed(entry)

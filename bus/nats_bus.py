@@ -1,0 +1,470 @@
+"""The bus on a real nats-server: `connect` and what it returns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from ..runtime.clock import Ambient
+from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
+from .jetstream.api import JetStreamApi
+from .jetstream.stream import JetStreamStream
+from .jetstream.wire import check_stream, stream_configuration
+from .key_value.bucket import JetStreamKeyValue
+from .nats_client.client import DirectClient
+from .nats_client.connect import open_client
+from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
+from .nats_client.request_reply import Replies
+from .object_store import StreamObjects, object_stream
+from .port.bus import (
+    Answered,
+    BucketSettings,
+    ConnectionEvent,
+    Handler,
+    Message,
+    NotPermitted,
+    ObjectStore,
+    RequestTimeout,
+    Stream,
+    StreamSettings,
+)
+from .settings.connection import ConnectionSettings
+
+log = logging.getLogger("gangline.bus")
+
+_FLUSH_TIMEOUT_S: Final = 5.0
+_AGAIN_S: Final = 0.05
+_MAX_CHECKED_SUBJECTS: Final = 4096
+_PLAIN_SUBJECT: Final = re.compile(r"[-$\w]++(\.[-$\w]++)*+", re.ASCII)
+"""What is neither bad nor has a wildcard, told quickly."""
+_BAD_SUBJECT: Final = re.compile(r"[\s\x00-\x1f\x7f]|^\.|\.$|\.\.")
+_WILDCARD: Final = re.compile(r"(^|\.)[*>](\.|$)")
+_MISPLACED: Final = re.compile(r"(^|\.)>\.")
+_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
+
+
+async def connect(
+    settings: ConnectionSettings | None = None, *, name: str = "", ambient: Ambient | None = None
+) -> JetStreamBus:
+    """Connect to the first server that takes us.
+
+    Args:
+        settings: how; `ConnectionSettings()` means the default address without identity.
+        name: shown in the server's connection list.
+        ambient: where the inbox's name comes from.
+
+    Raises:
+        ServerUnreachable: none answered within `settings.connect_timeout_s`, or the identity was refused; the text
+            says which addresses were tried and what went wrong.
+        InvalidSettings: a credentials, nkey or TLS file cannot be used.
+        NotPermitted: this user may not subscribe to its own inbox.
+
+    Cancelling closes what was opened.
+    """
+    settings = settings or ConnectionSettings()
+    bus = JetStreamBus(settings, name=name or settings.name, ambient=ambient or Ambient())
+    await bus._open()
+    return bus
+
+
+class JetStreamSubscription:
+    """Interest in a subject; see port.Subscription."""
+
+    __slots__ = ("_client", "_sid", "subject")
+
+    def __init__(self, client: DirectClient, sid: bytes, subject: str) -> None:
+        self._client = client
+        self._sid = sid
+        self.subject = subject
+
+    async def unsubscribe(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """`unsubscribe` without an await; nothing in it waits."""
+        self._client.remove_subscription(self._sid)
+
+    def __repr__(self) -> str:
+        return f"<JetStreamSubscription {self.subject!r}>"
+
+
+class JetStreamBus:
+    """A connection to NATS; implements port.Bus. Made by `connect`."""
+
+    def __init__(self, settings: ConnectionSettings, *, name: str, ambient: Ambient) -> None:
+        self.name = name
+        self.settings = settings
+        self.ambient = ambient
+        self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
+        self._loop = asyncio.get_running_loop()
+        # Another level than the one that callers subscribe as `<inbox>.*`.
+        self._replies = Replies(f"{self.inbox}.r", self._loop)
+        self._checked: set[str] = set()
+        """Subjects that may be published to, so that each is checked once. Bounded."""
+        self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
+        self._buckets: dict[str, JetStreamKeyValue] = {}
+        self._only_read: set[str] = set()
+        """Buckets among these that nobody asked us to make."""
+        self._streams: dict[str, JetStreamStream] = {}
+        self._inboxes = 0
+        self._closed = False
+        self._refused: set[str] = set()
+        """Subjects that the server forbade us to subscribe."""
+        self._untold: set[str] = set()
+        """Of these, those that nobody was told of."""
+        self._forbidden: set[str] = set()
+        """Subjects that the server forbade us to publish to. Bounded."""
+        self._client: DirectClient
+        self.api = JetStreamApi(self, timeout_s=settings.storage_timeout_s)
+
+    async def _open(self) -> None:
+        self._client = await open_client(self.settings, name=self.name, observer=self, ambient=self.ambient)
+        try:
+            self._client.add_subscription(self._replies.pattern, "", self._replies.receive)
+            await self._first_ping()
+        except BaseException:
+            await self._client.shut()
+            raise
+        if self._replies.pattern in self._refused:
+            await self._client.shut()
+            raise NotPermitted(
+                f"this user may not subscribe to its inbox {self._replies.pattern!r}: set `inbox_prefix` to what its "
+                f"permissions allow, or allow '{self.settings.inbox_prefix}.>'"
+            )
+
+    async def _first_ping(self) -> None:
+        """A server that goes down just after the handshake is waited for, as one that is not there yet."""
+        patience_s = self.settings.connect_timeout_s
+        lost = Disconnected(f"the nats-server did not answer within {patience_s:g} s: it is frozen or far")
+        try:
+            async with asyncio.timeout(patience_s):
+                while True:
+                    try:
+                        return await self._client.ping(patience_s)
+                    except Disconnected as error:
+                        lost = error
+                    await asyncio.sleep(_AGAIN_S)
+        except TimeoutError:
+            raise lost from None
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        return self._client.ready
+
+    @property
+    def closed(self) -> bool:
+        """For good."""
+        return self._closed
+
+    @property
+    def max_payload(self) -> int:
+        return self._client.max_payload
+
+    @property
+    def server_version(self) -> str:
+        """Version of the server we are connected to, for example `2.15.1`."""
+        return str(self._client.server_info.get("version", "unknown"))
+
+    def statistics(self) -> dict[str, int]:
+        """Counters for operators: what is buffered, waiting and was reconnected."""
+        return {
+            "buffered_bytes": self._client.buffered_bytes,
+            "waiting_requests": self._replies.waiting,
+            "reconnects": int(self._client.stats["reconnects"]),
+        }
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "connected" if self.connected else "disconnected"
+        return f"<JetStreamBus {self.name!r} {state} {', '.join(self.settings.safe_urls)}>"
+
+    # -- messages -------------------------------------------------------------------------------------------------
+
+    def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        if not self._client.ready:
+            raise self._unusable()
+        if subject not in self._checked:
+            self._check_subject(subject)
+        if reply and reply not in self._checked:
+            self._check_subject(reply)
+        self._send(subject, data, reply, headers)
+
+    def _send(self, subject: str, data: bytes, reply: str, headers: Mapping[str, str] | None) -> None:
+        block = encode_headers(headers) if headers else b""
+        client = self._client
+        if len(block) + len(data) > client._max_payload:
+            raise PayloadTooLarge(
+                f"{len(data)} bytes and {len(block)} bytes of headers for {subject!r}: the server takes "
+                f"{client._max_payload} together; send less, or raise its max_payload",
+                details={"size": len(block) + len(data), "limit": client._max_payload},
+            )
+        client.send(publication(subject, reply, data, block))
+
+    def publish_known(self, subject: str, data: bytes, reply: str) -> None:
+        """Publish to a subject that the server made, or we did: without the checks, and without keeping it in mind."""
+        if not self._client.ready:
+            raise self._unusable()
+        self._send(subject, data, reply, None)
+
+    def _unusable(self) -> Disconnected | ClosedError:
+        if self._closed:
+            return ClosedError("this connection was closed: open another one")
+        return Disconnected("no connection to a nats-server right now: nothing was sent; try again when it is back")
+
+    def _check_subject(self, subject: str) -> None:
+        if subject in self._forbidden:
+            raise _not_permitted("publish to", subject)
+        if _PLAIN_SUBJECT.fullmatch(subject) is not None:
+            pass  # nearly all, each new inbox and key among them
+        elif not subject or _BAD_SUBJECT.search(subject):
+            raise InvalidName(f"subject {subject[:80]!r} is empty, or has spaces or empty parts")
+        elif _WILDCARD.search(subject):
+            raise InvalidName(f"subject {subject[:80]!r} has a wildcard: publish to one subject")
+        self._check_length(subject)
+        if len(self._checked) >= _MAX_CHECKED_SUBJECTS:
+            self._checked.clear()
+        self._checked.add(subject)
+
+    @staticmethod
+    def _check_length(subject: str) -> None:
+        # Half for the subject, half for the reply.
+        if len(subject.encode()) > MAX_SUBJECT_BYTES // 2:
+            raise InvalidName(
+                f"subject {subject[:40]!r}... has {len(subject.encode())} bytes, at most {MAX_SUBJECT_BYTES // 2} are "
+                f"allowed: the server would close the connection"
+            )
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self._client.at_turn_end(callback)
+
+    def prompt(self, publish: Callable[[], None]) -> None:
+        self._client.prompt(publish)
+
+    def push(self) -> None:
+        self._client.push()
+
+    async def writable(self) -> None:
+        await self._client.writable()
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        reply, future = self.start_request(subject, data, headers=headers)
+        try:
+            return await self._replies.wait(reply, future, timeout_s)
+        except RequestTimeout as error:
+            error.details.setdefault("subject", subject)
+            raise
+
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        reply = self._replies.call(subject, then, timeout_s)
+        try:
+            if not self._client.ready:
+                raise self._unusable()
+            if subject not in self._checked:
+                self._check_subject(subject)
+            self._send(subject, data, reply, None)
+        except GanglineError as error:
+            self._replies.take_back(reply, error)
+
+    def start_request(
+        self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
+    ) -> tuple[str, asyncio.Future[Message]]:
+        """Publish a request; for those who have many under way. End it with `finish_request` or `forget_request`."""
+        if not self._client.ready:
+            raise self._unusable()
+        if subject not in self._checked:
+            self._check_subject(subject)
+        reply, future = self._replies.expect(subject)
+        try:
+            self._send(subject, data, reply, headers)
+        except BaseException:
+            self._replies.forget(reply)
+            raise
+        return reply, future
+
+    async def finish_request(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
+        """Wait for the answer of `start_request`; errors as `request`."""
+        return await self._replies.wait(reply, future, timeout_s)
+
+    def forget_request(self, reply: str) -> None:
+        """Nobody waits for the answer any more."""
+        self._replies.forget(reply)
+
+    def new_inbox(self) -> str:
+        """A subject of our own to subscribe; not guessable."""
+        self._inboxes += 1
+        return f"{self.inbox}.i.{self._inboxes}"
+
+    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
+        """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told
+        if the server forbids us to publish to `subject`."""
+        return self._replies.open_stream(handler, subject, on_refused)
+
+    def close_stream(self, reply: str) -> None:
+        """End of `open_stream`."""
+        self._replies.close_stream(reply)
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> JetStreamSubscription:
+        if not subject or _BAD_SUBJECT.search(subject) or _MISPLACED.search(subject):
+            raise InvalidName(f"subject {subject[:80]!r} cannot be subscribed: empty parts, spaces or a misplaced '>'")
+        if queue and _BAD_SUBJECT.search(queue):
+            raise InvalidName(f"queue group {queue[:80]!r} is not a name")
+        self._check_length(subject)
+        if self._closed:
+            raise self._unusable()
+        if subject in self._refused:
+            raise _not_permitted("subscribe to", subject)
+        return JetStreamSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
+
+    async def flush(self) -> None:
+        if self._closed:
+            raise self._unusable()
+        await self._client.ping(_FLUSH_TIMEOUT_S)
+        untold, self._untold = self._untold, set()
+        if untold:
+            raise _not_permitted("subscribe to", ", ".join(sorted(untold)))
+
+    # -- storage --------------------------------------------------------------------------------------------------
+
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> JetStreamKeyValue:
+        found = self._buckets.get(name)
+        if found is None:
+            found = JetStreamKeyValue(self, name, settings)
+            if make:
+                await found.ensure()
+            else:
+                self._only_read.add(name)
+            found = self._buckets.setdefault(name, found)
+        elif make and name in self._only_read:
+            await found.ensure()
+            self._only_read.discard(name)
+        return found
+
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
+        found = self._streams.get(name)
+        if found is not None and found.settings == settings:
+            return found
+        if found is not None:  # it was opened otherwise: what exists decides
+            check_stream(name, settings, stream_configuration(name, found.settings))
+            return found
+        return await self._keep(JetStreamStream(self, name, settings))
+
+    async def _keep(self, opened: JetStreamStream) -> JetStreamStream:
+        try:
+            await opened.upkeep.ensure()
+        except BaseException:
+            opened.stop()
+            raise
+        found = self._streams.setdefault(opened.name, opened)
+        if found is not opened:
+            opened.stop()
+        return found
+
+    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
+        stream_name, stream_settings = object_stream(name, settings)
+        found = self._streams.get(stream_name)
+        if found is None:
+            # As `nats object add` makes it, with values that expire besides.
+            opened = JetStreamStream(
+                self,
+                stream_name,
+                stream_settings,
+                more={"allow_rollup_hdrs": True, "discard": "new", "allow_msg_schedules": False},
+                check=partial(check_stream, stream_name, stream_settings, needed=()),
+            )
+            found = await self._keep(opened)
+        return StreamObjects(name, found, ambient=self.ambient, max_payload=self.max_payload)
+
+    # -- the connection's life ------------------------------------------------------------------------------------
+
+    def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
+        key = object()
+        self._listeners[key] = listener
+
+        def stop() -> None:
+            self._listeners.pop(key, None)
+
+        return stop
+
+    def _announce(self, event: ConnectionEvent) -> None:
+        for listener in list(self._listeners.values()):
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener of the connection failed", extra={"action": "bus.listener_failed"})
+
+    def on_disconnected(self, reason: str) -> None:
+        """The client's news; see direct.Observer."""
+        log.warning(
+            "lost the connection to the nats-server (%s); trying again until it is back",
+            reason,
+            extra={"action": "bus.disconnected", "bus": self.name},
+        )
+        self._replies.fail(
+            lambda _: Disconnected(
+                f"the connection was lost while waiting for an answer ({reason}): the request may have arrived",
+                may_have_started=True,
+            )
+        )
+        self._announce(ConnectionEvent.DISCONNECTED)
+
+    def on_reconnected(self) -> None:
+        # Whose permissions were changed was disconnected.
+        self._refused.clear()
+        self._forbidden.clear()
+        log.info("connected to the nats-server again", extra={"action": "bus.reconnected", "bus": self.name})
+        self._announce(ConnectionEvent.RECONNECTED)
+
+    def on_closed(self) -> None:
+        self._closed = True
+        self._replies.fail(lambda _: ClosedError("this connection was closed while waiting for an answer"))
+        self._announce(ConnectionEvent.CLOSED)
+
+    def on_attempt_failed(self, error: Exception) -> None:
+        log.debug("could not connect: %s", error or repr(error), extra={"action": "bus.attempt_failed"})
+
+    def on_server_error(self, text: str) -> None:
+        found = _VIOLATION.search(text)
+        if found is None:
+            log.error("the nats-server complains: %s", text, extra={"action": "bus.server_error", "bus": self.name})
+            return
+        kind, subject = found.group(1).lower(), found.group(2)
+        log.error(
+            "the nats-server forbids this user to %s %r: change the user's permissions, or connect as another one",
+            "publish to" if kind == "publish" else "subscribe to",
+            subject,
+            extra={"action": "bus.not_permitted", "subject": subject, "bus": self.name},
+        )
+        if kind == "subscription":
+            self._refused.add(subject)
+            self._untold.add(subject)
+            return
+        # From now on `publish` says so as well.
+        self._checked.discard(subject)
+        if len(self._forbidden) >= _MAX_CHECKED_SUBJECTS:
+            self._forbidden.clear()
+        self._forbidden.add(subject)
+        self._replies.refuse(lambda: _not_permitted("publish to", subject), subject)
+
+    async def close(self) -> None:
+        for bucket in self._buckets.values():
+            bucket.stop()
+        for stream in self._streams.values():
+            stream.stop()
+        await self._client.shut()
+
+
+def _not_permitted(what: str, subject: str) -> NotPermitted:
+    return NotPermitted(
+        f"the nats-server forbids this user to {what} {subject!r}: change the user's permissions, or connect as "
+        f"another one",
+        details={"subject": subject},
+    )

@@ -1,0 +1,1 @@
+"""One connection to a nats-server, written for speed. Imports only: settings, port."""

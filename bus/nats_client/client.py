@@ -1,0 +1,291 @@
+"""nats-py's client with the hot paths and the dangerous ones replaced. Only this and `direct_life` import `nats`.
+
+What stays from nats-py is the handshake: choosing a server, INFO and CONNECT, credentials, nkeys and TLS. Replaced are
+
+* publishing: commands go straight into the client's pending list and out in one write per turn of the event loop,
+  instead of one coroutine, one future and one queue hop per message;
+* receiving: what the socket gives is cut by `wire.Parser` and handed to the subscribers in the same call, instead of a
+  stream's buffer, two coroutines, a queue and a task per subscription;
+* flushing, reconnecting and closing: nats-py loses its read loop to a cancelled flush or to an error in a callback,
+  sends what was published while disconnected after the reconnect, stops reconnecting on errors it does not know, and
+  waits for ever for a frozen server to take its last bytes.
+
+This is private API, hence the check of the version below and the upper bound in pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+from nats import errors as nats_errors
+from nats.aio.client import Client, __version__
+
+from ...schemas.errors.base import ClosedError, Disconnected
+from ..port.bus import Message
+from .protocol import Parser, ProtocolViolation, decode_headers
+from .reconnect import HIGH_WATER_BYTES, Observer, ReconnectingClient
+
+log = logging.getLogger("gangline.bus")
+
+_READ_BYTES: Final = 131_072
+_TESTED: Final = "2.16."
+
+NATS_PY_VERSION: Final[str] = __version__
+
+
+def check_client_version(version: str) -> None:
+    """Refuse a nats-py whose private parts were not tested.
+
+    Raises:
+        ImportError: with the command that installs the right one.
+    """
+    if not version.startswith(_TESTED):
+        raise ImportError(
+            f"nats-py {version} is installed, but gangline was tested with {_TESTED}x only, since it uses parts that "
+            f"may change: run `pip install 'nats-py>=2.16,<2.17'`"
+        )
+
+
+check_client_version(NATS_PY_VERSION)
+
+
+class DirectClient(ReconnectingClient):
+    """See the module's text. One instance is one connection, and is opened once."""
+
+    def __init__(self, observer: Observer, *, jitter: Callable[[], float], wants_tls: bool) -> None:
+        super().__init__(observer, jitter=jitter, wants_tls=wants_tls)
+        self._flush_scheduled = False
+        self._deliveries: dict[bytes, Callable[[Message], None]] = {}
+        self._interests: dict[bytes, bytes] = {}
+        """The SUB command of each subscription by its sid; sent again after a reconnect."""
+        self._last_sid = 0
+        self._background: set[asyncio.Task[None]] = set()
+        self._turn_end: list[Callable[[], None]] = []
+        """Those who have something to publish at the end of this turn."""
+
+    # -- state ----------------------------------------------------------------------------------------------------
+
+    @property
+    def buffered_bytes(self) -> int:
+        """What was published and is not yet in the kernel."""
+        return int(self._pending_data_size) + self._written_bytes()
+
+    def _written_bytes(self) -> int:
+        transport = self._socket()
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, command: bytes) -> None:
+        """Queue a command; all that is queued in one turn of the loop leaves in one write."""
+        self._pending.append(command)
+        self._pending_data_size += len(command)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._write_pending)
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call it, once, just before what this turn has queued is written: what it queues leaves in the same write."""
+        self._turn_end.append(callback)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._write_pending)
+
+    def prompt(self, publish: Callable[[], None]) -> None:
+        """Call it, and write at once what it queues, unless a write is due at the end of this turn anyhow."""
+        if self._flush_scheduled:
+            publish()
+            return
+        self._flush_scheduled = True
+        try:
+            publish()
+        finally:
+            self._write_pending()
+
+    def push(self) -> None:
+        """Hand what is queued to the socket now, though more is to come in this turn."""
+        transport = self._socket()
+        if transport is None or transport.is_closing() or self._status != Client.CONNECTED:
+            return
+        # uvloop writes at the end of the turn too, unless a transport has more to write than it may keep.
+        transport.set_write_buffer_limits(high=0)
+        try:
+            self._write()
+        finally:
+            transport.set_write_buffer_limits()
+
+    def _socket(self) -> asyncio.WriteTransport | None:
+        writer: asyncio.StreamWriter | None = getattr(self._transport, "_io_writer", None)
+        return None if writer is None else writer.transport
+
+    def _write_pending(self) -> None:
+        while self._turn_end:
+            callbacks, self._turn_end = self._turn_end, []
+            for callback in callbacks:
+                try:
+                    callback()
+                except Exception:
+                    log.exception("a publisher failed at the end of its turn", extra={"action": "bus.turn_end_failed"})
+        self._flush_scheduled = False
+        self._write()
+
+    def _write(self) -> None:
+        if not self._pending or self._status != Client.CONNECTED or self._transport is None:
+            return
+        pending, self._pending = self._pending, []
+        self._pending_data_size = 0
+        try:
+            self._transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
+        except Exception as error:
+            # The transport is closing; the read loop sees that too and reconnects.
+            log.debug("write failed: %s", error, extra={"action": "bus.write_failed"})
+
+    async def _flush_pending(self, force_flush: bool = False) -> Any:
+        """nats-py calls this after queueing a command of its own."""
+        self._write_pending()
+        done = self._loop.create_future()
+        done.set_result(None)
+        return done
+
+    async def writable(self) -> None:
+        """Wait until less than HIGH_WATER_BYTES are buffered."""
+        while self.buffered_bytes >= HIGH_WATER_BYTES:
+            self._write_pending()
+            if not self.ready or self._transport is None:
+                raise Disconnected("the connection to the nats-server was lost: try again when it is back")
+            try:
+                drain: Callable[[], Awaitable[None]] = self._transport.drain
+                await drain()
+            except OSError as error:
+                raise Disconnected(f"the connection to the nats-server was lost ({error})") from error
+
+    # -- subscriptions --------------------------------------------------------------------------------------------
+
+    def add_subscription(self, subject: str, queue: str, deliver: Callable[[Message], None]) -> bytes:
+        """Register interest, also while disconnected; returns the sid."""
+        if self.is_closed:
+            raise ClosedError("this connection was closed: open another one")
+        self._last_sid += 1
+        sid = str(self._last_sid).encode()
+        command = f"SUB {subject} {queue} {self._last_sid}\r\n".encode()
+        self._deliveries[sid] = deliver
+        self._interests[sid] = command
+        if self.ready:
+            self.send(command)
+        return sid
+
+    def remove_subscription(self, sid: bytes) -> None:
+        self._deliveries.pop(sid, None)
+        if self._interests.pop(sid, None) is not None and self.ready:
+            self.send(b"UNSUB %b\r\n" % sid)
+
+    def _subscribe_again(self) -> bytes:
+        return b"".join(self._interests.values())
+
+    def _forget_subscriptions(self) -> None:
+        self._deliveries.clear()
+        self._interests.clear()
+
+    # -- receiving ------------------------------------------------------------------------------------------------
+
+    async def _read_loop(self) -> None:
+        # A parser for each connection: nothing of a broken message can leak into the next.
+        parser = Parser(self._deliver, self._control)
+        reason: Exception = nats_errors.UnexpectedEOF()
+        transport = self._transport
+        reader: asyncio.StreamReader | None = getattr(transport, "_io_reader", None)
+        try:
+            if transport is not None and reader is not None:
+                self._bypass(reader, transport, parser)
+                # From here on there is nothing to be read but the end.
+                while self._status == Client.CONNECTED and transport is self._transport:
+                    if not await transport.read(_READ_BYTES):
+                        break
+        except (OSError, ProtocolViolation) as error:
+            reason = error
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
+            reason = error
+        if transport is self._transport:
+            self._lose(reason)
+
+    def _bypass(self, reader: asyncio.StreamReader, transport: Any, parser: Parser) -> None:
+        """Take what the socket gives as it comes, not by way of the stream's buffer and a task that is woken for it."""
+
+        def received(chunk: bytes) -> None:
+            if transport is not self._transport or self._status != Client.CONNECTED:
+                return
+            # What this leads to leaves when all of it is worked off, and needs no turn of the loop for that.
+            self._flush_scheduled = True
+            try:
+                parser.feed(chunk)
+            except ProtocolViolation as error:
+                self._lose(error)
+            except Exception as error:
+                # A defect of ours must cost a reconnect, not leave a connection that looks alive and hears nothing.
+                log.exception("the read loop failed; reconnecting", extra={"action": "bus.read_failed"})
+                self._lose(error)
+            self._write_pending()
+
+        socket = self._socket()
+        if socket is not None and socket.get_extra_info("ssl_object") is not None:
+            # nats-py made TLS of the connection without telling the protocol, which else complains of it at the end.
+            socket.get_protocol()._over_ssl = True  # type: ignore[attr-defined]
+        buffered = bytes(reader._buffer)  # type: ignore[attr-defined]
+        reader._buffer.clear()  # type: ignore[attr-defined]
+        reader.feed_data = received  # type: ignore[method-assign, assignment]
+        if buffered:
+            received(buffered)
+
+    def _deliver(self, sid: bytes, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        deliver = self._deliveries.get(sid)
+        if deliver is None:
+            return
+        message = Message(
+            subject.decode("utf-8", "replace"),
+            data,
+            reply.decode("utf-8", "replace"),
+            decode_headers(headers) if headers else None,
+        )
+        try:
+            deliver(message)
+        except Exception:
+            log.exception(
+                "the handler of a message on %s failed; the message is lost",
+                message.subject,
+                extra={"action": "bus.handler_failed", "subject": message.subject},
+            )
+
+    def _control(self, line: bytes) -> None:
+        if line.startswith(b"PING"):
+            self.send(b"PONG\r\n")
+        elif line.startswith(b"PONG"):
+            self._pong()
+        elif line.startswith(b"INFO"):
+            self._spawn(self._update_info(line[4:]))
+        elif line.startswith(b"-ERR"):
+            self._observer.on_server_error(line[4:].decode("utf-8", "replace").strip().strip("'"))
+            if b"stale connection" in line.lower():
+                self._lose(nats_errors.StaleConnectionError())
+        elif line and not line.startswith(b"+OK"):
+            raise ProtocolViolation(f"unknown line {line[:80]!r}")
+
+    async def _update_info(self, text: bytes) -> None:
+        try:
+            info = json.loads(text)
+            self._server_info.update(info)
+            self._max_payload = int(info.get("max_payload", self._max_payload))
+            await self._process_info(info)
+        except (ValueError, TypeError, AttributeError) as error:
+            log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus.info_invalid"})
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)

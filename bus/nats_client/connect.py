@@ -1,0 +1,134 @@
+"""Opening the client: bounded, with errors that say what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
+
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import GanglineError, InvalidSettings, ServerUnreachable
+from ..settings.connection import ConnectionSettings
+from .client import DirectClient
+from .reconnect import Observer
+
+_ATTEMPT_TIMEOUT_S: Final = 2.0
+_MAX_OUTSTANDING_PINGS: Final = 2
+_CANCEL_TRIES: Final = 20
+
+
+class _Watcher:
+    """Passes the news on and keeps what went wrong while opening."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.on_disconnected = observer.on_disconnected
+        self.on_reconnected = observer.on_reconnected
+        self.on_closed = observer.on_closed
+        self.on_server_error = observer.on_server_error
+        self.last_error: Exception | None = None
+
+    def on_attempt_failed(self, error: Exception) -> None:
+        self.last_error = error
+        self._observer.on_attempt_failed(error)
+
+
+async def open_client(settings: ConnectionSettings, *, name: str, observer: Observer, ambient: Ambient) -> DirectClient:
+    """Connect within `settings.connect_timeout_s`; errors as jetstream.connect.
+
+    nats-py's own `connect` may never return from a dead server, hence a task that is given up.
+    """
+    watcher = _Watcher(observer)
+
+    def jitter() -> float:
+        return settings.reconnect_wait_s * (0.8 + 0.4 * ambient.random.random())
+
+    client = DirectClient(watcher, jitter=jitter, wants_tls=settings.wants_tls)
+    opening = asyncio.ensure_future(client.open(**_options(settings, name, jitter())))
+    try:
+        await asyncio.wait({opening}, timeout=settings.connect_timeout_s)
+        if opening.done() and opening.exception() is None:
+            return client
+        error = opening.exception() if opening.done() else watcher.last_error
+    except BaseException:
+        await _give_up(client, opening)
+        raise
+    await _give_up(client, opening)
+    raise _explain(settings, error) from error
+
+
+async def _give_up(client: DirectClient, opening: asyncio.Future[None]) -> None:
+    # nats-py swallows cancellation in places: insist.
+    for _ in range(_CANCEL_TRIES):
+        if opening.done():
+            break
+        opening.cancel()
+        await asyncio.wait({opening}, timeout=0.05)
+    await client.shut()
+
+
+def _identity_in(urls: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The addresses without what stands before their @, and that as options.
+
+    nats-py takes it as it is written, percent signs and all, and has none for servers that it discovers later.
+    Addresses with different identities are left as they are.
+    """
+    found = {urlsplit(url).netloc.rpartition("@")[0] for url in urls}
+    userinfo = found.pop() if len(found) == 1 else ""
+    if not userinfo:
+        return urls, {}
+    bare = tuple(url.replace(f"{userinfo}@", "", 1) for url in urls)
+    user, colon, password = userinfo.partition(":")
+    return bare, {"user": unquote(user), "password": unquote(password)} if colon else {"token": unquote(user)}
+
+
+def _options(settings: ConnectionSettings, name: str, wait_s: float) -> dict[str, Any]:
+    urls, identity = _identity_in(settings.urls)
+    options: dict[str, Any] = {
+        "servers": list(urls),
+        **identity,
+        "name": name or None,
+        "connect_timeout": min(_ATTEMPT_TIMEOUT_S, settings.connect_timeout_s),
+        "reconnect_time_wait": wait_s,
+        "max_reconnect_attempts": -1,
+        "ping_interval": settings.ping_interval_s,
+        "max_outstanding_pings": _MAX_OUTSTANDING_PINGS,
+        "inbox_prefix": settings.inbox_prefix,
+        "tls": settings.tls_context(),
+        "tls_handshake_first": settings.tls_first,
+    }
+    if settings.credentials_file is not None:
+        options["user_credentials"] = str(settings.credentials_file)
+    if settings.nkey_file is not None:
+        options["nkeys_seed"] = str(settings.nkey_file)
+    if settings.user or settings.token:
+        options.update(user=settings.user or None, password=settings.password or None, token=settings.token or None)
+    return options
+
+
+def _explain(settings: ConnectionSettings, error: BaseException | None) -> GanglineError:
+    urls = ", ".join(settings.safe_urls)
+    text = str(error) or type(error).__name__ if error is not None else "no answer"
+    details = {"urls": list(settings.safe_urls), "error": text}
+    if "authorization violation" in text.lower():
+        return ServerUnreachable(
+            f"{urls} refused our identity (authorization violation): check the user and password, token, credentials "
+            f"file or nkey",
+            details=details,
+        )
+    if isinstance(error, ssl.SSLError) or "TLS was asked for" in text:
+        return ServerUnreachable(
+            f"no TLS with {urls} ({text}): check tls_ca, the certificate, and whether the server speaks TLS",
+            details=details,
+        )
+    if error is not None and not isinstance(error, OSError | TimeoutError) and type(error).__module__ != "nats.errors":
+        return InvalidSettings(
+            f"the credentials or nkey file cannot be used ({text}): it must be what `nsc` wrote",
+            details=details,
+        )
+    return ServerUnreachable(
+        f"cannot connect to {urls} within {settings.connect_timeout_s:g} s ({text}): start a nats-server there, or "
+        f"correct the address",
+        details=details,
+    )

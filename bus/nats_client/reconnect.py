@@ -1,0 +1,311 @@
+"""The life of a connection: opening, losing, regaining, closing. The half of `direct` that is not hot.
+
+nats-py's own reconnecting is not used: it ends on errors that it does not know, and waits for ever for a frozen server
+to take its last bytes. Its choice of a server and its handshake are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+
+from ...schemas.errors.base import ClosedError, Disconnected
+
+log = logging.getLogger("gangline.bus")
+
+HIGH_WATER_BYTES: Final = 2 * 1024 * 1024
+_CLOSE_TIMEOUT_S: Final = 2.0
+
+
+class Observer(Protocol):
+    """Who is told what happens to the connection; nothing of it may raise."""
+
+    def on_disconnected(self, reason: str) -> None: ...
+
+    def on_reconnected(self) -> None: ...
+
+    def on_closed(self) -> None: ...
+
+    def on_server_error(self, text: str) -> None:
+        """An `-ERR` line, as the server wrote it."""
+        ...
+
+    def on_attempt_failed(self, error: Exception) -> None:
+        """One try to connect failed; the next follows."""
+        ...
+
+
+class ReconnectingClient(Client):
+    """A client that never gives up once it was connected. One instance is one connection, and is opened once."""
+
+    def __init__(self, observer: Observer, *, jitter: Callable[[], float], wants_tls: bool) -> None:
+        super().__init__()
+        self._observer = observer
+        self._jitter = jitter
+        """Seconds to wait before the same server is tried again."""
+        self._wants_tls = wants_tls
+        self._loop = asyncio.get_running_loop()
+        self._over = False
+
+    @property
+    def is_closed(self) -> bool:
+        """For good. nats-py's status alone cannot tell: a handshake that is still under way overwrites it."""
+        return self._over or bool(self._status == Client.CLOSED)
+
+    @property
+    def ready(self) -> bool:
+        """Publishing is possible. (`is_connected` costs three calls, and is also true while draining.)"""
+        return bool(self._status == Client.CONNECTED)
+
+    @property
+    def server_info(self) -> dict[str, Any]:
+        """The INFO that the server last sent."""
+        return dict(self._server_info)
+
+    def _write_pending(self) -> None:
+        """Hand what is queued to the transport."""
+        raise NotImplementedError
+
+    def _subscribe_again(self) -> bytes:
+        """The SUB commands of all that is subscribed."""
+        raise NotImplementedError
+
+    def _forget_subscriptions(self) -> None:
+        raise NotImplementedError
+
+    # -- opening --------------------------------------------------------------------------------------------------
+
+    async def open(self, **options: Any) -> None:
+        """Connect; tries for ever. The caller bounds it and calls `shut` if it gives up.
+
+        Raises:
+            nats.errors.Error: the server refuses our identity.
+        """
+        options["allow_reconnect"] = False  # so that the first failure comes back here, not into nats-py's own loop
+        try:
+            await super().connect(error_cb=self._report, **options)
+        except (OSError, nats_errors.Error, TimeoutError) as error:
+            self._raise_if_final(error)
+            await self._establish()
+        self._prepare_transport()
+
+    @staticmethod
+    def _raise_if_final(error: Exception) -> None:
+        """No other try can succeed: wrong identity or wrong certificate."""
+        if isinstance(error, ssl.SSLError) or "authorization violation" in str(error).lower():
+            raise error
+
+    async def _establish(self) -> None:
+        """Try the servers in turn until one takes us."""
+        while not self.is_closed:
+            self._abort_transport()
+            self._transport = None  # the old one may still be busy closing
+            await self._select_next_server()
+            if self.is_closed:
+                self._stay_closed()
+                return
+            try:
+                await self._process_connect_init()
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except Exception as error:
+                # Whatever it was: an address that is not NATS, a server shutting down, a protocol error.
+                if self.is_closed:
+                    self._stay_closed()
+                    return
+                self._status = Client.RECONNECTING
+                self._observer.on_attempt_failed(error)
+                if self._current_server is not None:
+                    self._current_server.last_attempt = time.monotonic()
+                    self._current_server.reconnects += 1
+                continue
+            if self.is_closed:
+                self._stay_closed()
+                return
+            if self._current_server is not None:
+                self._current_server.reconnects = 0
+            return
+
+    def _stay_closed(self) -> None:
+        """End a connection that came about although we were closed meanwhile: asyncio.wait_for, with which nats-py
+        connects, swallows a cancellation that comes together with the result."""
+        self._status = Client.CLOSED
+        self._stop_io()
+
+    async def _process_connect_init(self) -> None:
+        """nats-py's handshake takes a server that hangs up instead of its last PONG for one that took us, and then
+        nobody would ever try again."""
+        await super()._process_connect_init()
+        if self._status == Client.CONNECTING:
+            self._stop_io()
+            raise nats_errors.Error("nats: the server broke off the handshake")
+
+    def _prepare_transport(self) -> None:
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+
+    def _connect_command(self) -> bytes:
+        if self._wants_tls and not self._is_encrypted():
+            raise nats_errors.Error("nats: TLS was asked for, and the server does not offer it")
+        return bytes(super()._connect_command())
+
+    def _is_encrypted(self) -> bool:
+        writer = getattr(self._transport, "_io_writer", None)
+        return writer is not None and writer.transport.get_extra_info("ssl_object") is not None
+
+    async def _report(self, error: Exception) -> None:
+        """nats-py's `error_cb`: must not raise, for that would end its loops."""
+        if self.is_closed:
+            # asyncio.wait_for swallows a cancellation that comes together with an error, and nats-py would try on.
+            raise asyncio.CancelledError
+        try:
+            self._observer.on_attempt_failed(error)
+        except Exception:
+            log.exception("an observer of the connection failed", extra={"action": "bus.observer_failed"})
+
+    # -- round trips ----------------------------------------------------------------------------------------------
+
+    async def ping(self, timeout_s: float) -> None:
+        """Round trip after all that was sent so far. May be cancelled at any time.
+
+        Raises:
+            Disconnected: no answer in time, or the connection was lost.
+        """
+        if not self.ready or self._transport is None:
+            raise Disconnected("no connection to a nats-server right now: try again when it is back")
+        self._write_pending()  # nats-py's own flush sends its PING before what is pending
+        pong: asyncio.Future[Any] = self._loop.create_future()
+        self._pongs.append(pong)
+        self._transport.write(b"PING\r\n")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await pong
+        except TimeoutError:
+            raise Disconnected(f"the nats-server did not answer within {timeout_s:g} s: it is frozen or far") from None
+
+    async def _send_ping(self, future: asyncio.Future[Any] | None = None) -> None:
+        """nats-py's ping task calls this; no error of the transport may end that task."""
+        self._pongs.append(future or self._loop.create_future())
+        self._write_pending()
+        if self._transport is not None:
+            self._transport.write(b"PING\r\n")
+
+    async def flush(self, timeout: float = 5) -> None:
+        """nats-py calls this nowhere on our paths; kept right all the same."""
+        await self.ping(timeout)
+
+    def _pong(self) -> None:
+        self._pings_outstanding = 0
+        if self._pongs:
+            waiting = self._pongs.pop(0)
+            if not waiting.done():  # whoever cancelled a flush is still in the list, to keep the order
+                waiting.set_result(True)
+
+    # -- losing and regaining -------------------------------------------------------------------------------------
+
+    async def _process_op_err(self, e: Exception) -> None:
+        """nats-py's ping task calls this when the server stopped answering."""
+        self._lose(e)
+
+    def _lose(self, reason: Exception) -> None:
+        if self._status != Client.CONNECTED:
+            return
+        self._status = Client.RECONNECTING
+        self._err = reason
+        # What was published and not written must not arrive after the reconnect: whoever published it has been told
+        # by then that it is lost.
+        self._pending = []
+        self._pending_data_size = 0
+        self._stop_io()
+        pongs, self._pongs = self._pongs, []
+        for pong in pongs:
+            if not pong.done():
+                pong.set_exception(Disconnected(f"the connection to the nats-server was lost ({_text(reason)})"))
+                pong.exception()  # nobody may be waiting any more
+        self._observer.on_disconnected(_text(reason))
+        if self._reconnection_task is not None:
+            self._reconnection_task.cancel()
+        self._reconnection_task = self._loop.create_task(self._attempt_reconnect())
+
+    async def _attempt_reconnect(self) -> None:
+        while not self.is_closed:
+            self.options["reconnect_time_wait"] = self._jitter()
+            await self._establish()
+            if self.is_closed:
+                return
+            self._prepare_transport()
+            if self._transport is not None:
+                self._transport.write(self._subscribe_again())
+            self.stats["reconnects"] += 1
+            try:
+                await self.ping(self.options["connect_timeout"])
+            except Disconnected as error:
+                if self.ready:  # it took us, but does not answer
+                    self._status = Client.RECONNECTING
+                    self._stop_io()
+                    self._observer.on_attempt_failed(error)
+                    continue
+                return  # lost again meanwhile: another task is at it
+            self._observer.on_reconnected()
+            return
+
+    def _stop_io(self) -> None:
+        current = asyncio.current_task()
+        for task in (self._reading_task, self._ping_interval_task, self._flusher_task):
+            if task is not None and task is not current:
+                task.cancel()
+        self._abort_transport()
+
+    def _abort_transport(self) -> None:
+        """Drop the socket at once: a polite close waits until a frozen server takes the rest."""
+        for writer in (getattr(self._transport, "_io_writer", None), getattr(self._transport, "_bare_io_writer", None)):
+            if writer is not None:
+                writer.transport.abort()
+
+    async def shut(self) -> None:
+        """Send what is queued, at most for two seconds, and close for good. Idempotent."""
+        if self.is_closed:
+            return
+        if self.ready:
+            try:
+                await self.ping(_CLOSE_TIMEOUT_S)
+            except Disconnected:
+                pass
+            except asyncio.CancelledError:
+                self._finish()
+                raise
+        self._finish()
+        # So that the cancelled tasks have ended and the socket is let go before the caller closes the loop.
+        tasks = (self._reading_task, self._ping_interval_task, self._flusher_task, self._reconnection_task)
+        ending = {task for task in tasks if task is not None and task is not asyncio.current_task()}
+        if ending:
+            await asyncio.wait(ending, timeout=_CLOSE_TIMEOUT_S)
+        await asyncio.sleep(0)
+
+    def _finish(self) -> None:
+        if self.is_closed:
+            return
+        self._over = True
+        self._status = Client.CLOSED
+        if self._reconnection_task is not None and self._reconnection_task is not asyncio.current_task():
+            self._reconnection_task.cancel()
+        self._stop_io()
+        for pong in self._pongs:
+            if not pong.done():
+                pong.set_exception(ClosedError("this connection was closed while waiting"))
+                pong.exception()
+        self._pongs = []
+        self._forget_subscriptions()
+        self._observer.on_closed()
+
+
+def _text(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,179 @@
+"""Answers to our own requests: one wildcard subscription, told apart by a counter.
+
+nats-py draws a new random inbox and starts two tasks for each request; a prefix that nobody can guess, drawn once, and
+a counter are as safe and far cheaper.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from ...schemas.errors.base import GanglineError
+from ..port.bus import Answered, Handler, Message, NoResponders, RequestTimeout
+
+
+class _Call:
+    """Takes the place of a future for who wants to be called. What goes wrong is told in a turn of its own: whoever is
+    called may ask anew, and the errors of many come at once."""
+
+    __slots__ = ("_loop", "_then", "timer")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, then: Answered) -> None:
+        self._loop = loop
+        self._then: Answered | None = then
+        self.timer: asyncio.TimerHandle
+
+    def done(self) -> bool:
+        return self._then is None
+
+    def set_result(self, message: Message) -> None:
+        then = self._end()
+        then(message)
+
+    def set_exception(self, error: GanglineError) -> None:
+        self._loop.call_soon(self._end(), error)
+
+    def exception(self) -> None:
+        """Nobody looks for it later."""
+
+    def _end(self) -> Answered:
+        then, self._then = self._then, None
+        self.timer.cancel()
+        assert then is not None
+        return then
+
+
+class Replies:
+    """Futures by reply subject.
+
+    Invariant: every future in `_waiting` is not done, or its waiter is about to `forget` it.
+    """
+
+    def __init__(self, prefix: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._prefix = f"{prefix}."
+        self._loop = loop
+        self._next = 0
+        self._waiting: dict[str, tuple[asyncio.Future[Message] | _Call, str]] = {}
+        self._streams: dict[str, Handler] = {}
+        self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
+        """Of streams: the subject that was asked, and who is told that the server forbids that."""
+
+    @property
+    def pattern(self) -> str:
+        """What to subscribe."""
+        return f"{self._prefix}*"
+
+    @property
+    def waiting(self) -> int:
+        """Requests without an answer so far."""
+        return len(self._waiting)
+
+    def receive(self, message: Message) -> None:
+        """The handler of the one subscription. Late and doubled answers are dropped."""
+        waiter = self._waiting.pop(message.subject, None)
+        if waiter is None:
+            stream = self._streams.get(message.subject)
+            if stream is not None:
+                stream(message)
+            return
+        future, subject = waiter
+        if future.done():
+            return
+        if message.headers is not None and not message.data and message.headers.get("Status") == "503":
+            future.set_exception(no_responders(subject))
+        else:
+            future.set_result(message)
+
+    def expect(self, subject: str) -> tuple[str, asyncio.Future[Message]]:
+        """A new reply subject for a request to `subject`, and the future of its answer."""
+        self._next += 1
+        reply = f"{self._prefix}{self._next}"
+        future: asyncio.Future[Message] = self._loop.create_future()
+        self._waiting[reply] = (future, subject)
+        return reply, future
+
+    def call(self, subject: str, then: Answered, timeout_s: float) -> str:
+        """As `expect`, for who wants to be called with the answer or the error."""
+        self._next += 1
+        reply = f"{self._prefix}{self._next}"
+        call = _Call(self._loop, then)
+        self._waiting[reply] = (call, subject)
+        call.timer = self._loop.call_later(timeout_s, self._call_late, reply, call, timeout_s)
+        return reply
+
+    def _call_late(self, reply: str, call: _Call, timeout_s: float) -> None:
+        self._waiting.pop(reply, None)
+        _time_out(call, timeout_s)
+
+    def take_back(self, reply: str, error: GanglineError) -> None:
+        """A call could not even be asked."""
+        waiter = self._waiting.pop(reply, None)
+        if waiter is not None:
+            waiter[0].set_exception(error)
+
+    def forget(self, reply: str) -> None:
+        self._waiting.pop(reply, None)
+
+    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
+        """A new reply subject that takes any number of answers, until `close_stream`.
+
+        Args:
+            subject: what will be asked.
+            on_refused: told when the server forbids that.
+        """
+        self._next += 1
+        reply = f"{self._prefix}{self._next}"
+        self._streams[reply] = handler
+        self._asked[reply] = (subject, on_refused)
+        return reply
+
+    def close_stream(self, reply: str) -> None:
+        self._streams.pop(reply, None)
+        self._asked.pop(reply, None)
+
+    def fail(self, make_error: Callable[[str], GanglineError], *, subject: str | None = None) -> None:
+        """End waiting requests with an error: all of them, or those to one subject."""
+        for reply, future in list(self._matching(subject)):
+            del self._waiting[reply]
+            if not future.done():
+                future.set_exception(make_error(reply))
+                future.exception()  # whoever waited may have been cancelled in this very turn
+
+    def refuse(self, make_error: Callable[[], GanglineError], subject: str) -> None:
+        """The server forbids to publish to a subject: end what waits for an answer from there."""
+        self.fail(lambda _: make_error(), subject=subject)
+        for asked, on_refused in list(self._asked.values()):
+            if asked == subject:
+                on_refused(make_error())
+
+    def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | _Call]]:
+        for reply, (future, asked) in self._waiting.items():
+            if subject is None or subject == asked:
+                yield reply, future
+
+    async def wait(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
+        """The answer; the request is forgotten however this ends.
+
+        Raises:
+            RequestTimeout: nothing came within `timeout_s`.
+        """
+        # A bare timer: asyncio.timeout and wait_for cost more than the rest of the request.
+        timer = self._loop.call_later(timeout_s, _time_out, future, timeout_s)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+            self._waiting.pop(reply, None)
+
+
+def _time_out(future: asyncio.Future[Message] | _Call, timeout_s: float) -> None:
+    if not future.done():
+        future.set_exception(
+            RequestTimeout(f"no answer within {timeout_s:g} s: it may have been received; ask again if that is safe")
+        )
+
+
+def no_responders(subject: str) -> NoResponders:
+    """The error for a 503."""
+    return NoResponders(f"nobody listens on {subject!r}: start what serves it, or check the name")

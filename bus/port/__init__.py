@@ -1,0 +1,1 @@
+"""The bus that the rest of Gangline sees. Imports only: runtime, schemas."""

@@ -1,0 +1,267 @@
+"""The one seam to NATS: what the rest of the package may ask of a bus, and nothing more.
+
+Two implementations pass the same conformance suite: `jetstream` (the only module family that imports `nats`) and
+`memory` (for tests, the simulator and users' own tests).
+
+Publishing is synchronous: it writes into the connection's buffer and returns, so that the hot path needs no task and no
+await. Whoever may produce faster than the socket takes must await `writable()` now and then. Handlers are plain
+functions, called on the event loop in the order of arrival; they must not block and must not raise (a handler that
+raises is logged, with the subject, and nothing else is lost).
+
+Buckets are in `kv_port`, streams in `stream_port`; all of it can be had from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from ...schemas.errors.base import GanglineError, Unavailable
+from .key_value import BucketSettings, KeyValue, KvEntry, KvHandler, KvOperation, KvWrite, Storage
+from .stream import (
+    Consumer,
+    ConsumerLost,
+    ConsumerSettings,
+    ConsumerState,
+    ConsumerTaken,
+    ObjectStore,
+    Published,
+    Refused,
+    Retention,
+    Stream,
+    StreamHandler,
+    StreamMessage,
+    StreamSettings,
+    StreamState,
+)
+
+__all__ = [
+    "Answered",
+    "BucketSettings",
+    "Bus",
+    "Conflict",
+    "ConnectionEvent",
+    "Consumer",
+    "ConsumerLost",
+    "ConsumerSettings",
+    "ConsumerState",
+    "ConsumerTaken",
+    "Handler",
+    "KeyValue",
+    "KvEntry",
+    "KvHandler",
+    "KvOperation",
+    "KvWrite",
+    "Message",
+    "NoResponders",
+    "NotPermitted",
+    "ObjectStore",
+    "Published",
+    "Refused",
+    "RequestTimeout",
+    "Retention",
+    "Storage",
+    "StorageUnavailable",
+    "Stream",
+    "StreamHandler",
+    "StreamMessage",
+    "StreamSettings",
+    "StreamState",
+    "Subscription",
+]
+
+
+class NoResponders(Unavailable):
+    """The server knows that nobody listens on that subject. Known at once; the request reached nobody."""
+
+    code = "no_responders"
+
+
+class RequestTimeout(Unavailable):
+    """No answer in time. The request may have been received."""
+
+    code = "request_timeout"
+    status = 504
+    may_have_started = True
+
+
+class Conflict(Unavailable):
+    """A conditional write lost: the key is not at the expected revision. Nothing was written."""
+
+    code = "conflict"
+    status = 409
+
+
+class StorageUnavailable(Unavailable):
+    """JetStream did not take the operation (no leader, stream missing, time-out). It may have been written."""
+
+    code = "storage_unavailable"
+    may_have_started = True
+
+
+class NotPermitted(Unavailable):
+    """The server forbids this user to publish or to subscribe there. It will not succeed before the user's permissions
+    are changed. `details["subject"]` says where."""
+
+    code = "not_permitted"
+    status = 403
+
+
+class Message:
+    """One received message. `headers` is None when there are none."""
+
+    __slots__ = ("data", "headers", "reply", "subject")
+
+    def __init__(self, subject: str, data: bytes, reply: str = "", headers: Mapping[str, str] | None = None) -> None:
+        self.subject = subject
+        self.data = data
+        self.reply = reply
+        self.headers = headers
+
+    def __repr__(self) -> str:
+        return f"Message({self.subject!r}, {len(self.data)} bytes, reply={self.reply!r})"
+
+
+Handler = Callable[[Message], None]
+Answered = Callable[[Message | GanglineError], None]
+
+
+class ConnectionEvent(StrEnum):
+    """What happened to the connection; see Bus.on_connection."""
+
+    DISCONNECTED = "disconnected"
+    """Publishing raises Disconnected until RECONNECTED. What was in flight either way may be lost."""
+    RECONNECTED = "reconnected"
+    """Subscriptions are live again. Whatever was only known from watching must be pulled again."""
+    CLOSED = "closed"
+    """For good: closed by us, or by an error that cannot be survived."""
+
+
+@runtime_checkable
+class Subscription(Protocol):
+    """A live subscription. Survives reconnects."""
+
+    async def unsubscribe(self) -> None:
+        """Stop delivery at once. Idempotent."""
+        ...
+
+
+class Bus(Protocol):
+    """A connection to NATS."""
+
+    name: str
+    """Shown in the server's connection list."""
+    inbox: str
+    """This connection's own prefix for reply subjects, without a trailing dot; unguessable."""
+
+    @property
+    def connected(self) -> bool: ...
+
+    @property
+    def max_payload(self) -> int:
+        """Largest body plus headers that the server takes, in bytes."""
+        ...
+
+    def publish(
+        self, subject: str, data: bytes = b"", *, reply: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send without waiting.
+
+        Raises:
+            Disconnected: nothing was sent, nor will be after a reconnect.
+            PayloadTooLarge: over `max_payload`; checked before sending, since the server would close the connection.
+            NotPermitted: the server refused an earlier message to this subject. The first one is lost without an error.
+            ClosedError: the bus was closed.
+        """
+        ...
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once, at the end of this turn of the event loop, just before what the turn has published
+        leaves. For those who collect: what they publish then is not held up by another turn. It must not raise."""
+        ...
+
+    def prompt(self, publish: Callable[[], None]) -> None:
+        """Call `publish` now, and let what it publishes leave at once rather than at the end of this turn. For those
+        who know that this turn has nothing to add."""
+        ...
+
+    def push(self) -> None:
+        """Let what was published so far leave now, not at the end of this turn of the event loop. For those who have
+        more to publish in it, when whoever gets this part can work on it meanwhile. No-op while disconnected."""
+        ...
+
+    async def writable(self) -> None:
+        """Wait until the write buffer is below its high-water mark (default 2 MiB); returns at once when it is."""
+        ...
+
+    async def request(
+        self, subject: str, data: bytes = b"", *, timeout_s: float, headers: Mapping[str, str] | None = None
+    ) -> Message:
+        """Publish and wait for one answer. Cancelling forgets the answer; the request may still have arrived.
+
+        Raises:
+            NoResponders: at once, when nobody listens.
+            RequestTimeout: after `timeout_s`.
+            Disconnected: no connection, or it was lost while waiting (the request may have arrived).
+            NotPermitted: the server forbids this user to publish there.
+        """
+        ...
+
+    def ask(self, subject: str, data: bytes = b"", *, timeout_s: float, then: Answered) -> None:
+        """`request` without a task or a future, for those who ask many. `then` is called once, on the loop, after this
+        has returned: with the answer, or with the error that `request` would raise."""
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> Subscription:
+        """Deliver matching messages to `handler`; with `queue`, each message to one member of the queue group.
+
+        A `503` no-responders status to a published message with a `reply` arrives as a Message with the header
+        `Status: 503` and no data.
+
+        Raises:
+            NotPermitted: the server refused an earlier subscription to this subject. The first time `flush` says so.
+        """
+        ...
+
+    async def flush(self) -> None:
+        """Wait until the server has seen all that was published and subscribed so far (at most 5 s).
+
+        Raises:
+            NotPermitted: the server forbids this user a subscription made since the last flush.
+            Disconnected: the connection was lost.
+        """
+        ...
+
+    def on_connection(self, listener: Callable[[ConnectionEvent], None]) -> Callable[[], None]:
+        """Call `listener` on the loop at every change; returns a function that stops that."""
+        ...
+
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> KeyValue:
+        """Open a bucket, making it if need be (with atomic batches and expiring keys).
+
+        Args:
+            make: False makes nothing, asks nothing and never raises: for those who only read. Where there is no bucket
+                they see it empty, until the first write makes it.
+
+        Raises:
+            ServerUnsupported: no JetStream, or a server older than 2.12, with its version in the text.
+        """
+        ...
+
+    async def stream(self, name: str, settings: StreamSettings) -> Stream:
+        """Open a stream, making it if need be.
+
+        Raises:
+            ServerUnsupported: as `bucket`.
+            InvalidSettings: it exists with other subjects, or another retention.
+        """
+        ...
+
+    async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
+        """Open an object store, making it if need be."""
+        ...
+
+    async def close(self) -> None:
+        """Send what is buffered and close. Idempotent; pending requests raise ClosedError."""
+        ...

@@ -1,0 +1,155 @@
+"""The seam to key-value buckets: see `port`, which has all of this too."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from ...schemas.errors.base import InvalidSettings, Unavailable
+
+if TYPE_CHECKING:
+    from .bus import Subscription
+
+
+class KvOperation(StrEnum):
+    PUT = "put"
+    DELETE = "delete"
+    """Deleted by somebody, or expired."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvEntry:
+    """One revision of one key."""
+
+    key: str
+    value: bytes
+    revision: int
+    """The stream's sequence: grows over the whole bucket."""
+    operation: KvOperation = KvOperation.PUT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvWrite:
+    """One write of a group or of an atomic batch."""
+
+    key: str
+    value: bytes | None
+    """None deletes."""
+    ttl_s: float | None = None
+    """Expires so long after the write; rounded up to whole seconds. None: permanent."""
+    revision: int | None = None
+    """Write only if the key is at this revision; 0: only if it does not exist (an expired or deleted key does not
+    exist). None: unconditionally."""
+    condition_key: str | None = None
+    """`revision` is that of this other key instead (atomic batches only)."""
+
+
+class Storage(StrEnum):
+    MEMORY = "memory"
+    FILE = "file"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    """How a bucket is made when it does not exist yet. An existing bucket is used as it is.
+
+    Raises:
+        InvalidSettings: a value is out of its bounds.
+    """
+
+    storage: Storage = Storage.MEMORY
+    """Memory is fast, and workers rebuild what a restarted server forgot. A cluster is better served by file."""
+    replicas: int = 1
+    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
+    max_bytes: int = -1
+    """Most bytes that the bucket may hold; -1: as many as the server allows."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.replicas <= 5:
+            raise InvalidSettings(f"replicas is {self.replicas}: JetStream keeps 1 to 5, and 3 suits most clusters")
+        if self.max_bytes != -1 and self.max_bytes < 1:
+            raise InvalidSettings(f"max_bytes is {self.max_bytes}: give at least 1, or -1 for no bound")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> BucketSettings:
+        """What `GANGLINE_STORAGE` (`memory` or `file`) and `GANGLINE_REPLICAS` say; the defaults where they are unset.
+
+        Raises:
+            InvalidSettings: names the variable and what it may be.
+        """
+        environ = os.environ if environ is None else environ
+        storage = environ.get("GANGLINE_STORAGE") or Storage.MEMORY
+        replicas = environ.get("GANGLINE_REPLICAS") or "1"
+        if storage not in tuple(Storage):
+            raise InvalidSettings(f"GANGLINE_STORAGE is {storage!r}: use 'memory' or 'file'")
+        if not replicas.isdecimal():
+            raise InvalidSettings(f"GANGLINE_REPLICAS is {replicas!r}: use a number from 1 to 5")
+        return cls(storage=Storage(storage), replicas=int(replicas))
+
+
+KvHandler = Callable[[KvEntry], None]
+
+
+class KeyValue(Protocol):
+    """A JetStream KV bucket. Keys are `[-/_=.a-zA-Z0-9]+`; patterns have `*` and `>` as subjects do.
+
+    Every method raises `Disconnected` without a connection and `StorageUnavailable` when JetStream does not answer
+    within `timeout_s` of the bus (default 5 s) or has no leader. A bucket that vanished (a memory stream after a
+    server restart) is made again by the next write; readers see it empty.
+    """
+
+    name: str
+
+    async def get(self, key: str) -> KvEntry | None:
+        """The newest revision, read from the stream's leader. None: never written, deleted or expired."""
+        ...
+
+    async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
+        """A snapshot of all living keys that match any of the patterns, each at its newest revision.
+
+        It may come from a copy that lags behind, as a whole: it lacks nothing that is older than the newest that it
+        shows. Ask for a key that was just written as well to know how new it is.
+        """
+        ...
+
+    async def put(self, key: str, value: bytes, *, ttl_s: float | None = None, revision: int | None = None) -> int:
+        """Write and return the new revision; `ttl_s` and `revision` as in KvWrite.
+
+        Raises:
+            Conflict: `revision` given and not met. After a time-out, a caller's own write is recognised.
+        """
+        ...
+
+    async def delete(self, key: str, *, revision: int | None = None) -> None:
+        """Delete; a key that does not exist is not an error."""
+        ...
+
+    async def write(self, writes: Sequence[KvWrite]) -> list[int | Unavailable]:
+        """Many writes in flight together, each on its own: a revision or an error for each, in order. (A delete gives
+        the revision of its marker.) Never raises for a single one."""
+        ...
+
+    async def commit(self, writes: Sequence[KvWrite]) -> int:
+        """Atomic batch: all or none, at most 1000. Returns the revision of the last.
+
+        Raises:
+            Conflict: some condition was not met; nothing was written. Transient conflicts are retried inside.
+        """
+        ...
+
+    async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
+        """Call `handler` with the newest revision of every matching key, then with each change, expiry included.
+
+        Resumes by itself after reconnects and lost buckets; then entries may come again, and keys that went meanwhile
+        come as DELETE. Returns after the first snapshot was handled.
+        """
+        ...
+
+    async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
+        """A live feed of writes as they pass, with no history and no guarantee: sees writes that storage refused or
+        has not taken yet (revision 0), sees no expiry, misses what passes while disconnected. Cheap, and it goes on
+        while JetStream has no leader: made for heartbeats, together with `entries`."""
+        ...

@@ -1,0 +1,60 @@
+"""Subjects and their wildcards."""
+
+from __future__ import annotations
+
+import itertools
+
+from ...schemas.errors.base import InvalidName
+
+
+class Pattern:
+    """A subject with wildcards: `*` stands for one token, a last `>` for one or more.
+
+    Raises:
+        InvalidName: an empty token, white space, or `>` before the end.
+    """
+
+    __slots__ = ("_literal", "_tokens", "text")
+
+    def __init__(self, text: str) -> None:
+        tokens = text.split(".")
+        if not all(tokens) or any(char.isspace() for char in text) or ">" in tokens[:-1]:
+            raise InvalidName(f"{text!r} is not a subject: tokens joined by dots, '*' for one, '>' for the rest")
+        self.text = text
+        self._tokens = tokens
+        self._literal = "*" not in tokens and tokens[-1] != ">"
+
+    def __repr__(self) -> str:
+        return f"Pattern({self.text!r})"
+
+    def matches(self, subject: str) -> bool:
+        if self._literal:
+            return subject == self.text
+        tokens = subject.split(".")
+        for index, (wanted, token) in enumerate(itertools.zip_longest(self._tokens, tokens)):
+            if wanted == ">":
+                return index < len(tokens)
+            if token is None or wanted is None or (wanted != "*" and wanted != token):
+                return False
+        return True
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some subject matches both patterns."""
+    for mine, theirs in itertools.zip_longest(one.split("."), other.split(".")):
+        if ">" in (mine, theirs):
+            return mine is not None and theirs is not None
+        if mine is None or theirs is None or ("*" not in (mine, theirs) and mine != theirs):
+            return False
+    return True
+
+
+def check_subject(subject: str) -> None:
+    """Refuse what a server would refuse to route.
+
+    Raises:
+        InvalidName: empty, an empty token, white space or a wildcard.
+    """
+    bad = not subject or ".." in subject or subject[0] == "." or subject[-1] == "."
+    if bad or any(char in " \t\r\n" for char in subject) or "*" in subject or ">" in subject:
+        raise InvalidName(f"{subject!r} is not a subject that can be published to")

@@ -1,0 +1,1 @@
+"""Requests, replies and the discovery of who answers. Imports only: port."""

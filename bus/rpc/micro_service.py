@@ -1,0 +1,199 @@
+"""A responder of the NATS micro protocol, so that `nats service ls|info|stats` shows us.
+
+Answers `$SRV.PING|INFO|STATS`, alone, with the service's name, and with name and id. Only discovery: the endpoints
+themselves are served elsewhere. See https://github.com/nats-io/nats-architecture-and-design (ADR-32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import Any, Final
+
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import InvalidSettings, PayloadTooLarge, Unavailable
+from ..port.bus import Bus, Handler, Message, Subscription
+
+_TYPE: Final = "io.nats.micro.v1"
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]+")
+_VERSION: Final = re.compile(r"\d+\.\d+\.\d+([-+.][0-9A-Za-z.+-]+)?")
+_NANOSECONDS: Final = 1_000_000_000
+
+
+def package_version() -> str:
+    """Of the installed distribution, for a description; 0.0.0 when it runs from a bare folder."""
+    try:
+        return metadata.version("gangline")
+    except metadata.PackageNotFoundError:
+        return "0.0.0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """One subject that the service answers, as shown by INFO."""
+
+    name: str
+    subject: str
+    queue_group: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatistics:
+    """Counters of one endpoint since the start, as shown by STATS."""
+
+    name: str
+    requests: int = 0
+    errors: int = 0
+    last_error: str = ""
+    processing_s: float = 0.0
+    """Time spent on all requests together."""
+    data: Mapping[str, Any] | None = None
+    """Anything more, JSON-compatible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceDescription:
+    """What a service is; checked when constructed.
+
+    Raises:
+        InvalidSettings: a name or version that the protocol does not allow.
+    """
+
+    name: str
+    """Letters, digits, '-' and '_'; the same for all instances."""
+    version: str
+    """Semantic version."""
+    description: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    endpoints: Sequence[Endpoint] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidSettings(f"service name {self.name!r} may only have letters, digits, '-' and '_'")
+        if not _VERSION.fullmatch(self.version):
+            raise InvalidSettings(f"service version {self.version!r} is not like '1.2.3'")
+
+
+class ServiceResponder:
+    """Answers discovery for one instance of a service.
+
+    Args:
+        bus: where.
+        description: what; `replace_description` changes it later.
+        statistics: called for each STATS request; must be quick.
+        ambient: for the instance's id and the start time.
+        instance: the id; random if empty.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        description: ServiceDescription,
+        *,
+        statistics: Callable[[], Sequence[EndpointStatistics]] = tuple,
+        ambient: Ambient | None = None,
+        instance: str = "",
+    ) -> None:
+        ambient = ambient or Ambient()
+        self.id = instance or ambient.token()
+        if not _NAME.fullmatch(self.id):
+            raise InvalidSettings(f"service id {self.id!r} may only have letters, digits, '-' and '_'")
+        self._bus = bus
+        self._description = description
+        self._statistics = statistics
+        self._started = datetime.fromtimestamp(ambient.wall(), UTC).isoformat().replace("+00:00", "Z")
+        self._subscriptions: list[Subscription] = []
+
+    def __repr__(self) -> str:
+        return f"<ServiceResponder {self._description.name} {self.id}>"
+
+    async def start(self) -> None:
+        """Subscribe. Does nothing if started."""
+        if self._subscriptions:
+            return
+        handlers: dict[str, Handler] = {"PING": self._ping, "INFO": self._info, "STATS": self._stats}
+        name = self._description.name
+        self._subscriptions = [
+            await self._bus.subscribe(f"$SRV.{verb}{suffix}", handler)
+            for verb, handler in handlers.items()
+            for suffix in ("", f".{name}", f".{name}.{self.id}")
+        ]
+
+    async def stop(self) -> None:
+        """Be seen no more. Idempotent, and safe before `start`."""
+        subscriptions, self._subscriptions = self._subscriptions, []
+        await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
+
+    def replace_description(self, description: ServiceDescription) -> None:
+        """Show other metadata or endpoints from now on; the name must stay.
+
+        Raises:
+            InvalidSettings: another name.
+        """
+        if description.name != self._description.name:
+            raise InvalidSettings(f"a service keeps its name: {self._description.name!r}, not {description.name!r}")
+        self._description = description
+
+    def _identity(self, kind: str) -> dict[str, Any]:
+        return {
+            "type": f"{_TYPE}.{kind}_response",
+            "name": self._description.name,
+            "id": self.id,
+            "version": self._description.version,
+            "metadata": dict(self._description.metadata),
+        }
+
+    def _ping(self, message: Message) -> None:
+        self._answer(message, self._identity("ping"))
+
+    def _info(self, message: Message) -> None:
+        endpoints = [
+            {
+                "name": endpoint.name,
+                "subject": endpoint.subject,
+                "queue_group": endpoint.queue_group,
+                "metadata": dict(endpoint.metadata),
+            }
+            for endpoint in self._description.endpoints
+        ]
+        body = {**self._identity("info"), "description": self._description.description, "endpoints": endpoints}
+        self._answer(message, body)
+
+    def _stats(self, message: Message) -> None:
+        counted = {counters.name: counters for counters in self._statistics()}
+        endpoints = [
+            _statistics_body(endpoint, counted.get(endpoint.name) or EndpointStatistics(name=endpoint.name))
+            for endpoint in self._description.endpoints
+        ]
+        self._answer(message, {**self._identity("stats"), "started": self._started, "endpoints": endpoints})
+
+    def _answer(self, message: Message, body: dict[str, Any]) -> None:
+        if not message.reply:
+            return
+        try:
+            self._bus.publish(message.reply, json.dumps(body).encode())
+        except (Unavailable, PayloadTooLarge):
+            pass  # whoever looks asks again
+
+
+def _statistics_body(endpoint: Endpoint, counters: EndpointStatistics) -> dict[str, Any]:
+    total_ns = int(counters.processing_s * _NANOSECONDS)
+    body: dict[str, Any] = {
+        "name": endpoint.name,
+        "subject": endpoint.subject,
+        "queue_group": endpoint.queue_group,
+        "num_requests": counters.requests,
+        "num_errors": counters.errors,
+        "last_error": counters.last_error,
+        "processing_time": total_ns,
+        "average_processing_time": total_ns // counters.requests if counters.requests else 0,
+    }
+    if counters.data is not None:
+        body["data"] = dict(counters.data)
+    return body

@@ -1,0 +1,1 @@
+"""Where the servers are and who we are to them. Imports only: schemas."""

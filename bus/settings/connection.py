@@ -1,0 +1,202 @@
+"""How to connect: addresses, identity, TLS and time limits."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from ...schemas.errors.base import InvalidSettings
+from ...schemas.text import plain
+from .nats_contexts import context_fields, environment_fields
+
+DEFAULT_URL: Final = "nats://127.0.0.1:4222"
+_SCHEMES: Final = ("nats", "tls")
+_SECRETS: Final = frozenset({"password", "token", "user"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ConnectionSettings:
+    """Everything needed to reach a NATS server; checked when constructed.
+
+    Use `from_url`, `from_context` or `from_environment` unless you have each value at hand.
+
+    Raises:
+        InvalidSettings: a value is out of its bounds, a file is missing, or two identities are given at once.
+    """
+
+    urls: tuple[str, ...] = (DEFAULT_URL,)
+    """`nats://host:port` or `tls://host:port`, tried in random order; user and password may stand in them."""
+    credentials_file: Path | None = None
+    """A `.creds` file: a user's JWT and its seed."""
+    nkey_file: Path | None = None
+    """A file with an nkey seed (`SU...`)."""
+    user: str = ""
+    password: str = ""
+    token: str = ""
+    tls_ca: Path | None = None
+    """PEM file of the authority that signed the server's certificate; the system's authorities if not given."""
+    tls_certificate: Path | None = None
+    """PEM file of our own certificate; needs `tls_key`."""
+    tls_key: Path | None = None
+    """PEM file of its private key; needs `tls_certificate`."""
+    tls_first: bool = False
+    """Shake hands before the server says anything (`handshake_first` in the server's configuration)."""
+    name: str = ""
+    """Shown in the server's connection list; `connect(name=...)` goes before it."""
+    inbox_prefix: str = "_INBOX"
+    """Where answers come to. A user who may only subscribe `_INBOX.me.>` needs `_INBOX.me` here."""
+    connect_timeout_s: float = 5.0
+    """How long the first connection may take, over all addresses; 0.1 to 300. Reconnecting never gives up."""
+    storage_timeout_s: float = 5.0
+    """How long one operation on a bucket may take before StorageUnavailable; 0.1 to 300."""
+    ping_interval_s: float = 5.0
+    """A server that answers none of two pings, so far apart, is given up; 0.1 to 300. Less notices a frozen server
+    sooner, at the price of false alarms over slow links."""
+    reconnect_wait_s: float = 0.25
+    """Pause before the same address is tried again, with a fifth of jitter; 0.01 to 60."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.urls, str):
+            object.__setattr__(self, "urls", tuple(part.strip() for part in self.urls.split(",") if part.strip()))
+        object.__setattr__(self, "urls", tuple(_checked_url(url) for url in self.urls))
+        if not self.urls:
+            raise InvalidSettings(f"urls is empty: give at least one address, for example {DEFAULT_URL!r}")
+        for name in ("credentials_file", "nkey_file", "tls_ca", "tls_certificate", "tls_key"):
+            object.__setattr__(self, name, _checked_file(name, getattr(self, name)))
+        self._check_identity()
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise InvalidSettings("tls_certificate and tls_key go together: give both, or neither")
+        if not self.inbox_prefix or any(c in " \t\r\n*>" for c in self.inbox_prefix) or self.inbox_prefix[-1] == ".":
+            raise InvalidSettings(
+                f"inbox_prefix {self.inbox_prefix!r} is not a subject prefix: no spaces or wildcards, no dot at the end"
+            )
+        _check_range("connect_timeout_s", self.connect_timeout_s, 0.1, 300.0)
+        _check_range("storage_timeout_s", self.storage_timeout_s, 0.1, 300.0)
+        _check_range("ping_interval_s", self.ping_interval_s, 0.1, 300.0)
+        _check_range("reconnect_wait_s", self.reconnect_wait_s, 0.01, 60.0)
+
+    def _check_identity(self) -> None:
+        given = [
+            name
+            for name, value in (
+                ("credentials_file", self.credentials_file),
+                ("nkey_file", self.nkey_file),
+                ("user", self.user),
+                ("token", self.token),
+            )
+            if value
+        ]
+        if len(given) > 1:
+            raise InvalidSettings(f"{' and '.join(given)} are both given: a connection has one identity, keep one")
+        if self.password and not self.user:
+            raise InvalidSettings("password is given without user: give both, or use token")
+
+    def __repr__(self) -> str:
+        """Without secrets: neither passwords and tokens, nor what stands before the @ of an address."""
+        shown: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value == field.default:
+                continue
+            if field.name in _SECRETS:
+                value = "***"
+            elif field.name == "urls":
+                value = self.safe_urls
+            shown.append(f"{field.name}={value!r}")
+        return f"ConnectionSettings({', '.join(shown)})"
+
+    @property
+    def safe_urls(self) -> tuple[str, ...]:
+        """The addresses without user and password; for logs and errors."""
+        return tuple(_without_userinfo(url) for url in self.urls)
+
+    @property
+    def wants_tls(self) -> bool:
+        """Refuse a server that does not offer TLS."""
+        return bool(
+            self.tls_first or self.tls_ca or self.tls_certificate or any(url.startswith("tls://") for url in self.urls)
+        )
+
+    def tls_context(self) -> ssl.SSLContext | None:
+        """A context that checks the server's certificate; None when nothing about TLS was asked for.
+
+        Raises:
+            InvalidSettings: a certificate or key cannot be read.
+        """
+        if not self.wants_tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            if self.tls_certificate is not None:
+                context.load_cert_chain(self.tls_certificate, self.tls_key)
+        except (OSError, ValueError) as error:
+            raise InvalidSettings(
+                f"cannot read the TLS files ({error}): tls_ca, tls_certificate and tls_key must be PEM files that match"
+            ) from error
+        return context
+
+    @classmethod
+    def from_url(cls, url: str, /, **others: Any) -> ConnectionSettings:
+        """One address, or several separated by commas; `others` are fields of this class."""
+        return cls(urls=tuple(part.strip() for part in url.split(",") if part.strip()), **others)
+
+    @classmethod
+    def from_context(cls, name: str | None = None, /, **others: Any) -> ConnectionSettings:
+        """A context of the `nats` CLI (`nats context ls`); the selected one if `name` is None.
+
+        Raises:
+            InvalidSettings: there is no such context, or it cannot be used; the text lists those that exist.
+        """
+        return cls(**{**context_fields(name), **others})
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None, /, **others: Any) -> ConnectionSettings:
+        """What the `nats` CLI would use: NATS_URL, NATS_CONTEXT, NATS_USER and so on, else its selected context, else
+        the default address; and GANGLINE_INBOX_PREFIX. `others` go before all of them.
+
+        The selected context is left aside when NATS_URL names a server, so that its secrets go nowhere else.
+        """
+        return cls(**{**environment_fields(environ), **others})
+
+
+def _checked_url(url: str) -> str:
+    if not isinstance(url, str) or not url.strip():
+        raise InvalidSettings(f"an address is empty: give one like {DEFAULT_URL!r}")
+    full = url.strip() if "://" in url else f"nats://{url.strip()}"
+    try:
+        parts = urlsplit(full)
+        port = parts.port
+    except ValueError as error:
+        raise InvalidSettings(
+            f"address {_without_userinfo(url)!r} is wrong ({error}): write nats://host:port"
+        ) from error
+    if parts.scheme not in _SCHEMES:
+        raise InvalidSettings(
+            f"address {_without_userinfo(url)!r} has the scheme {parts.scheme!r}: use nats:// or tls://"
+        )
+    if not parts.hostname:
+        raise InvalidSettings(f"address {_without_userinfo(url)!r} has no host: write nats://host:port")
+    return full if port is not None else f"{full.rstrip('/')}:4222"
+
+
+def _without_userinfo(url: str) -> str:
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+
+
+def _checked_file(name: str, value: Any) -> Path | None:
+    if value is None or value == "":
+        return None
+    path = Path(value).expanduser()
+    if not path.is_file():
+        raise InvalidSettings(f"{name} {str(path)!r} is not a file: correct the path, or leave it out")
+    return path
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise InvalidSettings(f"{name} is {value!r}: give seconds between {plain(least)} and {plain(most)}")

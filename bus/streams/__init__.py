@@ -1,0 +1,1 @@
+"""Consuming a stream, whatever the server. Imports only: port."""

@@ -1,0 +1,1 @@
+"""What becomes of gangs. Pure. Imports only: scheduling, model."""

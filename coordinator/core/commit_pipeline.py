@@ -1,0 +1,342 @@
+"""The line of commits at work: makes each batch when its turn comes, and acts on how it went."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import assert_never
+
+from ...schemas.messages.gangs import FormRequest, GangEventKind
+from ...schemas.names import Names, WorkerId
+from ...schemas.records.gangs import GangRecord, GangState, Rendezvous, Seat
+from ..model.commits import (
+    CommitKind,
+    Pending,
+    close_writes,
+    end_writes,
+    grants,
+    record_of,
+    record_to_be,
+    rewrites,
+    spec_of,
+    sweep_writes,
+)
+from ..model.effects import Answer, Commit, LedgerWrite, Refence, SendForm
+from ..model.events import CommitRefused, Committed, CommitUnknown, Refenced
+from ..model.gang import Attempt, Gang, by_worker
+from ..model.restart_policy import FINAL
+from ..model.states import Move, Step, move
+from .members import Members
+from .standing_sets import Sets
+from .state import Books
+from .teardown import Teardown
+
+Writes = tuple[LedgerWrite, ...]
+
+_STEP_OF = {
+    CommitKind.FORM: Step.COMMITTING,
+    CommitKind.REJOIN: Step.REJOINING,
+    CommitKind.READY: Step.FORMED,
+    CommitKind.RETIRE: Step.RETIRING,
+    CommitKind.CLOSE: Step.CLOSING,
+}
+"""A commit of this kind is void when its gang is in another step by now."""
+
+
+class Writing:
+    """Sends batches one by one. A part of the core."""
+
+    def __init__(
+        self,
+        books: Books,
+        members: Members,
+        teardown: Teardown,
+        granting: Granting,
+        sets: Sets,
+    ) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+        self._granting = granting
+        self._sets = sets
+
+    def next(self) -> bool:
+        """Send the next batch, if none is in flight. True: something was taken from the line."""
+        ledger = self._books.ledger
+        if ledger.busy or not ledger.line:
+            return False
+        pending = ledger.pop()
+        writes = self._writes(pending)
+        if writes:
+            ledger.in_flight = pending
+            ledger.number += 1
+            self._books.out.append(
+                Commit(number=ledger.number, what=pending.kind.value, gang=pending.gang, writes=writes)
+            )
+        return True
+
+    def _writes(self, pending: Pending) -> Writes | None:
+        books, ledger = self._books, self._books.ledger
+        kind = pending.kind
+        if kind is CommitKind.END or kind is CommitKind.STATUS or kind is CommitKind.SWEEP:
+            return self._of_no_gang(pending)
+        gang = books.gangs.get(pending.gang)
+        if gang is None or gang.step is not _STEP_OF.get(kind, gang.step):
+            return None
+        match kind:
+            case CommitKind.QUEUE if not gang.seats:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.QUEUED)),)
+            case CommitKind.QUEUE:
+                self._queued(gang)  # it was granted meanwhile
+                return None
+            case CommitKind.FORM | CommitKind.REJOIN:
+                return self._granting.writes(gang)
+            case CommitKind.READY if gang.starting or gang.ready:
+                return None  # it was of the generation before, or has been told
+            case CommitKind.READY | CommitKind.RETIRE if ledger.waits(CommitKind.REWRITE, gang.id):
+                return rewrites(ledger, gang)  # a new bucket does not have its members yet
+            case CommitKind.READY:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.FORMED)),)
+            case CommitKind.RETIRE:
+                return (ledger.fenced(Names.gang_key(gang.id), record_of(gang, GangState.RETIRING)),)
+            case CommitKind.CLOSE:
+                return close_writes(ledger, gang)
+            case CommitKind.REWRITE if gang.step is Step.CLOSING:
+                return None  # its members were to be granted again, and now they end: the next batch says so
+            case CommitKind.REWRITE:
+                return rewrites(ledger, gang)
+            case _:
+                assert_never(kind)
+
+    def _of_no_gang(self, pending: Pending) -> Writes | None:
+        """Of gangs that are no longer in the books, or of none."""
+        ledger = self._books.ledger
+        if pending.kind is CommitKind.END:
+            return end_writes(ledger, pending.record) if pending.record is not None else None
+        if pending.kind is CommitKind.STATUS:
+            return (ledger.fenced(Names.gangset_status_key(pending.gangset), self._sets.status(pending.gangset)),)
+        still = tuple(item for item in pending.leaked if self._books.is_leaked(*item))
+        return sweep_writes(ledger, still) if still else None
+
+    # -- how it went -------------------------------------------------------------------------------------------------
+
+    def answered(self, event: Committed | CommitRefused | CommitUnknown | Refenced) -> None:
+        ledger = self._books.ledger
+        if event.number != ledger.number or not ledger.busy:
+            return
+        if isinstance(event, Refenced):
+            if ledger.refencing:
+                self._refenced(event)
+            return
+        if ledger.refencing or ledger.in_flight is None:
+            return
+        pending = ledger.in_flight
+        match event:
+            case Committed():
+                ledger.in_flight = None
+                self._done(pending, event.revision)
+            case CommitRefused():
+                # Certain: nothing was written. A registration was stale, or we are deposed: the Refence tells.
+                ledger.in_flight = None
+                self._refence(pending)
+                self._failed(pending)
+            case CommitUnknown():
+                self._refence(pending)
+            case _:
+                assert_never(event)
+
+    def _refence(self, pending: Pending) -> None:
+        ledger = self._books.ledger
+        ledger.refencing = True
+        self._books.out.append(Refence(number=ledger.number, gang=pending.gang))
+
+    def _refenced(self, event: Refenced) -> None:
+        """What was in flight is void or written, and the record tells which."""
+        ledger = self._books.ledger
+        ledger.refencing = False
+        ledger.fence = event.fence
+        pending, ledger.in_flight = ledger.in_flight, None
+        if pending is None:
+            return
+        if event.record is not None and self._written(pending, event.record):
+            self._done(pending, event.revision)
+        else:
+            self._failed(pending)
+
+    def _written(self, pending: Pending, record: GangRecord) -> bool:
+        gang = self._books.gangs.get(pending.gang)
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                attempt = gang.attempt if gang is not None else None
+                return attempt is not None and record.state is GangState.FORMED and record.seats == attempt.seats
+            case CommitKind.CLOSE:
+                same = gang is not None and record.generation == gang.generation
+                return same and record.state is GangState.TEARING_DOWN
+            case CommitKind.READY:
+                return bool(record.state is GangState.FORMED and record.ready)
+            case CommitKind.RETIRE:
+                return record.state is GangState.RETIRING
+            case CommitKind.QUEUE:
+                return record.state is GangState.QUEUED
+            case CommitKind.END:
+                return record.state is GangState.ENDED
+            case CommitKind.REWRITE | CommitKind.STATUS | CommitKind.SWEEP:
+                return False
+            case _:
+                assert_never(pending.kind)
+
+    def _done(self, pending: Pending, revision: int) -> None:
+        gang = self._books.gangs.get(pending.gang)
+        if gang is None:
+            return
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                self._granting.committed(gang, revision)
+            case CommitKind.READY:
+                self._members.ready(gang)
+            case CommitKind.RETIRE if gang.step is Step.RETIRING:
+                self._sets.retiring(gang)
+            case CommitKind.CLOSE:
+                self._teardown.closed(gang)
+            case CommitKind.QUEUE:
+                self._queued(gang)
+            case _:
+                pass
+
+    def _queued(self, gang: Gang) -> None:
+        for waiter in gang.queue_waiters:
+            self._books.out.append(Answer(reply_to=waiter, reply=gang.describe(to_owner=True)))
+        gang.queue_waiters.clear()
+
+    def _failed(self, pending: Pending) -> None:
+        """Nothing was written: give up what can be tried anew, insist on the rest."""
+        gang = self._books.gangs.get(pending.gang)
+        match pending.kind:
+            case CommitKind.FORM | CommitKind.REJOIN:
+                if gang is not None:
+                    self._members.refused(gang)
+            case CommitKind.SWEEP:
+                pass  # the next reading finds them again
+            case CommitKind.STATUS:
+                self._sets.not_told(pending.gangset)
+            case _:
+                self._books.ledger.line.appendleft(pending)
+
+
+class Granting:
+    """Turns holds into members. A part of the core."""
+
+    def __init__(self, books: Books, members: Members, teardown: Teardown) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+
+    def writes(self, gang: Gang) -> tuple[LedgerWrite, ...] | None:
+        """The batch, now that its turn has come; None (and the holds are given up) when it would be in vain."""
+        books, attempt = self._books, gang.attempt
+        assert attempt is not None
+        late = books.now > attempt.hold_until - books.settings.hold_margin_s
+        doomed = gang.doom is not None and (gang.doom.cause in FINAL or not gang.seats)
+        revisions = self._revisions(gang, attempt)
+        if late or doomed or revisions is None:
+            self._members.refused(gang)
+            return None
+        stay = [seat for seat in gang.seats if seat.rank not in gang.lost]
+        placed = {worker: attempt.fresh[worker] for worker in attempt.wanted}
+        if stay:
+            placed = by_worker(sorted(chain(stay, *placed.values()), key=_place))
+        attempt.seats = tuple(sorted(chain.from_iterable(placed.values()), key=_place))
+        attempt.rendezvous = gang.rendezvous if any(seat.rank == 0 for seat in stay) else self._rendezvous(attempt)
+        record = record_to_be(gang, attempt, books.wall)
+        members = grants(gang.id, record.generation, placed, revisions)
+        used = {write.key for write in members}
+        left = [Names.member_key(worker, gang.id) for worker in gang.seats_by_worker]
+        gone = [LedgerWrite(key=key, record=None) for key in left if key not in used]
+        return (*gone, *members, books.ledger.fenced(Names.gang_key(gang.id), record))
+
+    def _revisions(self, gang: Gang, attempt: Attempt) -> dict[WorkerId, int] | None:
+        """The registration that each member record is conditioned on; None when one is known to be stale."""
+        revisions = {worker: answer.reg_revision for worker, answer in attempt.answers.items()}
+        for worker in attempt.wanted:
+            if worker not in self._books.inventory.workers:
+                return None
+        for seat in gang.seats:
+            worker = WorkerId(seat.pool, seat.worker)
+            if seat.rank in gang.lost or worker in revisions:
+                continue
+            view = self._books.inventory.workers.get(worker)
+            if view is None or view.facts.epoch != seat.epoch:
+                return None
+            revisions[worker] = view.facts.revision
+        return revisions
+
+    def _rendezvous(self, attempt: Attempt) -> Rendezvous | None:
+        first = attempt.seats[0]
+        answer = attempt.answers.get(WorkerId(first.pool, first.worker))
+        host = first.address.rpartition(":")[0] if ":" in first.address else first.address
+        if answer is None or answer.port is None:
+            return None
+        return Rendezvous(host=host or first.node or "127.0.0.1", port=answer.port)
+
+    def committed(self, gang: Gang, revision: int) -> None:
+        """The members are in the ledger: all of them may start."""
+        books, attempt = self._books, gang.attempt
+        assert attempt is not None
+        generation = gang.next_generation
+        books.unseat(gang)
+        stay = {WorkerId(seat.pool, seat.worker) for seat in attempt.seats}
+        self._teardown.leave(gang, [worker for worker in gang.seats_by_worker if worker not in stay])
+        gang.fence, gang.persisted, gang.lost_record = revision, True, False
+        gang.formed_at, gang.formed_wall = books.now, books.wall
+        gang.refusals, gang.not_before = 0, 0.0
+        gang.deadline_at = gang.deadline_wall = None
+        gang.reason, gang.rank = "", None
+        known = {seat.token for seat in gang.seats if seat.rank not in gang.starting}
+        gang.starting = {seat.rank: None for seat in attempt.seats if seat.part == 0 and seat.token not in known}
+        gang.ready = False
+        gang.spec = spec_of(gang, attempt.seats)
+        gang.seats, gang.rendezvous, gang.generation = attempt.seats, attempt.rendezvous, generation
+        gang.attempt = None
+        gang.lost.clear()
+        books.agenda.cancel(("deadline", gang.id))
+        books.agenda.cancel(("repair", gang.id))
+        move(gang, Move.COMMITTED)
+        books.seat(gang)
+        if gang.gangset is not None:
+            books.sets_to_look_at[gang.gangset] = None
+        elif gang.waiters or ("owner", gang.id) not in books.agenda:
+            # Whoever waits for the answer has all of its time from now on.
+            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
+        self.announce(gang)
+        books.tell(GangEventKind.FORMED, gang)
+        books.answer_all(gang.waiters, gang)
+        doom, gang.doom = gang.doom, None
+        if doom is not None:
+            if doom.cause in FINAL:
+                self._teardown.end(gang, doom)
+            else:
+                self._members.fail(gang, doom)
+
+    def announce(self, gang: Gang, *, only: WorkerId | None = None) -> None:
+        """Tell every worker of the gang (or one) to form; idempotent, so also again, under a new leader."""
+        books = self._books
+        request = FormRequest(
+            gang=gang.id,
+            generation=gang.generation,
+            fence=gang.fence,
+            size=gang.spec.size,
+            seats=gang.seats,
+            rendezvous=gang.rendezvous,
+            ttl_s=max(gang.spec.ttl_s, 10.0),
+            grace_s=gang.spec.grace_s,
+            start_timeout_s=gang.spec.start_timeout_s,
+            owner=gang.spec.owner,
+            traceparent=gang.spec.traceparent,
+        )
+        for worker in gang.seats_by_worker if only is None else (only,):
+            books.out.append(SendForm(worker=worker, request=request))
+            if ("ping", str(worker)) not in books.agenda:
+                books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
+
+
+def _place(seat: Seat) -> tuple[int, int]:
+    return seat.rank, seat.part

@@ -1,0 +1,98 @@
+"""What a gang waits for, said so that somebody can do something about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...schemas.messages.gangs import Obstacle, WhyReply
+from ...schemas.names import WorkerId
+from ...schemas.text import count_of
+from ..model.gang import Gang
+from ..model.states import Step
+from ..scheduling.infeasibility import lacks
+from ..scheduling.placement import place
+from ..scheduling.queue import target_of
+from .state import Books
+
+
+def why(books: Books, gang_id: str) -> WhyReply | None:
+    """None: no such gang."""
+    gang = books.gangs.get(gang_id)
+    if gang is None:
+        ended = books.ended.get(gang_id)
+        return None if ended is None else WhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
+    head = books.head if books.head is not None and books.head.gang == gang_id else None
+    target: Mapping[WorkerId, int] = head.target.slots if head is not None else {}
+    if not target and gang.step is Step.QUEUED:
+        target = target_of(gang.spec, books.inventory).slots
+    return WhyReply(
+        id=gang_id,
+        step=gang.step.value,
+        place=books.queue.place_of(gang_id),
+        lacks=tuple(_lacks(books, gang)),
+        target={str(worker): slots for worker, slots in target.items()},
+        kept={str(worker): slots for worker, slots in head.kept.items()} if head is not None else {},
+        obstacles=tuple(obstacle for worker in target for obstacle in _obstacles(books, gang_id, worker)),
+    )
+
+
+def standing(books: Books, gang: Gang) -> list[str]:
+    """What stands in the way of a gang that has no members yet, each a sentence; at least one."""
+    found = _lacks(books, gang) or ["its workers were just asked for their slots"]
+    ahead = books.queue.place_of(gang.id)
+    if ahead:
+        found.append(f"{count_of(ahead, 'gang')} ahead of it in the queue")
+    return found
+
+
+def _lacks(books: Books, gang: Gang) -> list[str]:
+    spec = gang.spec.smallest
+    match gang.step:
+        case Step.QUEUED if gang.aside:
+            missing = lacks(spec, books.inventory.free)
+            return [f"beside the gang of its set that it replaces: {lack.text}" for lack in missing]
+        case Step.QUEUED:
+            if place(spec, books.inventory.total) is None:
+                missing = lacks(spec, books.inventory.total)
+                return [f"{lack.text} (even if all were free)" for lack in missing]
+            if place(spec, books.inventory.free) is None:
+                return [lack.text for lack in lacks(spec, books.inventory.free)]
+            if gang.not_before > books.now:
+                again_s = gang.not_before - books.now
+                return [f"tried and refused {count_of(gang.refusals, 'time')}; tries again in {again_s:.2f} s"]
+            ahead = books.head.gang if books.head is not None else "?"
+            return [f"there is room, but gang {ahead} is ahead and needs it"]
+        case Step.HOLDING | Step.REPAIRING if gang.attempt is not None:
+            silent = [str(worker) for worker in gang.attempt.wanted if worker not in gang.attempt.answers]
+            return [f"waits for {', '.join(silent)} to answer"]
+        case Step.REPAIRING:
+            ranks = ", ".join(str(rank) for rank in gang.lost)
+            return [f"no room for the lost rank {ranks} yet; otherwise restarts as a whole"]
+        case Step.COMMITTING | Step.REJOINING | Step.CLOSING:
+            return [f"waits for the ledger; {count_of(len(books.ledger.line), 'commit')} in line"]
+        case Step.STOPPING if gang.closing is not None:
+            return [f"waits for {', '.join(map(str, gang.closing.waiting))} to stop ({gang.reason})"]
+        case Step.BACKOFF:
+            return [f"restarts soon ({gang.reason})"]
+        case _:
+            return []
+
+
+def _obstacles(books: Books, gang_id: str, worker: WorkerId) -> list[Obstacle]:
+    view = books.inventory.workers.get(worker)
+    if view is None:
+        return []
+    found: list[Obstacle] = []
+    for gang_id in books.on.get(worker, {}):
+        slots = sum(seat.slots for seat in books.gangs[gang_id].seats_by_worker[worker])
+        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
+    head = books.head
+    kept = head.kept.get(worker, 0) if head is not None else 0
+    if head is not None and kept and head.gang != gang_id:
+        holder = f"gang {head.gang} (kept for it at the head of the queue)"
+        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
+    others = view.ongoing - view.granted - kept
+    if others > 0:
+        # Which leases these are the ledger knows; the shell puts them in place of this line.
+        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))
+    return found

@@ -1,0 +1,268 @@
+"""The gang coordinator's core: every decision about gangs, and nothing else.
+
+Nothing in here (or in its parts) awaits, reads a clock, draws a random number or logs: time and
+draws arrive in the event, `handle` returns effects. Nothing outside changes state.
+
+The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers are those of the project's laws):
+
+- **L7 gang atomicity.** All members of a gang are granted by one batch and ended by one batch. No member is told to
+  start before the batch that grants it was committed.
+- **L8 gang fate.** Each generation is torn down once, whatever else fails; a restart is the next generation, with fresh
+  leases, and is queued when the old members have confirmed, are gone, or had their grace time and a margin.
+- **L9 one coordinator** (of each shard). Every batch is conditioned on our own `leader` record. Before LeadershipGained
+  and after LeadershipLost the core does nothing at all.
+- **No deadlock.** A gang that waits holds nothing, but for what is kept for the head of the queue, and but for the
+  survivors of a repair, whose wait is bounded.
+- **One commit in flight.** The others wait in line; one of unknown fate is voided and looked up before the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import assert_never
+
+from ...schemas.messages.gangs import GangReply, WhyReply
+from ...schemas.names import WorkerId
+from ...schemas.wire.frames import Load
+from ..model import events as on
+from ..model.effects import Effect, Stop, WakeAt
+from ..model.gang import Gang
+from ..model.timers import Name
+from ..settings import CoordinatorSettings
+from ..sharding.shards import WHOLE, Shard
+from .commit_pipeline import Granting, Writing
+from .explain import why
+from .liveness import Liveness
+from .members import Members
+from .owner_requests import Owners
+from .recovery import Recovery
+from .scheduler import Forming
+from .standing_sets import Sets
+from .state import Books, check
+from .teardown import Teardown
+
+
+class GangCore:
+    """All gangs of one coordinator. `event.now` must never go backwards from call to call."""
+
+    def __init__(self, settings: CoordinatorSettings | None = None, shard: Shard = WHOLE) -> None:
+        """What belongs to other shards must not be given to it; it is not known here."""
+        self._books = books = Books(settings or CoordinatorSettings(), shard)
+        self._teardown = Teardown(books)
+        self._members = Members(books, self._teardown)
+        self._forming = Forming(books, self._members, self._teardown)
+        self._granting = Granting(books, self._members, self._teardown)
+        self._owners = Owners(books, self._teardown)
+        self._sets = Sets(books, self._teardown)
+        self._liveness = Liveness(books, self._members, self._granting)
+        self._recovery = Recovery(books, self._members, self._teardown, self._granting, self._sets)
+        self._writing = Writing(books, self._members, self._teardown, self._granting, self._sets)
+        self._wake_at: float | None = None
+        self._timers: dict[str, Callable[[Gang], None]] = {
+            "hold": self._forming.timed_out,
+            "stop": self._teardown.stopped,
+            "resend": self._teardown.resend,
+            "backoff": self._teardown.again,
+            "repair": self._members.not_repaired,
+            "retire": self._sets.retired,
+            "owner": self._owners.silent,
+            "deadline": self._owners.too_late,
+        }
+
+    def __repr__(self) -> str:
+        books = self._books
+        if not books.leading:
+            return "<GangCore standing by>"
+        return f"<GangCore term={books.term} {len(books.gangs)} gangs, {len(books.queue)} queued, {books.inventory!r}>"
+
+    # -- what can be seen --------------------------------------------------------------------------------------------
+
+    @property
+    def leading(self) -> bool:
+        return self._books.leading
+
+    @property
+    def fence(self) -> int:
+        """Revision of our `leader` record."""
+        return self._books.ledger.fence
+
+    def get(self, gang: str) -> GangReply | None:
+        """A gang, also one that ended a short while ago; without its owner's token, with those of its seats."""
+        found = self._books.gangs.get(gang)
+        if found is not None:
+            return found.describe()
+        ended = self._books.ended.get(gang)
+        return ended.reply if ended is not None else None
+
+    def owned_by(self, gang: str, owner_token: str) -> bool:
+        """Whether that is the owner's token of a gang that it knows."""
+        known = self._books.gangs.get(gang) or self._books.ended.get(gang)
+        return known is not None and known.owner_token == owner_token
+
+    def gangs(self) -> list[GangReply]:
+        """All gangs that have not ended, in order of age."""
+        return [gang.describe() for gang in sorted(self._books.gangs.values(), key=lambda g: (g.created_at, g.id))]
+
+    def why(self, gang: str) -> WhyReply | None:
+        """What a gang waits for; None if it is not known. Looks at all workers: for people, not for loops."""
+        return why(self._books, gang)
+
+    def statistics(self) -> dict[str, float]:
+        """Gauges: `gangs`, `formed`, `queued`, `oldest_s` (age of the head of the queue), `commits_waiting`."""
+        books = self._books
+        waiting = [books.gangs[gang].queued_at for gang in books.queue]
+        return {
+            "gangs": len(books.gangs),
+            "formed": sum(bool(gang.seats) for gang in books.gangs.values()),
+            "queued": len(books.queue),
+            "oldest_s": books.now - min(waiting) if waiting else 0.0,
+            "commits_waiting": len(books.ledger.line),
+        }
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        check(self._books)
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def handle(self, event: on.AnyEvent) -> list[Effect]:
+        """Decide. Effects are to be carried out in order."""
+        books = self._books
+        assert event.now >= books.now, "time went backwards"
+        books.now, books.wall, books.draw = event.now, event.wall, event.draw
+        if isinstance(event, on.LeadershipGained):
+            self._wake_at = None
+            self._recovery.gained(event)
+        elif not books.leading:
+            return []
+        elif isinstance(event, on.LeadershipLost):
+            books.reset()
+            self._wake_at = None
+            books.out.append(Stop(reason=event.reason))
+        else:
+            self._dispatch(event)
+        self._settle()
+        out, books.out = books.out, []
+        return out
+
+    def _settle(self) -> None:
+        """Follow up until nothing more follows: what a set wants, what there is room for, what can be written."""
+        books = self._books
+        if not books.leading:
+            return
+        while True:
+            self._sets.look()
+            if books.look_for_room:
+                self._forming.schedule()
+            elif not self._writing.next() and not (books.sets_to_look_at or books.look_for_room):
+                break
+        if books.agenda.next_at != self._wake_at:
+            self._wake_at = books.agenda.next_at
+            books.out.append(WakeAt(at=self._wake_at))
+
+    def _dispatch(self, event: on.Happening) -> None:
+        match event:
+            case on.WorkerSeen() | on.LoadSeen() | on.WorkerGone() | on.PingAnswered() | on.PingUnanswered():
+                self._of_worker(event)
+            case on.HoldAnswered() | on.HoldUnanswered() | on.KeepAnswered():
+                self._of_hold(event)
+            case on.TeardownConfirmed():
+                self._teardown.confirmed(event.worker, event.gang, event.generation, event.load)
+            case on.TeardownUnanswered():
+                self._teardown.confirmed(event.worker, event.gang, event.generation, None)
+            case on.Formed():
+                self._members.started(event.gang, event.generation, None, event.worker)
+            case on.MemberStarted():
+                self._members.started(event.gang, event.generation, event.rank)
+            case on.MemberFailed():
+                self._members.reported(event)
+            case on.Committed() | on.CommitRefused() | on.CommitUnknown() | on.Refenced():
+                self._writing.answered(event)
+            case on.MembersRead():
+                self._recovery.sweep(event.members)
+            case on.LedgerVanished():
+                self._recovery.vanished(event)
+            case on.AcquireAsked() | on.RenewAsked() | on.ReleaseAsked() | on.EndAsked() | on.SetSeen():
+                self._of_people(event)
+            case on.Tick():
+                self._tick()
+            case _:
+                assert_never(event)
+
+    def _of_hold(self, event: on.HoldAnswered | on.HoldUnanswered | on.KeepAnswered) -> None:
+        match event:
+            case on.HoldAnswered():
+                self._forming.answered(event)
+            case on.HoldUnanswered():
+                self._forming.unanswered(event)
+            case on.KeepAnswered():
+                self._forming.kept(event)
+            case _:
+                assert_never(event)
+
+    def _of_people(self, event: on.AcquireAsked | on.RenewAsked | on.ReleaseAsked | on.EndAsked | on.SetSeen) -> None:
+        match event:
+            case on.AcquireAsked():
+                self._owners.acquire(event)
+            case on.RenewAsked():
+                self._owners.renew(event)
+            case on.ReleaseAsked():
+                self._owners.release(event)
+            case on.EndAsked():
+                self._owners.end(event)
+            case on.SetSeen():
+                self._sets.declare(event.name, event.record)
+            case _:
+                assert_never(event)
+
+    def _of_worker(
+        self, event: on.WorkerSeen | on.LoadSeen | on.WorkerGone | on.PingAnswered | on.PingUnanswered
+    ) -> None:
+        match event:
+            case on.WorkerSeen():
+                self._members.worker_seen(event.worker)
+            case on.LoadSeen():
+                self._load(event.worker, event.epoch, event.load)
+            case on.WorkerGone():
+                self._members.worker_gone(event.worker, event.reason)
+            case on.PingAnswered():
+                self._liveness.answered(event)
+            case on.PingUnanswered():
+                self._liveness.unanswered(event)
+            case _:
+                assert_never(event)
+
+    def _load(self, worker: WorkerId, epoch: int, load: Load) -> None:
+        books = self._books
+        view = books.inventory.workers.get(worker)
+        if view is None or view.facts.epoch != epoch:
+            return  # its registration is on the way
+        was_draining = view.draining
+        if books.inventory.load(worker, load):
+            books.look_for_room = True
+        if load.draining and not was_draining:
+            self._members.draining(worker)
+
+    def _tick(self) -> None:
+        for name in self._books.agenda.due(self._books.now):
+            self._due(name)
+
+    def _due(self, name: Name) -> None:
+        books = self._books
+        match name:
+            case ("ping", worker):
+                self._liveness.ping(WorkerId.parse(worker))
+            case ("keep",):
+                self._forming.renew_keeps()
+            case ("retry" | "starve", _):
+                books.look_for_room = True
+            case ("set" | "surge" | "ready", gangset):
+                books.sets_to_look_at[gangset] = None
+            case ("forget", gang_id):
+                books.ended.pop(gang_id, None)
+            case (timer, gang_id):
+                gang = books.gangs.get(gang_id)
+                if gang is not None:
+                    self._timers[timer](gang)
+            case _:
+                raise AssertionError(name)

@@ -1,0 +1,55 @@
+"""Pings to workers that have members, which also renew the gangs there."""
+
+from __future__ import annotations
+
+from ...schemas.messages.gangs import PingRequest
+from ...schemas.names import WorkerId
+from ..model.effects import Ping
+from ..model.events import PingAnswered, PingUnanswered
+from ..model.states import GRANTED
+from .commit_pipeline import Granting
+from .members import Members
+from .state import Books
+
+GONE_AFTER = 2
+"""Pings in a row without responders. One may hit a worker that is just connecting again."""
+
+
+class Liveness:
+    """Asks workers whether they are there. A part of the core."""
+
+    def __init__(self, books: Books, members: Members, granting: Granting) -> None:
+        self._books = books
+        self._granting = granting
+        self._members = members
+
+    def ping(self, worker: WorkerId) -> None:
+        books = self._books
+        here = books.on.get(worker)
+        if here:
+            gangs = {gang: books.gangs[gang].generation for gang in here}
+            books.out.append(Ping(worker=worker, request=PingRequest(gangs=gangs)))
+            books.agenda.set(("ping", str(worker)), books.now + books.settings.ping_s)
+
+    def answered(self, event: PingAnswered) -> None:
+        view = self._books.inventory.workers.get(event.worker)
+        if view is not None:
+            view.silent = 0
+        for gang_id, generation in event.started.items():
+            self._members.started(gang_id, generation, None, event.worker)
+        for gang_id, generation in event.missing.items():
+            gang = self._books.gangs.get(gang_id)
+            if gang is not None and gang.step in GRANTED and gang.generation == generation:
+                # Our `form` was lost. Told again, the worker either has it or refuses, which is a failure of its own.
+                self._granting.announce(gang, only=event.worker)
+
+    def unanswered(self, event: PingUnanswered) -> None:
+        books = self._books
+        view = books.inventory.workers.get(event.worker)
+        if view is None:
+            return
+        view.silent += 1
+        if view.silent >= GONE_AFTER:
+            self._members.worker_gone(event.worker, "no responders")
+        else:
+            books.agenda.set(("ping", str(event.worker)), books.now + books.settings.confirm_s)

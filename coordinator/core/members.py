@@ -1,0 +1,219 @@
+"""Members that fail, and what that means for their gang. Several failures of one generation are one failure."""
+
+from __future__ import annotations
+
+from ...schemas.messages.gangs import GangEventKind
+from ...schemas.names import WorkerId
+from ..model.commits import CommitKind
+from ..model.events import Cause, MemberFailed, WorkerFacts
+from ..model.gang import Failure, Gang
+from ..model.restart_policy import FINAL, Fate, decide
+from ..model.states import Move, Step, move
+from . import holds
+from .state import Books
+from .teardown import BLAMELESS, Teardown
+
+
+class Members:
+    """Judges failures. A part of the core."""
+
+    def __init__(self, books: Books, teardown: Teardown) -> None:
+        self._books = books
+        self._teardown = teardown
+
+    def reported(self, event: MemberFailed) -> None:
+        gang = self._books.gangs.get(event.gang)
+        if gang is None:
+            return
+        coming = gang.attempt is not None and event.generation == gang.next_generation
+        if event.generation != gang.generation and not (gang.step is Step.REJOINING and coming):
+            return
+        if event.generation == gang.generation and event.rank in gang.lost:
+            return  # known, and being replaced
+        self.fail(gang, Failure(cause=Cause(event.cause.value), ranks=(event.rank,), detail=event.detail))
+
+    def started(self, gang_id: str, generation: int, rank: int | None, worker: WorkerId | None = None) -> None:
+        """That member has started; or all of a worker."""
+        gang = self._books.gangs.get(gang_id)
+        if gang is None or gang.generation != generation or not gang.starting:
+            return
+        here = () if worker is None else gang.seats_by_worker.get(worker, ())
+        for number in [rank] if rank is not None else [seat.rank for seat in here if seat.part == 0]:
+            gang.starting.pop(number, None)
+        if not gang.starting and gang.step is Step.FORMED:
+            self.all_started(gang)
+
+    def all_started(self, gang: Gang) -> None:
+        """Every member of a formed gang has. Where callers look into the ledger, it says so before anybody else."""
+        if gang.gangset is None:
+            self.ready(gang)
+        else:
+            self._books.commit(CommitKind.READY, gang)
+
+    def ready(self, gang: Gang) -> None:
+        """It is known to whoever must know it first: tell all."""
+        if gang.step is not Step.FORMED or gang.starting or gang.ready:
+            return
+        gang.ready, gang.ready_at = True, self._books.now
+        self._books.look_at_set(gang)
+        self._books.tell(GangEventKind.READY, gang)
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None:
+        self._books.inventory.gone(worker)
+        self._lost(worker, Cause.WORKER_LOST, f"{worker}: {reason}")
+        for gang in [gang for gang in self._books.gangs.values() if gang.step is Step.STOPPING]:
+            self._teardown.confirmed(worker, gang.id, gang.generation, None)
+
+    def worker_seen(self, facts: WorkerFacts) -> None:
+        """A registration: leases of an older epoch are dead."""
+        view = self._books.inventory.seen(facts)
+        self._books.look_for_room = True
+        self._lost(facts.id, Cause.EPOCH_CHANGED, f"{facts.id} is in epoch {facts.epoch}", epoch=facts.epoch)
+        if view.draining:
+            self.draining(facts.id)
+
+    def draining(self, worker: WorkerId) -> None:
+        """Standing gangs move away; others stay, since what was granted is honoured."""
+        books = self._books
+        for gang_id in books.on.get(worker, {}):
+            gangset = books.gangs[gang_id].gangset
+            if gangset is not None:
+                books.sets_to_look_at[gangset] = None
+        head = books.head
+        if head is not None and worker in head.target.slots:
+            books.look_for_room = True
+
+    def _lost(self, worker: WorkerId, cause: Cause, detail: str, *, epoch: int | None = None) -> None:
+        books = self._books
+        for gang_id in list(books.on.get(worker, {})):
+            gang = books.gangs[gang_id]
+            seats = gang.seats_by_worker[worker]
+            dead = [seat for seat in seats if epoch is None or seat.epoch != epoch]
+            ranks = {seat.rank for seat in dead if seat.rank not in gang.lost}
+            self._fail_ranks(gang, cause, detail, ranks)
+        for gang in [gang for gang in books.gangs.values() if gang.attempt and worker in gang.attempt.wanted]:
+            attempt = gang.attempt
+            assert attempt is not None
+            answer = attempt.answers.get(worker)
+            if epoch is not None and (answer is None or answer.epoch == epoch):
+                continue
+            match gang.step:
+                case Step.COMMITTING | Step.REJOINING:
+                    ranks = {seat.rank for seat in attempt.wanted[worker]}
+                    self._fail_ranks(gang, cause, detail, ranks)
+                case _:
+                    self.refused(gang)
+
+    def _fail_ranks(self, gang: Gang, cause: Cause, detail: str, ranks: set[int]) -> None:
+        if ranks:
+            self.fail(gang, Failure(cause=cause, ranks=tuple(sorted(ranks)), detail=detail))
+
+    def refused(self, gang: Gang) -> None:
+        """A try to hold or to commit came to nothing: wait a little, in the same place of the queue."""
+        books = self._books
+        holds.abandon(books, gang)
+        settings = books.settings
+        wait = min(settings.refused_max_s, settings.refused_first_s * 2.0 ** min(gang.refusals, 30))
+        gang.refusals += 1
+        gang.not_before = books.now + wait * (0.5 + books.draw / 2)
+        books.agenda.set(("retry", gang.id), gang.not_before)
+        match gang.step:
+            case Step.HOLDING | Step.COMMITTING:
+                move(gang, Move.REFUSED)
+                books.enqueue(gang)
+            case Step.REJOINING:
+                move(gang, Move.REFUSED)
+                books.repairs[gang.id] = None
+            case _:
+                books.repairs[gang.id] = None
+        if gang.lost_record:
+            gang.lost_record = False
+            books.commit(CommitKind.REWRITE, gang)
+        doom, gang.doom = gang.doom, None
+        if doom is None:
+            return
+        if gang.step is Step.REPAIRING:
+            self.fail(gang, doom)
+        elif doom.cause in FINAL:
+            self._teardown.drop(gang, doom)
+
+    def fail(self, gang: Gang, failure: Failure) -> None:
+        """Members of the present generation are lost, or the gang as a whole must go."""
+        match gang.step:
+            case Step.FORMED:
+                self._judge(gang, failure)
+            case Step.REPAIRING:
+                self._worse(gang, failure)
+            case Step.COMMITTING | Step.REJOINING:
+                gang.doom = gang.doom or failure
+            case Step.RETIRING:
+                self._teardown.close(gang, failure, ends=True)
+            case Step.QUEUED | Step.HOLDING | Step.CLOSING | Step.STOPPING | Step.BACKOFF | Step.ENDED:
+                pass
+
+    def _judge(self, gang: Gang, failure: Failure) -> None:
+        books = self._books
+        if gang.ready and books.now - gang.ready_at >= books.settings.stable_after_s:
+            gang.streak = 0
+        of_set = books.sets.get(gang.gangset or "")
+        if of_set is not None and failure.cause not in BLAMELESS:
+            of_set.failed(gang, failure, books.now)
+        verdict = decide(
+            gang.spec,
+            failure.cause,
+            failures=gang.failures,
+            streak=gang.streak,
+            draw=books.draw,
+            settings=books.settings,
+        )
+        if verdict.counted:
+            gang.failures += 1
+            gang.streak += 1
+        match verdict.fate:
+            case Fate.END:
+                self._teardown.close(gang, failure, ends=True)
+            case Fate.RESTART:
+                self._teardown.close(gang, failure, ends=False, delay_s=verdict.delay_s)
+            case Fate.REPAIR if len(failure.ranks) < gang.spec.size:
+                self._repair(gang, failure)
+            case Fate.REPAIR:
+                self._teardown.close(gang, failure, ends=False)
+
+    def _repair(self, gang: Gang, failure: Failure) -> None:
+        books = self._books
+        move(gang, Move.LOST_MEMBER)
+        gang.ready = False
+        books.look_at_set(gang)
+        gang.lost = dict.fromkeys(failure.ranks)
+        gang.reason, gang.rank = failure.text, failure.rank
+        books.repairs[gang.id] = None
+        books.look_for_room = True
+        books.agenda.set(("repair", gang.id), books.now + books.settings.repair_s)
+        books.tell(GangEventKind.MEMBER_LOST, gang)
+        self._teardown.stop_lost(gang)
+
+    def _worse(self, gang: Gang, failure: Failure) -> None:
+        """Something more was lost while replacements were looked for."""
+        if failure.cause in FINAL or failure.cause in (Cause.NOT_REPAIRED, Cause.PREEMPTED):
+            self._teardown.close(gang, failure, ends=failure.cause in FINAL)
+            return
+        new = {rank: None for rank in failure.ranks if rank not in gang.lost}
+        if not new:
+            return
+        holds.abandon(self._books, gang)
+        gang.lost.update(new)
+        if len(gang.lost) >= gang.spec.size:
+            self._teardown.close(gang, failure, ends=False)
+            return
+        move(gang, Move.LOST_MEMBER)
+        self._books.repairs[gang.id] = None
+        gang.reason, gang.rank = failure.text, failure.rank
+        self._books.tell(GangEventKind.MEMBER_LOST, gang)
+        self._teardown.stop_lost(gang)
+
+    def not_repaired(self, gang: Gang) -> None:
+        """The time for a repair is up: the whole gang restarts. A swap that is being committed is let through."""
+        if gang.step is Step.REPAIRING:
+            self.fail(gang, Failure(cause=Cause.NOT_REPAIRED, ranks=tuple(sorted(gang.lost))))
+        elif gang.step is Step.REJOINING:
+            self._books.agenda.set(("repair", gang.id), self._books.now + self._books.settings.resend_s)

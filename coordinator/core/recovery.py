@@ -1,0 +1,165 @@
+"""What a new leader makes of the ledger it finds.
+
+Laws:
+
+1. It starts from nothing but a whole and successful reading, made after its own `leader` record was written: no write
+   of an earlier leader can come after it.
+2. What is formed is left alone, and its members are told again (the leader before may have died before it told them).
+   What was half torn down is torn down to its end. Holds that were never committed end by themselves at the workers.
+3. A member record is removed only if it was read and the books, which are whole, have no such member. A reading that
+   failed brings no event, and so removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...schemas.messages.gangs import GangEventKind
+from ...schemas.names import WorkerId
+from ...schemas.records.gangs import MAX_SEATS, GangRecord, GangState, MemberRecord
+from ..model.commits import CommitKind
+from ..model.events import Cause, LeadershipGained, LedgerVanished
+from ..model.gang import Closing, Failure, Gang
+from ..model.states import Step
+from .commit_pipeline import Granting
+from .members import Members
+from .standing_sets import Sets
+from .state import Books, Ended
+from .teardown import Teardown
+
+
+class Recovery:
+    """Takes over. A part of the core."""
+
+    def __init__(self, books: Books, members: Members, teardown: Teardown, granting: Granting, sets: Sets) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+        self._granting = granting
+        self._sets = sets
+
+    def gained(self, event: LeadershipGained) -> None:
+        books = self._books
+        books.reset()
+        books.leading, books.term, books.ledger.fence = True, event.term, event.fence
+        for facts in event.workers:
+            books.inventory.seen(facts)
+        for name, record in event.sets:
+            self._sets.declare(name, record)
+        for name, status in event.statuses:
+            self._sets.remember(name, status)
+        granted = {(worker, member.gang, member.generation) for worker, member in event.members}
+        for gang_record, revision in sorted(event.gangs, key=lambda item: item[0].id):
+            self._restore(gang_record, revision, granted)
+        self.sweep(event.members)
+        for gang in list(books.gangs.values()):
+            if not books.shard.keeps_all(gang.spec):
+                self._teardown.end(gang, Failure(cause=Cause.RESHARDED))
+            elif gang.gangset is not None and gang.gangset not in books.sets:
+                self._teardown.end(gang, Failure(cause=Cause.REPLACED))
+        books.look_for_room = True
+
+    def _restore(self, record: GangRecord, revision: int, granted: set[tuple[WorkerId, str, int]]) -> None:
+        books = self._books
+        gang = Gang(
+            id=record.id,
+            spec=record.spec,
+            owner_token=record.owner_token,
+            gangset=record.gangset,
+            created_at=record.created_at,
+            queued_at=books.now,
+            generation=record.generation,
+            failures=record.counted,
+            streak=record.counted,
+            persisted=True,
+            seats=record.seats,
+            rendezvous=record.rendezvous,
+            fence=record.fence_at(revision),
+            ready_at=books.now,
+            formed_at=books.now,
+            formed_wall=record.formed_at,
+            reason=record.reason,
+            rank=record.rank,
+        )
+        match record.state:
+            case GangState.FORMED | GangState.RETIRING:
+                self._restore_formed(gang, record, granted)
+            case GangState.TEARING_DOWN:
+                gang.step = Step.STOPPING
+                failure = _failure_of(record)
+                gang.closing = Closing(failure=failure, ends=record.ends)
+                books.add(gang)
+                self._teardown.stop(gang)
+            case GangState.QUEUED:
+                if record.deadline_at is not None:
+                    gang.deadline_wall = record.deadline_at
+                    gang.deadline_at = books.now + max(0.0, record.deadline_at - books.wall)
+                    books.agenda.set(("deadline", gang.id), gang.deadline_at)
+                books.add(gang)
+            case GangState.ENDED:
+                gang.step = Step.ENDED
+                books.ended[gang.id] = Ended(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
+                books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
+                return
+        if gang.gangset is None:
+            books.agenda.set(("owner", gang.id), books.now + gang.spec.ttl_s)
+
+    def _restore_formed(self, gang: Gang, record: GangRecord, granted: set[tuple[WorkerId, str, int]]) -> None:
+        books = self._books
+        gang.step = Step.RETIRING if record.state is GangState.RETIRING else Step.FORMED
+        # What the ledger does not say the workers do, when they are told again. To an older coordinator, formed was
+        # ready, and its callers have gone by that.
+        gang.ready = record.ready is True or (record.ready is None and record.gangset is not None)
+        if not gang.ready:
+            gang.starting = {seat.rank: None for seat in gang.seats if seat.part == 0}
+        books.add(gang)
+        books.seat(gang)
+        if not books.shard.keeps_all(gang.spec):
+            return  # it ends in a moment: nothing can be said of workers that are not ours
+        lost: dict[int, tuple[Cause, str]] = {}
+        for worker, seats in gang.seats_by_worker.items():
+            view = books.inventory.workers.get(worker)
+            for seat in seats:
+                if view is None:
+                    lost[seat.rank] = (Cause.WORKER_LOST, f"{worker}: gone while there was no leader")
+                elif view.facts.epoch != seat.epoch:
+                    lost[seat.rank] = (Cause.EPOCH_CHANGED, f"{worker} is in epoch {view.facts.epoch}")
+                elif (worker, gang.id, gang.generation) not in granted:
+                    lost[seat.rank] = (Cause.MISSING, f"no member record of {worker}")
+        if gang.step is Step.RETIRING:
+            self._sets.retiring(gang)
+        if lost:
+            cause, detail = lost[min(lost)]
+            self._members.fail(gang, Failure(cause=cause, ranks=tuple(sorted(lost)), detail=detail))
+        else:
+            self._granting.announce(gang)
+            books.tell(GangEventKind.RECOVERED, gang)
+
+    # -- leaked records ----------------------------------------------------------------------------------------------
+
+    def sweep(self, members: Iterable[tuple[WorkerId, MemberRecord]]) -> None:
+        """Remove the records of members that no gang has."""
+        leaked = [(worker, member.gang) for worker, member in members if self._books.is_leaked(worker, member.gang)]
+        for start in range(0, len(leaked), MAX_SEATS):
+            self._books.ledger.push(CommitKind.SWEEP, "", leaked=tuple(leaked[start : start + MAX_SEATS]))
+
+    def vanished(self, event: LedgerVanished) -> None:
+        """Write again what the books have. Workers do the same for their own keys.
+
+        Of a gang whose grant is in the line the grant writes all, and if it comes to nothing, `Members.refused` sees to
+        it; so does the end of one that closes."""
+        books = self._books
+        books.ledger.fence = event.fence
+        for name in books.sets:
+            books.ledger.push_status(name)
+        for gang in books.gangs.values():
+            if gang.step in (Step.COMMITTING, Step.REJOINING):
+                gang.lost_record = gang.persisted
+            elif gang.persisted and gang.step is not Step.CLOSING:
+                books.commit(CommitKind.REWRITE, gang)
+
+
+def _failure_of(record: GangRecord) -> Failure:
+    word, _, detail = record.reason.partition(": ")
+    cause = Cause(word) if word in set(Cause) else Cause.FAILED
+    return Failure(cause=cause, ranks=() if record.rank is None else (record.rank,), detail=detail)

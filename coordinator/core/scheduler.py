@@ -1,0 +1,278 @@
+"""From the queue to holds on workers: who is tried now, what the head waits for, what others may take meanwhile.
+
+Laws:
+
+1. A gang holds nothing while it waits: holds are all accepted, or all given back. Two gangs cannot deadlock.
+2. Repairs go first (their survivors hold slots), then the queue in its order, then back-fill behind a waiting head.
+3. Slots are kept for the head only, and given back when it is no longer the head.
+4. Beyond its smallest size a gang takes what no other in the queue has use for: nothing at all while one waits that
+   cannot be placed on the same pools, else what is left when each of the others has its place.
+5. The head is the first that cannot be placed, and that nobody serves for meanwhile: a standing gang's replacement that
+   waits for room beside it (`Gang.aside`) takes what is free in its turn, and holds nobody up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+
+from ...schemas.messages.gangs import KeepRequest
+from ...schemas.names import WorkerId
+from ..model.commits import CommitKind
+from ..model.effects import SendKeep
+from ..model.events import Cause, HoldAnswered, HoldUnanswered, KeepAnswered
+from ..model.gang import Failure, Gang
+from ..model.states import Move, Step, move
+from ..scheduling.placement import Placement, place, place_most, wanted_of
+from ..scheduling.queue import Head, Target, guard, still_good, target_of, victims
+from . import holds
+from .members import Members
+from .state import Books
+from .teardown import Teardown
+
+
+class Forming:
+    """Takes gangs from the queue. A part of the core."""
+
+    def __init__(self, books: Books, members: Members, teardown: Teardown) -> None:
+        self._books = books
+        self._members = members
+        self._teardown = teardown
+
+    # -- who is next -------------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Start whatever can be started. Called when there may be more room, or somebody new waits."""
+        books = self._books
+        books.look_for_room = False
+        for gang_id in list(books.repairs):
+            self._try_repair(books.gangs[gang_id])
+        index = 0
+        while index < len(books.queue):
+            gang = books.gangs[books.queue.at(index)]
+            placement = self._place(gang)
+            if placement is not None:
+                self._start(gang, placement)
+            elif gang.aside:
+                index += 1
+            else:
+                self._wait_at_head(gang)
+                self._backfill(index + 1)
+                return
+        self._set_head(None)
+
+    def _place(self, gang: Gang) -> Placement | None:
+        """For the first that is not started yet; what is kept for it counts as free."""
+        books = self._books
+        if gang.not_before > books.now:
+            return None
+        fit, gang.fit = gang.fit, None
+        if fit is not None and fit.still is not None:
+            return fit.still
+        head = books.head
+        kept = head.kept if head is not None and head.gang == gang.id else {}
+        return self._placed(gang, kept)
+
+    def _placed(self, gang: Gang, changes: Mapping[WorkerId, int]) -> Placement | None:
+        """With these slots more or fewer than are free; with as many members as others leave room for."""
+        books = self._books
+        found = place(gang.spec.smallest, books.inventory.free, changes=changes)
+        if found is None or not gang.spec.elastic:
+            return found
+        left = self._left_for_more(gang, found, changes)
+        more = None if left is None else place_most(gang.spec, books.inventory.free, changes=left)
+        return more or found
+
+    def _left_for_more(
+        self, gang: Gang, smallest: Placement, changes: Mapping[WorkerId, int]
+    ) -> Counter[WorkerId] | None:
+        """`changes`, less what the others in the queue need beside it at its smallest. None: one of them waits for
+        workers of the same pools, and may need any that is left."""
+        books = self._books
+        pools = gang.spec.pools
+        left = Counter(changes)
+        beside = Counter(changes)
+        beside.subtract(smallest.slots_by_worker())
+        for other_id in islice(books.queue, books.settings.backfill_depth):
+            other = books.gangs[other_id]
+            if other is gang or pools.isdisjoint(other.spec.pools):
+                continue
+            found = place(other.spec.smallest, books.inventory.free, changes=beside)
+            if found is not None:
+                beside.subtract(found.slots_by_worker())
+                left.subtract(found.slots_by_worker())
+            elif not other.aside:
+                return None
+        return left
+
+    def _start(self, gang: Gang, placement: Placement) -> None:
+        books = self._books
+        head = books.head
+        if head is not None and head.gang == gang.id:
+            # Its holds take what was kept on the same worker; the rest is given back.
+            books.head = None
+            used = placement.by_worker()
+            for worker, slots in head.kept.items():
+                books.inventory.occupy(worker, -slots)
+            if head.keeping:
+                self._keep(gang.id, {worker: 0 for worker in head.target.slots if worker not in used})
+        books.queue.discard(gang.id)
+        books.agenda.cancel(("retry", gang.id))
+        books.agenda.cancel(("starve", gang.id))
+        move(gang, Move.PLACED)
+        holds.send(books, gang, placement)
+
+    def _backfill(self, index: int) -> None:
+        books = self._books
+        assert books.head is not None
+        changes = guard(books.head.target.slots)
+        last = index + books.settings.backfill_depth
+        while index < min(last, len(books.queue)):
+            gang = books.gangs[books.queue.at(index)]
+            placement = None
+            if gang.not_before <= books.now:
+                placement = self._placed(gang, changes)
+            if placement is None:
+                index += 1
+            else:
+                self._start(gang, placement)
+                last -= 1
+
+    # -- the head waits ----------------------------------------------------------------------------------------------
+
+    def _wait_at_head(self, gang: Gang) -> None:
+        books = self._books
+        head = books.head
+        if head is None or head.gang != gang.id:
+            head = Head(gang=gang.id, target=target_of(gang.spec, books.inventory))
+            self._set_head(head)
+        elif not self._still_leaving(head) and not still_good(gang.spec, head.target, books.inventory):
+            self._move_target(head, target_of(gang.spec, books.inventory))
+        if gang.spec.preempt:
+            self._preempt(gang, head)
+        starved_at = gang.queued_at + books.settings.starve_after_s
+        if books.now < starved_at:
+            books.agenda.set(("starve", gang.id), starved_at)
+        elif ("keep",) not in books.agenda:
+            self.renew_keeps()
+
+    def _move_target(self, head: Head, target: Target) -> None:
+        if head.keeping:
+            self._keep(head.gang, {worker: 0 for worker in head.target.slots if worker not in target.slots})
+        head.target = target
+        head.kept = {worker: slots for worker, slots in head.kept.items() if worker in target.slots}
+
+    def _set_head(self, head: Head | None) -> None:
+        books = self._books
+        before, books.head = books.head, head
+        if before is not None and before.keeping:
+            books.agenda.cancel(("keep",))
+            self._keep(before.gang, dict.fromkeys(before.target.slots, 0))
+
+    def renew_keeps(self) -> None:
+        """Ask the workers of the head's target to keep slots, and again after a while."""
+        books = self._books
+        head = books.head
+        waiting = books.gangs.get(head.gang) if head is not None else None
+        if head is None or waiting is None or not head.target.slots:
+            return  # ended in this very moment: the next look for room finds another head
+        if books.now < waiting.queued_at + books.settings.starve_after_s:
+            return
+        head.keeping = True
+        self._keep(head.gang, head.target.slots)
+        books.agenda.set(("keep",), books.now + books.settings.keep_renew_s)
+
+    def _keep(self, gang: str, slots: Mapping[WorkerId, int]) -> None:
+        books = self._books
+        for worker, count in slots.items():
+            request = KeepRequest(gang=gang, slots=count, keep_s=books.settings.keep_s)
+            books.out.append(SendKeep(worker=worker, request=request))
+
+    def kept(self, event: KeepAnswered) -> None:
+        books = self._books
+        if event.load is not None and books.inventory.load(event.worker, event.load):
+            books.look_for_room = True
+        head = books.head
+        if head is None or head.gang != event.gang or event.worker not in head.target.slots:
+            return
+        if event.kept > head.kept.get(event.worker, 0):
+            books.look_for_room = True
+        head.kept[event.worker] = event.kept
+
+    def _preempt(self, gang: Gang, head: Head) -> None:
+        """Tear down gangs of lower priority. What they leave is guarded: they cannot come back first."""
+        books = self._books
+        if gang.not_before > books.now or self._still_leaving(head):
+            return
+        formed = [other for other in books.gangs.values() if other.step is Step.FORMED]
+        found = victims(gang, formed, books.inventory)
+        if found is None:
+            return
+        chosen, target = found
+        self._move_target(head, target)
+        head.preempting = tuple(victim.id for victim in chosen)
+        for victim in chosen:
+            self._members.fail(victim, Failure(cause=Cause.PREEMPTED, detail=f"by gang {gang.id}"))
+
+    def _still_leaving(self, head: Head) -> bool:
+        gangs = (self._books.gangs.get(gang) for gang in head.preempting)
+        return any(gang is not None and gang.step in (Step.CLOSING, Step.STOPPING) for gang in gangs)
+
+    # -- repairs -----------------------------------------------------------------------------------------------------
+
+    def _try_repair(self, gang: Gang) -> None:
+        books = self._books
+        if gang.not_before > books.now:
+            return
+        stay = [seat for seat in gang.seats if seat.rank not in gang.lost and seat.part == 0]
+        places = (WorkerId(seat.pool, seat.worker) for seat in stay)
+        nodes = frozenset(books.inventory.free.place_of(w).node for w in places if w in books.inventory.free)
+        wanted = [item for item in wanted_of(gang.spec) if item.rank in gang.lost]
+        placement = place(gang.spec, books.inventory.free, only=wanted, taken_nodes=nodes)
+        if placement is not None:
+            del books.repairs[gang.id]
+            holds.send(books, gang, placement)
+
+    # -- answers to holds --------------------------------------------------------------------------------------------
+
+    def answered(self, event: HoldAnswered) -> None:
+        books = self._books
+        gang = books.gangs.get(event.gang)
+        attempt = gang.attempt if gang is not None else None
+        if gang is None or attempt is None or attempt.number != event.attempt or event.worker not in attempt.wanted:
+            if event.accepted and not (gang is not None and self._owns(gang, event)):
+                holds.release(books, event.worker, event.gang, event.generation, event.attempt)
+            return
+        if event.worker in attempt.answers:
+            return  # the same again
+        facts = books.inventory.workers.get(event.worker)
+        tokens = len(attempt.wanted[event.worker])
+        if not event.accepted or facts is None or facts.facts.epoch > event.epoch or len(event.tokens) != tokens:
+            self._members.refused(gang)
+        else:
+            holds.accept(books, attempt, event)
+        if event.load is not None:
+            books.inventory.load(event.worker, event.load)
+        if attempt is gang.attempt and attempt.held:
+            books.agenda.cancel(("hold", gang.id))
+            move(gang, Move.HELD)
+            books.commit(CommitKind.REJOIN if gang.seats else CommitKind.FORM, gang)
+
+    def unanswered(self, event: HoldUnanswered) -> None:
+        gang = self._books.gangs.get(event.gang)
+        attempt = gang.attempt if gang is not None else None
+        if gang is None or attempt is None or attempt.number != event.attempt:
+            return
+        if event.worker in attempt.wanted and event.worker not in attempt.answers:
+            self._members.refused(gang)
+
+    def timed_out(self, gang: Gang) -> None:
+        """Some hold was not answered in time."""
+        if gang.attempt is not None and not gang.attempt.held:
+            self._members.refused(gang)
+
+    @staticmethod
+    def _owns(gang: Gang, event: HoldAnswered) -> bool:
+        """An answer that came twice, of a hold that has become members."""
+        return any(seat.token in event.tokens for seat in gang.seats)

@@ -1,0 +1,349 @@
+"""Standing sets: k gangs of one shape kept up, scaled, rolled and moved by whole gangs.
+
+Laws:
+
+1. A formed gang is told to retire before it is torn down, so that callers go elsewhere first.
+2. Rolling and moving replace one gang at a time. With surge 1 its replacement has been ready for `min_ready_s` before
+   it retires, if there is room for both. While it waits for room it stands aside: it is never the head of the queue and
+   keeps no slots. Without room for `surge_wait_s` the old gang goes first, as with surge 0, and its replacement has its
+   place in the queue.
+3. A gang is out of date when its set's template is another by now, or when one of its workers drains. One that is out
+   of date by its template alone goes first only if that makes room for its replacement; one on a draining worker has
+   to go anyway, and does so well before the drain's grace ends.
+4. A roll whose new gangs fail `roll_failures` times, before one has been ready for `min_ready_s`, stops: the set is
+   kept up in the shape that served before, until it is declared anew. Until a new shape has served, gangs of the one
+   before come back when they fail.
+5. A gang that ends by its own fault is replaced after a wait that doubles; one success starts the waits from the
+   beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from ...schemas.messages.gangs import GangEventKind
+from ...schemas.records.gangs import GangSetRecord, GangSetStatus, SetState, read_gang, template_of, write_gang
+from ...schemas.text import count_of
+from ..model.commits import CommitKind
+from ..model.events import Cause
+from ..model.gang import Failure, Gang
+from ..model.states import Move, Step, move
+from ..scheduling.placement import place
+from .state import Books, SetBooks
+from .teardown import Teardown
+
+
+class Sets:
+    """Keeps standing sets as declared. A part of the core."""
+
+    def __init__(self, books: Books, teardown: Teardown) -> None:
+        self._books = books
+        self._teardown = teardown
+
+    def declare(self, name: str, record: GangSetRecord | None) -> None:
+        """The set is wanted like this from now on; None: no more."""
+        books = self._books
+        if record is not None:
+            known = books.sets.get(name)
+            if known is not None:
+                if known.record.template != record.template:
+                    mine = [gang for gang in map(books.gangs.__getitem__, known.gangs) if gang.serves]
+                    if known.served or any(gang.spec == known.record.template for gang in mine):
+                        known.previous = known.record.gang
+                    known.served = False
+                known.record = record
+                known.failures, known.not_before = 0, 0.0
+                known.short, known.wait_from = 0, None
+                known.tries, known.trouble, known.stopped = 0, "", False
+            else:
+                found = {gang.id: None for gang in books.gangs.values() if gang.gangset == name}
+                books.sets[name] = SetBooks(record=record, gangs=found)
+        elif name in books.sets:
+            known = books.sets[name]
+            known.record = known.record.model_copy(update={"gangs": 0})
+        books.sets_to_look_at[name] = None
+
+    def remember(self, name: str, status: GangSetStatus) -> None:
+        """What an earlier leader wrote of a set."""
+        of_set = self._books.sets.get(name)
+        if of_set is None:
+            self._books.ledger.push_status(name)  # nobody declares it any more
+            return
+        of_set.status = status
+        current = read_gang(status.current)
+        of_set.previous = read_gang(status.previous)
+        if current is not None and template_of(current) == of_set.record.template:
+            of_set.served, of_set.tries, of_set.stopped = status.served, status.failures, status.stopped
+            of_set.trouble = status.last_failure
+        elif status.served:
+            of_set.previous = current
+
+    def not_told(self, name: str) -> None:
+        """Its status could not be written. Once something happens to the set it is tried again, and not before: nothing
+        depends on it, and perhaps we may not."""
+        of_set = self._books.sets.get(name)
+        if of_set is not None:
+            of_set.status = None
+
+    def status(self, name: str) -> GangSetStatus | None:
+        """As it is to be written; None: not any more."""
+        of_set = self._books.sets.get(name)
+        if of_set is None or of_set.status is None:
+            return None
+        return of_set.status.model_copy(update={"at": self._books.wall})
+
+    def look(self) -> None:
+        """Bring the sets that something happened to nearer to what is declared."""
+        books = self._books
+        while books.sets_to_look_at:
+            name = next(iter(books.sets_to_look_at))
+            del books.sets_to_look_at[name]
+            of_set = books.sets.get(name)
+            if of_set is not None:
+                self._reconcile(name, of_set)
+
+    def _reconcile(self, name: str, of_set: SetBooks) -> None:
+        books, record = self._books, of_set.record
+        live = [books.gangs[gang] for gang in of_set.gangs if not _leaving(books.gangs[gang])]
+        if any(self._steady(gang, of_set) for gang in live if gang.spec == record.template):
+            of_set.served, of_set.tries, of_set.trouble = True, 0, ""
+        kept = (of_set.template, None if of_set.served else of_set.before)
+        for gang in [gang for gang in live if not _serving(gang) and gang.spec not in kept]:
+            # Serves nobody, and would come back in the old shape.
+            self._teardown.end(gang, Failure(cause=Cause.REPLACED))
+        live = [gang for gang in live if gang.id in of_set.gangs and not _leaving(gang)]
+        stale = [gang for gang in live if self._out_of_date(gang, of_set)]
+        fresh = [gang for gang in live if gang not in stale]
+        if any(self._steady(gang, of_set) for gang in fresh):
+            of_set.failures = 0
+        fresh = self._shrink(fresh, record.gangs)
+        self._lose_patience(name, of_set, stale, fresh)
+        stale = self._retire_stale(of_set, stale, fresh)
+        fresh += self._grow(name, of_set, stale, fresh)
+        self._stand_aside(of_set, stale, fresh)
+        self._wake(name, of_set)
+        if record.gangs == 0 and not of_set.gangs:
+            books.agenda.cancel(("surge", name))
+            books.agenda.cancel(("ready", name))
+            del books.sets[name]
+            books.ledger.push_status(name)
+            return
+        status = self._describe(of_set)
+        if of_set.status is None or status != of_set.status.model_copy(update={"at": 0.0}):
+            of_set.status = status
+            books.ledger.push_status(name)
+
+    def _steady(self, gang: Gang, of_set: SetBooks) -> bool:
+        """Ready for long enough."""
+        return gang.serves and self._books.now >= gang.ready_at + of_set.record.min_ready_s
+
+    def _wake(self, name: str, of_set: SetBooks) -> None:
+        """Look again when the next gang has been ready for long enough."""
+        books = self._books
+        ready = [gang for gang in map(books.gangs.__getitem__, of_set.gangs) if gang.serves]
+        times = [gang.ready_at + of_set.record.min_ready_s for gang in ready if not self._steady(gang, of_set)]
+        if times:
+            books.agenda.set(("ready", name), min(times))
+
+    def _describe(self, of_set: SetBooks) -> GangSetStatus:
+        books, record = self._books, of_set.record
+        gangs = [books.gangs[gang] for gang in of_set.gangs]
+        mine = [gang for gang in gangs if gang.spec == record.template and not self._graces(gang)]
+        serving = [gang for gang in gangs if gang.ready and gang.step in (Step.FORMED, Step.RETIRING)]
+        ready = sum(gang in mine and gang.step is Step.FORMED for gang in serving)
+        old = sum(gang not in mine or gang.step is not Step.FORMED for gang in serving)
+        steady = ready == len(gangs) == record.gangs and (of_set.served or not gangs)
+        state, reason = SetState.STEADY, ""
+        if of_set.stopped or (not steady and of_set.tries >= record.roll_failures):
+            state = SetState.FAILING
+            what = "the roll was stopped, and the shape before is kept up, since its new gangs failed"
+            reason = (
+                f"{what if of_set.stopped else 'its gangs failed'} {count_of(of_set.tries, 'time')}: {of_set.trouble}"
+            )
+        elif not steady:
+            state, reason = SetState.ROLLING, _waits_for(record, mine, ready, old, of_set.trouble)
+        return GangSetStatus(
+            state=state,
+            reason=reason,
+            gangs=record.gangs,
+            formed=sum(gang.step is Step.FORMED for gang in mine),
+            ready=ready,
+            old=old,
+            failures=of_set.tries,
+            last_failure=of_set.trouble,
+            stopped=of_set.stopped,
+            served=of_set.served,
+            current=write_gang(record.gang),
+            previous=None if of_set.previous is None else write_gang(of_set.previous),
+        )
+
+    def _shrink(self, fresh: list[Gang], wanted: int) -> list[Gang]:
+        """Whole gangs go: those that do not serve first, then the newest."""
+        order = sorted(fresh, key=lambda gang: (gang.serves, _serving(gang), -gang.created_at, gang.id))
+        for gang in order[: max(0, len(fresh) - wanted)]:
+            self._retire(gang)
+        gone = order[: max(0, len(fresh) - wanted)]
+        return [gang for gang in fresh if gang not in gone]
+
+    def _lose_patience(self, name: str, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> None:
+        """Replacements that found no room for long enough: let the set be short of one gang, so that there is room.
+        Of one more each time, while gangs on draining workers are left: those have to go in any case."""
+        books = self._books
+        patience_s = self._patience_s(of_set, stale, fresh)
+        if not stale or patience_s == math.inf:
+            of_set.short = min(of_set.short, 1) if stale else 0
+            of_set.wait_from = None
+            books.agenda.cancel(("surge", name))
+            return
+        if of_set.wait_from is None:
+            of_set.wait_from = books.now
+        limit_s = patience_s if of_set.short == 0 else max(patience_s, _LOOK_AGAIN_S)
+        if books.now >= of_set.wait_from + limit_s:
+            if of_set.short == 0 or any(self._graces(gang) for gang in stale):
+                of_set.short += 1
+            of_set.wait_from, limit_s = books.now, max(patience_s, _LOOK_AGAIN_S)
+        books.agenda.set(("surge", name), of_set.wait_from + limit_s)
+
+    def _patience_s(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> float:
+        """How long the old gangs wait for their replacements. Those that have room and start are waited for; but a
+        draining worker's time is short. Of its grace, most is left for the move itself."""
+        grace_s = min((grace for gang in stale for grace in self._graces(gang) if grace is not None), default=math.inf)
+        if any(gang.step in _WAITS_FOR_ROOM for gang in fresh):
+            return min(of_set.record.surge_wait_s, grace_s / _PART_OF_GRACE)
+        return math.inf if all(self._steady(gang, of_set) for gang in fresh) else grace_s / _PART_TO_START
+
+    def _retire_stale(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
+        """Gangs out of date go one by one, as their replacements have been ready for long enough; at once if there are
+        too many anyway."""
+        books, record = self._books, of_set.record
+        steady = sum(self._steady(gang, of_set) for gang in fresh)
+        wanted = max(0, record.gangs - steady)
+        short = max(of_set.short, 1 - record.surge)
+        remaining = list(stale)
+        for gang in sorted(stale, key=lambda gang: (not self._graces(gang), gang.serves, gang.created_at, gang.id)):
+            retiring = any(_leaving(books.gangs[other]) for other in of_set.gangs)
+            if len(remaining) <= max(0, wanted - short):
+                break
+            if retiring and len(remaining) + len(fresh) <= record.gangs + record.surge:
+                break
+            if len(remaining) <= wanted and record.surge and not self._makes_room(gang, of_set):
+                continue
+            if len(remaining) <= wanted:
+                of_set.places.append(gang.created_at)
+            remaining.remove(gang)
+            self._retire(gang)
+        return remaining
+
+    def _makes_room(self, gang: Gang, of_set: SetBooks) -> bool:
+        """Whether a gang that has no room beside this one has it, once plain traffic is done, in its place; or whether
+        this one cannot stay in any case."""
+        if self._graces(gang):
+            return True
+        freed = {worker: sum(seat.slots for seat in seats) for worker, seats in gang.seats_by_worker.items()}
+        return place(of_set.template, self._books.inventory.claimable, changes=freed) is not None
+
+    def _stand_aside(self, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> None:
+        """Replacements beside gangs that still serve wait without being in anybody's way. When it is their turn, they
+        have the place in the queue of the gang that went."""
+        books = self._books
+        waiting = sorted((gang for gang in fresh if gang.step is not Step.FORMED), key=lambda gang: gang.made)
+        too_many = max(0, len(stale) + len(fresh) - of_set.record.gangs)
+        due = len(waiting) - too_many
+        for number, gang in enumerate(waiting):
+            aside = number >= due
+            if gang.aside and not aside:
+                books.set_place(gang, of_set.take_place(gang.created_at))
+            if gang.aside is not aside:
+                gang.aside = aside
+                books.look_for_room = True
+        if not stale:
+            of_set.places.clear()
+
+    def _grow(self, name: str, of_set: SetBooks, stale: list[Gang], fresh: list[Gang]) -> list[Gang]:
+        books, record = self._books, of_set.record
+        missing = record.gangs - len(stale) - len(fresh)
+        forming = not all(self._steady(gang, of_set) for gang in fresh)
+        surge = record.surge and not of_set.short
+        if missing <= 0 and stale and surge and not forming and len(fresh) < record.gangs:
+            retiring = any(_leaving(books.gangs[gang]) for gang in of_set.gangs)
+            missing = 0 if retiring else 1
+        if missing > 0 and books.now < of_set.not_before:
+            books.agenda.set(("set", name), of_set.not_before)
+            return []
+        made: list[Gang] = []
+        for _ in range(missing):
+            books.made += 1
+            gang = Gang(
+                id=f"{name}-{books.term}-{books.made}",
+                spec=of_set.template,
+                owner_token="",
+                gangset=name,
+                created_at=of_set.take_place(books.wall),
+                queued_at=books.now,
+                made=books.made,
+            )
+            books.add(gang)
+            made.append(gang)
+            books.tell(GangEventKind.QUEUED, gang)
+            books.sets_to_look_at[name] = None  # the time that it may wait beside another begins
+        return made
+
+    def _out_of_date(self, gang: Gang, of_set: SetBooks) -> bool:
+        if gang.spec != of_set.template:
+            return True
+        return bool(self._graces(gang))
+
+    def _graces(self, gang: Gang) -> list[float | None]:
+        """Of the gang's workers that drain, how long their drains take at most, where they say so."""
+        workers = (self._books.inventory.workers.get(worker) for worker in gang.seats_by_worker)
+        return [view.facts.drain_grace_s for view in workers if view is not None and view.draining]
+
+    def _retire(self, gang: Gang) -> None:
+        if gang.step is Step.FORMED and not gang.starting:
+            move(gang, Move.RETIRE)
+            self._books.commit(CommitKind.RETIRE, gang)
+        else:
+            self._teardown.end(gang, Failure(cause=Cause.REPLACED))
+
+    def retiring(self, gang: Gang) -> None:
+        """The ledger says that it retires: tell callers, and give them time to go elsewhere."""
+        books = self._books
+        of_set = books.sets.get(gang.gangset or "")
+        books.tell(GangEventKind.RETIRING, gang)
+        books.agenda.set(("retire", gang.id), books.now + (of_set.record.retire_s if of_set is not None else 0.0))
+
+    def retired(self, gang: Gang) -> None:
+        if gang.step is Step.RETIRING:
+            self._teardown.close(gang, Failure(cause=Cause.REPLACED), ends=True)
+
+
+_PART_OF_GRACE: Final = 5
+"""Room beside the old gang is waited for at most this part of a drain's grace."""
+_PART_TO_START: Final = 2
+"""... and for a replacement that starts, at most this one."""
+_LOOK_AGAIN_S: Final = 1.0
+_WAITS_FOR_ROOM = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING})
+
+
+def _serving(gang: Gang) -> bool:
+    """Serves callers, or will again in a moment."""
+    ready = gang.step is Step.FORMED and not gang.starting
+    return ready or gang.step in (Step.REPAIRING, Step.REJOINING, Step.RETIRING)
+
+
+def _waits_for(record: GangSetRecord, mine: list[Gang], ready: int, old: int, trouble: str) -> str:
+    parts = [f"{ready} of {count_of(record.gangs, 'gang')} {'is' if record.gangs == 1 else 'are'} ready"]
+    if old:
+        parts.append(f"{old} old {'gang serves' if old == 1 else 'gangs serve'} meanwhile")
+    waiting = min((gang for gang in mine if not gang.serves), key=lambda gang: (gang.made, gang.id), default=None)
+    if waiting is not None:
+        parts.append(f"{waiting.id} is {'starting' if waiting.step is Step.FORMED else waiting.state.value}")
+    if trouble:
+        parts.append(f"last failure: {trouble}")
+    return "; ".join(parts)
+
+
+def _leaving(gang: Gang) -> bool:
+    doomed = gang.doom is not None and gang.doom.cause is Cause.REPLACED
+    return doomed or gang.step is Step.RETIRING or (gang.closing is not None and gang.closing.ends)

@@ -1,0 +1,264 @@
+"""All that the coordinator knows, and the effects it has decided on; shared by the parts of the core."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
+from ...schemas.names import WorkerId
+from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
+from ..model.commits import CommitKind, Ledger
+from ..model.effects import Answer, Broadcast, Effect
+from ..model.gang import Failure, Gang
+from ..model.states import GRANTED, Step
+from ..model.timers import Agenda
+from ..scheduling.inventory import Inventory
+from ..scheduling.queue import GangQueue, Head
+from ..settings import CoordinatorSettings
+from ..sharding.shards import WHOLE, Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """What is remembered of a gang that is no more."""
+
+    at: float
+    """Monotonic."""
+    owner_token: str
+    reply: GangReply
+
+
+@dataclass(slots=True, kw_only=True)
+class SetBooks:
+    """A standing set: what is wanted, and how its gangs fare."""
+
+    record: GangSetRecord
+    gangs: dict[str, None] = field(default_factory=dict[str, None])
+    """Ids of its gangs that have not ended."""
+    failures: int = 0
+    """Gangs that ended for good by their own fault, in a row; new ones wait longer each time."""
+    not_before: float = 0.0
+    short: int = 0
+    """By how many gangs it may be short while it is rolled or moved with surge 1: 0 while there is room beside."""
+    wait_from: float | None = None
+    """Monotonic; since when old gangs wait for what is to replace them, not counting what starts at its leisure."""
+    places: list[float] = field(default_factory=list[float])
+    """`created_at` of gangs that made way, for those that come in their place."""
+    served: bool = False
+    """A gang of the declared shape has been ready for long enough: there is no way back by itself any more."""
+    previous: StrictGangSpec | None = None
+    """Declared before, and has served."""
+    tries: int = 0
+    """Failures of gangs of the declared shape, with none of them ready for long enough since."""
+    trouble: str = ""
+    """The last of these."""
+    stopped: bool = False
+    """The roll has failed: the set is kept up in the shape of before until it is declared anew."""
+    status: GangSetStatus | None = None
+    """As the ledger has it, or is about to."""
+
+    @property
+    def before(self) -> GangSpec | None:
+        """The shape that served before, if it is another than the declared one."""
+        spec = None if self.previous is None else template_of(self.previous)
+        return None if spec == self.record.template else spec
+
+    @property
+    def template(self) -> GangSpec:
+        """What its gangs are to be."""
+        return (self.before if self.stopped else None) or self.record.template
+
+    def failed(self, gang: Gang, failure: Failure, now: float) -> None:
+        """A gang of it has failed, by its own fault as far as is known."""
+        long_ready = gang.ready and now >= gang.ready_at + self.record.min_ready_s
+        if self.stopped or long_ready or gang.spec != self.record.template:
+            return
+        self.tries += 1
+        rank = "" if failure.rank is None else f" rank {failure.rank}"
+        self.trouble = f"{gang.id}{rank}: {failure.text}"
+        if not self.served and self.before is not None and self.tries >= self.record.roll_failures:
+            self.stopped = True
+
+    def take_place(self, otherwise: float) -> float:
+        """`created_at` of a replacement."""
+        return min(self.places.pop(0), otherwise) if self.places else otherwise
+
+
+class Books:
+    """The state of the core. Parts change it through the methods of their own modules."""
+
+    def __init__(self, settings: CoordinatorSettings, shard: Shard = WHOLE) -> None:
+        self.settings = settings
+        self.shard = shard
+        self.out: list[Effect] = []
+        self.now = 0.0
+        self.wall = 0.0
+        self.draw = 0.5
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all: what is true is in the ledger."""
+        self.term = 0
+        self.leading = False
+        self.gangs: dict[str, Gang] = {}
+        self.queue = GangQueue()  # exactly the gangs in QUEUED
+        self.head: Head | None = None
+        self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
+        self.inventory = Inventory()
+        self.agenda = Agenda()
+        self.ledger = Ledger(self.shard.leader_key)
+        self.sets: dict[str, SetBooks] = {}
+        self.sets_to_look_at: dict[str, None] = {}
+        self.ended: dict[str, Ended] = {}
+        self.on: dict[WorkerId, dict[str, None]] = {}  # gangs with seats on a worker
+        self.attempts = 0
+        self.made = 0
+        self.look_for_room = False
+
+    def add(self, gang: Gang) -> None:
+        self.gangs[gang.id] = gang
+        if gang.gangset is not None and gang.gangset in self.sets:
+            self.sets[gang.gangset].gangs[gang.id] = None
+        if gang.step is Step.QUEUED:
+            self.enqueue(gang)
+
+    def look_at_set(self, gang: Gang) -> None:
+        """Something has happened to a gang that its set, if it has one, may act on."""
+        if gang.gangset is not None:
+            self.sets_to_look_at[gang.gangset] = None
+
+    def enqueue(self, gang: Gang) -> None:
+        self.queue.add(gang.id, priority=gang.spec.priority, created_at=gang.created_at)
+        self.look_for_room = True
+
+    def set_place(self, gang: Gang, created_at: float) -> None:
+        """Give it another age, and with that another place in the queue."""
+        gang.created_at = created_at
+        if gang.step is Step.QUEUED:
+            self.queue.discard(gang.id)
+            self.enqueue(gang)
+
+    def seat(self, gang: Gang) -> None:
+        """The gang's seats are granted: count them."""
+        for worker, seats in gang.seats_by_worker.items():
+            self.on.setdefault(worker, {})[gang.id] = None
+            self.inventory.grant(worker, sum(seat.slots for seat in seats))
+
+    def unseat(self, gang: Gang) -> None:
+        """Inverse of `seat`, before the seats are changed."""
+        for worker, seats in gang.seats_by_worker.items():
+            here = self.on.get(worker, {})
+            here.pop(gang.id, None)
+            if not here:
+                self.on.pop(worker, None)
+            self.inventory.grant(worker, -sum(seat.slots for seat in seats))
+        self.look_for_room = True
+
+    def is_leaked(self, worker: WorkerId, gang_id: str) -> bool:
+        """Whether no present or coming member of that gang is on that worker; asked again when the batch is made."""
+        gang = self.gangs.get(gang_id)
+        if gang is None:
+            return True
+        if gang.step in (Step.COMMITTING, Step.REJOINING):
+            return False
+        return gang.step not in GRANTED or worker not in gang.seats_by_worker
+
+    def next_attempt(self) -> int:
+        """Grows over all leaders: holds of an earlier one are never taken for ours."""
+        self.attempts += 1
+        return self.term * 1_000_000_000 + self.attempts
+
+    def commit(self, kind: CommitKind, gang: Gang) -> None:
+        self.ledger.push(kind, gang.id)
+
+    def tell(self, kind: GangEventKind, gang: Gang, *, unconfirmed: tuple[str, ...] = (), ends: bool = False) -> None:
+        self.out.append(
+            Broadcast(
+                event=GangEvent(
+                    kind=kind,
+                    gang=gang.id,
+                    generation=gang.generation,
+                    size=gang.spec.size,
+                    rank=gang.rank,
+                    reason=gang.reason,
+                    fence=gang.fence,
+                    restarts=gang.restarts,
+                    failures=gang.failures,
+                    lost=tuple(gang.lost),
+                    ends=ends,
+                    gangset=gang.gangset,
+                    unconfirmed=unconfirmed,
+                    at=self.wall,
+                )
+            )
+        )
+
+    def answer_all(self, waiters: list[int], gang: Gang) -> None:
+        for reply_to in waiters:
+            self.out.append(Answer(reply_to=reply_to, reply=gang.describe(to_owner=True)))
+        waiters.clear()
+
+
+def check(books: Books) -> None:
+    """Raises:
+    AssertionError: names the gang and what is wrong with it.
+    """
+    assert not books.out, "effects were left behind"
+    if not books.leading:
+        assert not books.gangs and books.agenda.next_at is None, "a coordinator that does not lead remembers gangs"
+        return
+    queued = {gang.id for gang in books.gangs.values() if gang.step is Step.QUEUED}
+    assert set(books.queue) == queued, "the queue is not exactly the queued gangs"
+    for gang in books.gangs.values():
+        _check_gang(books, gang)
+    for worker, here in books.on.items():
+        assert here, f"{worker} is listed without gangs"
+        for gang_id in here:
+            assert worker in books.gangs[gang_id].seats_by_worker, f"{gang_id} is listed on {worker}"
+    if books.head is not None:
+        assert books.head.gang in books.queue, "the head does not wait"
+        assert not books.gangs[books.head.gang].aside, "the head is one that stands aside"
+    assert not (books.ledger.line and not books.ledger.busy), "commits wait, and none is in flight"
+    for worker, view in books.inventory.workers.items():
+        assert view.free == books.inventory.free.get(worker) or view.draining, f"free slots of {worker}"
+        held = [gang.attempt for gang in books.gangs.values() if gang.attempt is not None]
+        charged = sum(
+            sum(seat.slots for seat in attempt.wanted[worker])
+            for attempt in held
+            if worker in attempt.wanted and worker not in attempt.answers
+        )
+        assert view.charged <= charged, f"{worker} is charged for {view.charged} slots, asked for {charged}"
+
+
+def _check_gang(books: Books, gang: Gang) -> None:
+    granted = gang.step in GRANTED
+    assert gang.step is not Step.ENDED, f"{gang} is remembered"
+    assert bool(gang.seats) == (granted or gang.step is Step.STOPPING), f"{gang} has {len(gang.seats)} seats"
+    listed = all(gang.id in books.on.get(worker, {}) for worker in gang.seats_by_worker)
+    assert not granted or listed, f"{gang} is granted and not listed on its workers"
+    assert granted or not (gang.starting or gang.ready), f"{gang} starts, or is ready, and is not granted"
+    assert not (gang.starting and gang.ready), f"{gang} is ready, and {list(gang.starting)} have not started"
+    ranks = [seat.rank for seat in gang.seats if seat.part == 0]
+    assert not ranks or ranks == list(range(gang.spec.size)), f"{gang} has the ranks {ranks}"
+    least, most = gang.spec.sizes
+    assert least <= gang.spec.size <= most, f"{gang} has {gang.spec.size} members, and {least} to {most} were asked for"
+    assert bool(gang.lost) == (gang.step in (Step.REPAIRING, Step.REJOINING)), f"{gang} has lost {list(gang.lost)}"
+    closing = gang.step in (Step.CLOSING, Step.STOPPING, Step.BACKOFF)
+    assert (gang.closing is not None) == closing, f"{gang} closes: {gang.closing}"
+    must_hold = gang.step in (Step.HOLDING, Step.COMMITTING, Step.REJOINING)
+    assert (gang.attempt is not None) == must_hold or gang.step is Step.REPAIRING, f"{gang} holds: {gang.attempt}"
+    waits = gang.step is Step.REPAIRING and gang.attempt is None
+    assert (gang.id in books.repairs) == waits, f"{gang} waits for repair"
+    timers = {
+        Step.HOLDING: "hold",
+        Step.REPAIRING: "repair",
+        Step.REJOINING: "repair",
+        Step.STOPPING: "stop",
+        Step.BACKOFF: "backoff",
+    }
+    timer = timers.get(gang.step)
+    assert timer is None or (timer, gang.id) in books.agenda, f"{gang} waits without the timer {timer!r}"
+    commits = [*books.ledger.line, *([books.ledger.in_flight] if books.ledger.in_flight else [])]
+    on_its_way = any(pending.gang == gang.id for pending in commits)
+    writing = gang.step in (Step.COMMITTING, Step.REJOINING, Step.CLOSING)
+    assert not writing or on_its_way, f"{gang} waits for a commit that is not in line"

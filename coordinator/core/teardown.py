@@ -1,0 +1,217 @@
+"""The end of a generation: first in the ledger, then at the members, then the gang goes on or is forgotten.
+
+Laws:
+
+1. One teardown for each generation, whatever else fails meanwhile.
+2. Members are told only after the batch that ended them was committed. (L9: a deposed coordinator stops nobody.)
+3. The next generation is queued only when every worker has confirmed, is gone, or had the grace time and a margin. One
+   that confirms later has its slots counted by its own limiter until then. (L8)
+"""
+
+from __future__ import annotations
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.errors.gangs import GangEnded, GangFailed
+from ...schemas.messages.gangs import GangEventKind, TeardownRequest
+from ...schemas.names import WorkerId
+from ...schemas.records.gangs import GangState, Seat
+from ...schemas.wire.frames import Load
+from ..model.commits import CommitKind, record_of
+from ..model.effects import Answer, SendTeardown
+from ..model.events import Cause
+from ..model.gang import Closing, Failure, Gang
+from ..model.restart_policy import FINAL
+from ..model.states import GRANTED, Move, Step, move
+from . import holds
+from .state import Books, Ended
+
+BLAMELESS = FINAL | {Cause.PREEMPTED, Cause.DRAINED}
+"""Ended like this, nobody failed."""
+
+
+class Teardown:
+    """Takes gangs down. A part of the core."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+
+    def close(self, gang: Gang, failure: Failure, *, ends: bool, delay_s: float = 0.0) -> None:
+        """End the generation of a formed gang."""
+        books = self._books
+        holds.abandon(books, gang)
+        books.repairs.pop(gang.id, None)
+        books.agenda.cancel(("repair", gang.id))
+        books.agenda.cancel(("retire", gang.id))
+        gang.closing = Closing(failure=failure, ends=ends, delay_s=delay_s)
+        gang.doom = None
+        gang.lost.clear()
+        gang.ready = False
+        gang.starting.clear()
+        books.look_at_set(gang)
+        gang.reason, gang.rank = failure.text, failure.rank
+        move(gang, Move.CLOSE)
+        books.commit(CommitKind.CLOSE, gang)
+
+    def closed(self, gang: Gang) -> None:
+        """The batch is committed: tell the members."""
+        books, closing = self._books, gang.closing
+        assert closing is not None
+        move(gang, Move.COMMITTED)
+        books.unseat(gang)
+        self.stop(gang)
+        books.tell(GangEventKind.TORN_DOWN, gang, ends=closing.ends)
+
+    def stop(self, gang: Gang) -> None:
+        """Tell the workers of a gang in STOPPING, and wait for those that are there."""
+        books, closing = self._books, gang.closing
+        assert closing is not None and gang.step is Step.STOPPING
+        closing.waiting = {worker: None for worker in gang.seats_by_worker if worker in books.inventory.workers}
+        closing.until = books.now + gang.spec.grace_s + books.settings.stop_margin_s
+        books.agenda.set(("stop", gang.id), closing.until)
+        for worker in gang.seats_by_worker:
+            self._send(gang, worker)
+        books.agenda.set(("resend", gang.id), books.now + books.settings.resend_s)
+        if not closing.waiting:
+            # Before the caller has told of the teardown nothing may be told of what follows.
+            books.agenda.set(("stop", gang.id), books.now)
+
+    def resend(self, gang: Gang) -> None:
+        if gang.step is Step.STOPPING and gang.closing is not None:
+            for worker in gang.closing.waiting:
+                self._send(gang, worker)
+            self._books.agenda.set(("resend", gang.id), self._books.now + self._books.settings.resend_s)
+
+    def confirmed(self, worker: WorkerId, gang_id: str, generation: int, load: Load | None) -> None:
+        """All has stopped on that worker, or it is gone (no load)."""
+        books = self._books
+        if load is not None and books.inventory.load(worker, load):
+            books.look_for_room = True
+        gang = books.gangs.get(gang_id)
+        if gang is None or gang.step is not Step.STOPPING or gang.generation != generation or gang.closing is None:
+            return
+        gang.closing.waiting.pop(worker, None)
+        if not gang.closing.waiting:
+            self.stopped(gang)
+
+    def stopped(self, gang: Gang) -> None:
+        """All have confirmed, or the time is up."""
+        books, closing = self._books, gang.closing
+        if gang.step is not Step.STOPPING or closing is None:
+            return
+        books.agenda.cancel(("stop", gang.id))
+        books.agenda.cancel(("resend", gang.id))
+        unconfirmed = tuple(str(worker) for worker in closing.waiting)
+        gang.seats, gang.rendezvous = (), None
+        if closing.ends:
+            move(gang, Move.FINISH)
+            self._forget(gang, unconfirmed)
+            return
+        move(gang, Move.RESTART)
+        gang.generation += 1
+        books.tell(GangEventKind.RESTARTING, gang, unconfirmed=unconfirmed)
+        if closing.delay_s > 0:
+            books.agenda.set(("backoff", gang.id), books.now + closing.delay_s)
+        else:
+            self.again(gang)
+
+    def again(self, gang: Gang) -> None:
+        """The backoff is over: back to its place in the queue."""
+        if gang.step is Step.BACKOFF:
+            move(gang, Move.ELAPSED)
+            gang.closing = None
+            gang.queued_at = self._books.now
+            self._books.enqueue(gang)
+
+    def drop(self, gang: Gang, failure: Failure, error: GanglineError | None = None) -> None:
+        """Forget a gang that has no members: queued, holding or in backoff."""
+        holds.abandon(self._books, gang)
+        self._books.queue.discard(gang.id)
+        move(gang, Move.DROP)
+        gang.closing = Closing(failure=failure, ends=True)
+        gang.reason, gang.rank = failure.text, failure.rank
+        self._forget(gang, (), error)
+
+    def end(self, gang: Gang, failure: Failure, error: GanglineError | None = None) -> None:
+        """Nobody wants the gang any more: end it from whatever step it is in."""
+        match gang.step:
+            case Step.QUEUED | Step.HOLDING | Step.BACKOFF:
+                self.drop(gang, failure, error)
+            case Step.COMMITTING | Step.REJOINING:
+                gang.doom = failure
+            case Step.FORMED | Step.REPAIRING | Step.RETIRING:
+                self.close(gang, failure, ends=True)
+            case Step.CLOSING | Step.STOPPING:
+                assert gang.closing is not None
+                gang.closing.ends = True
+            case Step.ENDED:
+                pass
+
+    def _send(self, gang: Gang, worker: WorkerId, only: tuple[Seat, ...] = ()) -> None:
+        self._books.out.append(
+            SendTeardown(
+                worker=worker,
+                request=TeardownRequest(
+                    gang=gang.id,
+                    generation=gang.generation,
+                    reason=gang.reason,
+                    rank=gang.rank,
+                    grace_s=gang.spec.grace_s,
+                    only=tuple(seat.token for seat in only) or None,
+                ),
+            )
+        )
+
+    def stop_lost(self, gang: Gang) -> None:
+        """Free what is left of the lost ranks of a gang in REPAIRING. Not fenced: they have failed already."""
+        for worker, seats in gang.seats_by_worker.items():
+            lost = tuple(seat for seat in seats if seat.rank in gang.lost)
+            if lost and worker in self._books.inventory.workers:
+                self._send(gang, worker, lost)
+
+    def leave(self, gang: Gang, workers: list[WorkerId]) -> None:
+        """A repair took the gang off these workers: whatever they still have of the old generation goes."""
+        for worker in workers:
+            self._send(gang, worker)
+
+    def _forget(self, gang: Gang, unconfirmed: tuple[str, ...], error: GanglineError | None = None) -> None:
+        books = self._books
+        assert gang.step is Step.ENDED and gang.step not in GRANTED
+        for timer in ("owner", "deadline", "retry", "starve", "backoff"):
+            books.agenda.cancel((timer, gang.id))
+        del books.gangs[gang.id]
+        books.look_for_room = True
+        if gang.gangset is not None and gang.gangset in books.sets:
+            self._leave_set(gang)
+        if gang.persisted:
+            books.ledger.push(CommitKind.END, gang.id, record=record_of(gang, GangState.ENDED))
+        books.ended[gang.id] = Ended(at=books.now, owner_token=gang.owner_token, reply=gang.describe())
+        while len(books.ended) > books.settings.ended_keep:
+            del books.ended[next(iter(books.ended))]
+        books.agenda.set(("forget", gang.id), books.now + books.settings.ended_keep_s)
+        books.tell(GangEventKind.ENDED, gang, unconfirmed=unconfirmed, ends=True)
+        books.answer_all(gang.releasers, gang)
+        for waiter in (*gang.waiters, *gang.queue_waiters):
+            books.out.append(Answer(reply_to=waiter, error=error or _error_of(gang)))
+
+    def _leave_set(self, gang: Gang) -> None:
+        books = self._books
+        assert gang.gangset is not None
+        of_set = books.sets[gang.gangset]
+        of_set.gangs.pop(gang.id, None)
+        closing = gang.closing
+        if closing is not None and closing.failure.cause not in BLAMELESS:
+            of_set.failures += 1
+            wait = min(books.settings.restart_max_s, gang.spec.backoff_s * 2.0 ** min(of_set.failures, 30))
+            of_set.not_before = books.now + wait
+            books.agenda.set(("set", gang.gangset), of_set.not_before)
+        books.sets_to_look_at[gang.gangset] = None
+
+
+def _error_of(gang: Gang) -> GanglineError:
+    """For those who still wait for the gang to form."""
+    closing = gang.closing
+    details = {"generation": gang.generation, "rank": gang.rank, "reason": gang.reason}
+    if closing is None or closing.failure.cause in BLAMELESS:
+        return GangEnded(f"gang {gang.id} ended: {gang.reason}", details=details)
+    who = f"rank {gang.rank}" if gang.rank is not None else "a member"
+    return GangFailed(f"gang {gang.id} ended in generation {gang.generation}: {who} {gang.reason}", details=details)

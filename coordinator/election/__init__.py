@@ -1,0 +1,1 @@
+"""One leader a shard. Imports only: settings."""

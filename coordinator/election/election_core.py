@@ -1,0 +1,330 @@
+"""Who leads: pure. Time and draws arrive in the event.
+
+Two keys of the ledger: `leader` names the leader and is rewritten only by compare-and-set; its revision fences
+everything that the leader writes. `leader_alive` expires `alive_ttl_s` after its last renewal. Laws:
+
+1. A claim is a compare-and-set on `leader` with a higher term: of two candidates that saw the same leader, one wins.
+2. Nobody claims while `leader_alive` is there, nor before a drawn wait after it went.
+   Terms grow, also over the loss of the bucket: the first in a new one begins at the Unix time.
+3. A leader trusts its leadership until `alive_ttl_s - margin_s` after the *start* of its last renewal that succeeded,
+   on its own monotonic clock. It stops before the key can expire, without asking anybody. What it writes in spite of
+   that (frozen between the look at the clock and the write) is refused by the server: law L9 does not rest on clocks.
+4. A claim whose answer was lost is looked up, not believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import assert_never
+
+from ...schemas.errors.base import InvalidSettings
+from ...schemas.records.gangs import LeaderRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionSettings:
+    """In seconds.
+
+    Raises:
+        InvalidSettings: a leader would stop trusting itself before it can renew.
+    """
+
+    alive_ttl_s: float = 2.0
+    """Time to live of `leader_alive`. The server takes whole seconds."""
+    renew_s: float = 0.5
+    """How often it is renewed."""
+    margin_s: float = 0.5
+    """How much earlier than the key's end a leader stops trusting itself; covers a slow write."""
+    jitter_s: float = 0.3
+    """A candidate waits up to so long before it claims."""
+    retry_s: float = 0.5
+    """After a claim that lost or failed, at least so long; with up to as much again as jitter."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.renew_s < self.alive_ttl_s - self.margin_s:
+            raise InvalidSettings("renew_s must be above 0 and below alive_ttl_s - margin_s")
+        if min(self.margin_s, self.jitter_s, self.retry_s) < 0:
+            raise InvalidSettings("margin_s, jitter_s and retry_s must not be negative")
+
+
+# -- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionEvent:
+    now: float
+    """Seconds of a monotonic clock."""
+    draw: float = 0.5
+    """From [0, 1)."""
+    wall: float = 0.0
+    """Unix time, for the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderRead(ElectionEvent):
+    """Both keys as they are now: read at the start, after each Look, or seen by a watch."""
+
+    leader: LeaderRecord | None
+    revision: int
+    """Of `leader`; 0: never written."""
+    alive_term: int | None
+    """Term in `leader_alive`; None: it is not there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimWon(ElectionEvent):
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimLost(ElectionEvent):
+    """Somebody wrote `leader` first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimUnknown(ElectionEvent):
+    """No answer; it may have been written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed(ElectionEvent):
+    started_at: float
+    """When the renewal was started, on the same clock as `now`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewFailed(ElectionEvent):
+    """No answer, or no storage; it is tried again for as long as the leader may trust itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deposed(ElectionEvent):
+    """A conflict on `leader` or `leader_alive`: somebody else leads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resigned(ElectionEvent):
+    """We want to stop; standbys should not have to wait for the expiry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionTick(ElectionEvent):
+    """The time of the last ElectionWake has come."""
+
+
+AnyElectionEvent = (
+    LeaderRead | ClaimWon | ClaimLost | ClaimUnknown | Renewed | RenewFailed | Deposed | Resigned | ElectionTick
+)
+
+
+# -- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Write `leader` at this revision (0: only if it is not there). Answer ClaimWon, ClaimLost or ClaimUnknown."""
+
+    record: LeaderRecord
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renew:
+    """Write `leader_alive` with this time to live: the first of a term whatever is there, later ones at our own
+    revision. Answer Renewed, RenewFailed or Deposed."""
+
+    term: int
+    first: bool
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Read both keys from the stream's leader and answer LeaderRead; repeat until it succeeds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lead:
+    """We lead. Read the ledger, then give the gang core LeadershipGained."""
+
+    term: int
+    fence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Yield:
+    """We lead no more: the gang core gets LeadershipLost now, before anything else is done."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Withdraw:
+    """Delete `leader_alive`, at our own revision, so that a standby claims at once. May fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionWake:
+    """Send an ElectionTick at this time; replaces the one before."""
+
+    at: float
+
+
+ElectionEffect = Claim | Renew | Look | Lead | Yield | Withdraw | ElectionWake
+
+
+class Role(StrEnum):
+    FOLLOWER = "follower"
+    """Somebody leads, or we do not know."""
+    CANDIDATE = "candidate"
+    """Nobody seems to lead; we wait our drawn time."""
+    CLAIMING = "claiming"
+    LEADER = "leader"
+    RESIGNED = "resigned"
+
+
+class Election:
+    """One coordinator's part in the election. Start by carrying out `start()`."""
+
+    def __init__(self, instance: str, settings: ElectionSettings | None = None) -> None:
+        self.settings = settings or ElectionSettings()
+        self.instance = instance
+        self.role = Role.FOLLOWER
+        self.term = 0
+        """Of the last leader seen; our own while we lead."""
+        self.trusted_until = float("-inf")
+        """Monotonic; while leader."""
+        self._revision = 0
+        self._wait_until = float("-inf")
+        self._renew_at = float("inf")
+        self._renewing = False
+
+    def __repr__(self) -> str:
+        return f"<Election {self.instance} {self.role.value} term={self.term}>"
+
+    def start(self) -> list[ElectionEffect]:
+        return [Look()]
+
+    def handle(self, event: AnyElectionEvent) -> list[ElectionEffect]:
+        """Decide."""
+        if self.role is Role.RESIGNED:
+            return []
+        if self.role is Role.LEADER and event.now >= self.trusted_until:
+            # Whatever came in: it came too late to be acted on as a leader.
+            return self._step_down(event, "its renewals did not succeed in time")
+        match event:
+            case LeaderRead():
+                return self._read(event)
+            case ClaimWon():
+                return self._won(event, event.revision) if self.role is Role.CLAIMING else []
+            case ClaimLost() | ClaimUnknown():
+                return self._not_won(event)
+            case Renewed():
+                return self._renewed(event)
+            case RenewFailed():
+                self._renewing = False
+                self._renew_at = event.now + self.settings.renew_s / 2
+                return [self._wake()] if self.role is Role.LEADER else []
+            case Deposed():
+                return self._step_down(event, "somebody else leads") if self.role is Role.LEADER else [Look()]
+            case Resigned():
+                leading, self.role = self.role is Role.LEADER, Role.RESIGNED
+                return [Yield(reason="resigned"), Withdraw()] if leading else []
+            case ElectionTick():
+                return self._tick(event)
+            case _:
+                assert_never(event)
+
+    def _read(self, event: LeaderRead) -> list[ElectionEffect]:
+        record = event.leader
+        if self.role is Role.LEADER:
+            if record is None or (record.instance, record.term) != (self.instance, self.term):
+                return self._step_down(event, "the leader record is not ours any more")
+            self._revision = max(self._revision, event.revision)
+            return []
+        ours = record is not None and record.instance == self.instance and record.term == self.term + 1
+        if self.role is Role.CLAIMING and ours:
+            return self._won(event, event.revision)  # the claim whose answer was lost
+        self._revision = event.revision
+        if record is not None:
+            self.term = record.term
+        else:
+            # None was ever written, or the bucket was lost, perhaps with terms that we have not heard of. Ids and
+            # attempts are made of the term, and workers remember those that are over.
+            self.term = max(self.term, int(event.wall))
+        if event.alive_term is not None and event.alive_term >= self.term:
+            self.role = Role.FOLLOWER
+            # In case the watch misses the expiry.
+            self._wait_until = event.now + self.settings.alive_ttl_s + self.settings.jitter_s
+            return [self._wake()]
+        if self.role is not Role.CANDIDATE:
+            self.role = Role.CANDIDATE
+            self._wait_until = max(self._wait_until_retry(event), event.now + event.draw * self.settings.jitter_s)
+        if event.now >= self._wait_until:
+            return self._claim(event)
+        return [self._wake()]
+
+    def _wait_until_retry(self, event: ElectionEvent) -> float:
+        return self._wait_until if self.role is Role.CLAIMING else event.now
+
+    def _claim(self, event: ElectionEvent) -> list[ElectionEffect]:
+        self.role = Role.CLAIMING
+        # If neither an answer nor the shell's own time-out comes: look again.
+        self._wait_until = event.now + self.settings.alive_ttl_s * 2
+        record = LeaderRecord(term=self.term + 1, instance=self.instance, since=event.wall)
+        return [Claim(record=record, revision=self._revision), self._wake()]
+
+    def _won(self, event: ElectionEvent, revision: int) -> list[ElectionEffect]:
+        self.role = Role.LEADER
+        self.term += 1
+        self._revision = revision
+        # `leader_alive` is not there until the first renewal, so others may claim: then we are deposed, and fenced.
+        self.trusted_until = event.now + self.settings.alive_ttl_s - self.settings.margin_s
+        self._renewing = True
+        self._renew_at = event.now + self.settings.renew_s
+        renew = Renew(term=self.term, first=True, ttl_s=self.settings.alive_ttl_s)
+        return [renew, Lead(term=self.term, fence=revision), self._wake()]
+
+    def _not_won(self, event: ElectionEvent) -> list[ElectionEffect]:
+        if self.role is not Role.CLAIMING:
+            return []
+        self._wait_until = event.now + self.settings.retry_s * (1 + event.draw)
+        if isinstance(event, ClaimLost):
+            self.role = Role.FOLLOWER
+        return [Look()]
+
+    def _renewed(self, event: Renewed) -> list[ElectionEffect]:
+        if self.role is not Role.LEADER:
+            return []
+        self._renewing = False
+        end = event.started_at + self.settings.alive_ttl_s - self.settings.margin_s
+        self.trusted_until = max(self.trusted_until, end)
+        self._renew_at = max(event.now, event.started_at + self.settings.renew_s)
+        return [self._wake()]
+
+    def _tick(self, event: ElectionTick) -> list[ElectionEffect]:
+        match self.role:
+            case Role.LEADER:
+                if self._renewing or event.now < self._renew_at:
+                    return [self._wake()]
+                self._renewing = True
+                return [Renew(term=self.term, first=False, ttl_s=self.settings.alive_ttl_s), self._wake()]
+            case Role.CANDIDATE if event.now >= self._wait_until:
+                return [Look()]  # whoever came to life meanwhile shows in it
+            case Role.FOLLOWER | Role.CLAIMING if event.now >= self._wait_until:
+                self._wait_until = event.now + self.settings.alive_ttl_s
+                return [Look(), self._wake()]
+            case _:
+                return [self._wake()]
+
+    def _step_down(self, event: ElectionEvent, reason: str) -> list[ElectionEffect]:
+        self.role = Role.FOLLOWER
+        self._renewing = False
+        self._wait_until = event.now + self.settings.retry_s * (1 + event.draw)
+        return [Yield(reason=reason), Look(), self._wake()]
+
+    def _wake(self) -> ElectionWake:
+        if self.role is Role.LEADER:
+            return ElectionWake(at=self.trusted_until if self._renewing else min(self.trusted_until, self._renew_at))
+        return ElectionWake(at=self._wait_until)

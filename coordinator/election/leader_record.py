@@ -1,0 +1,113 @@
+"""The `leader` record, while it is ours: its revision fences everything that we write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from pydantic import ValidationError
+
+from ...bus.port.bus import Conflict, KeyValue, KvEntry
+from ...schemas.names import Names
+from ...schemas.records.gangs import LeaderRecord
+
+
+class LeaderLost(Exception):
+    """Somebody else's record stands there."""
+
+
+class LedgerLost(Exception):
+    """No record stands there at all: the bucket vanished."""
+
+
+class LeaderKey:
+    """Writes `leader` (or that of a shard) by compare-and-set only. One write at a time."""
+
+    def __init__(self, kv: KeyValue, key: str = Names.leader_key) -> None:
+        self._kv = kv
+        self.key = key
+        self._lock = asyncio.Lock()
+        self._record: LeaderRecord | None = None
+        self.fence = 0
+        """Revision of our record."""
+        self.on_restored: Callable[[int], Awaitable[None]] | None = None
+        """Told, with the new fence, that the record had to be made anew; what else was lost is put back in it."""
+
+    def __repr__(self) -> str:
+        return f"<LeaderKey {self._record} at {self.fence}>"
+
+    async def claim(self, record: LeaderRecord, revision: int) -> int:
+        """Write `record` over what stood at `revision`; returns the fence.
+
+        Raises:
+            Conflict: somebody was faster.
+            Unavailable: it may have been written.
+        """
+        return await self._kv.put(self.key, _body(record), revision=revision)
+
+    def take(self, record: LeaderRecord, fence: int) -> None:
+        """The record stands, and is ours."""
+        self._record, self.fence = record, fence
+
+    async def rewrite(self) -> int:
+        """Write it again, which voids every batch that is conditioned on an earlier fence. Returns the new one.
+
+        Raises:
+            LeaderLost, LedgerLost: it is not ours, or not there, any more.
+            Unavailable: it may have been written.
+        """
+        async with self._lock:
+            assert self._record is not None
+            while True:
+                try:
+                    self.fence = await self._kv.put(self.key, _body(self._record), revision=self.fence)
+                except Conflict:
+                    # Perhaps an earlier rewrite of our own whose answer was lost.
+                    self.fence = (await self._ours()).revision
+                else:
+                    return self.fence
+
+    async def restore(self) -> None:
+        """Make it anew if the bucket vanished. Returns when `on_restored` has.
+
+        Raises:
+            LeaderLost: somebody else leads.
+            Unavailable: storage did not take it.
+        """
+        async with self._lock:
+            assert self._record is not None
+            try:
+                self.fence = (await self._ours()).revision
+                return
+            except LedgerLost:
+                pass
+            try:
+                self.fence = await self._kv.put(self.key, _body(self._record), revision=0)
+            except Conflict:
+                self.fence = (await self._ours()).revision
+            if self.on_restored is not None:
+                await self.on_restored(self.fence)
+
+    async def _ours(self) -> KvEntry:
+        entry = await self._kv.get(self.key)
+        if entry is None:
+            raise LedgerLost
+        found = leader_of(entry)
+        mine = self._record
+        if mine is None or found is None or (found.instance, found.term) != (mine.instance, mine.term):
+            raise LeaderLost
+        return entry
+
+
+def leader_of(entry: KvEntry | None) -> LeaderRecord | None:
+    """The record, if it can be read."""
+    if entry is None:
+        return None
+    try:
+        return LeaderRecord.model_validate_json(entry.value)
+    except ValidationError:
+        return None
+
+
+def _body(record: LeaderRecord) -> bytes:
+    return record.model_dump_json().encode()

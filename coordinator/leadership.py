@@ -1,0 +1,267 @@
+"""One leadership, from the reading of the ledger to its end: gives the gang core what happens, and its hands the
+effects.
+
+A term makes no decision about gangs. It has a core of its own, so that nothing of an earlier leadership can reach it,
+and everything it started ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from ..bus.port.bus import Message, NotPermitted, Subscription
+from ..runtime.tasks import Chores
+from ..schemas.errors.base import GanglineError
+from ..schemas.messages.gangs import PingRequest
+from ..schemas.names import WorkerId
+from ..schemas.records.gangs import GangState
+from ..schemas.text import count_of
+from ..schemas.wire.frames import Load
+from ..telemetry.metrics.coordinator import CoordinatorMetrics
+from .context import Office
+from .core.gang_core import GangCore
+from .election.election_core import Role
+from .ledger.reader import Reading, read_ledger, read_members
+from .ledger.set_declarations import SetFeed
+from .model import effects as do
+from .model import events as on
+from .model.events import WorkerFacts
+from .server.effect_executor import Hands
+from .server.shard_router import Switchboard
+
+_RETRY_S: Final = 0.1
+_PING_ROUND_S: Final = 0.1
+"""Lost connections are told of one by one; at most so often all workers with members are asked."""
+
+
+class Term:
+    """Leads from `begin` to `end`."""
+
+    def __init__(self, office: Office, *, number: int, on_ready: Callable[[], None]) -> None:
+        """
+        Args:
+            number: the term.
+            on_ready: told when the ledger was read and requests are served.
+        """
+        self.number = number
+        self.core = GangCore(office.settings, office.shard)
+        self._office = office
+        self._on_ready = on_ready
+        self._log = log = office.log.bind(term=number)
+        self._chores = chores = Chores(f"term {number}", log)
+        self._over = False
+        self._resigned = False
+        self._subscriptions: list[Subscription] = []
+        self._ping_round_at = float("-inf")
+        self._hands = Hands(office, self.core, chores, feed=self.feed, trusted=self._trusted, log=log)
+        self._sets = SetFeed(
+            office.kv,
+            office.leader,
+            office.shard,
+            office.clock,
+            chores,
+            feed=self.feed,
+            deposed=office.candidacy.deposed,
+            log=log,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Term {self.number} {self.core!r}>"
+
+    @property
+    def metrics(self) -> CoordinatorMetrics:
+        return self._hands.gauges.metrics
+
+    @property
+    def waiting(self) -> int:
+        """Requests without an answer so far."""
+        return len(self._hands.desk)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Read the ledger, then lead."""
+        self._office.leader.on_restored = self._restored
+        self._chores.start(self._take_over())
+
+    def end(self, reason: str) -> None:
+        """Lead no more, from this instant on. Idempotent."""
+        if self._over:
+            return
+        self._resigned = self._office.candidacy.election.role is Role.RESIGNED
+        self._handle(on.LeadershipLost(**self._office.clock.moment(), reason=reason))
+        self._over = True
+        self._office.census.audience = None
+        self._office.leader.on_restored = None
+        self._chores.cancel()
+        self._hands.close(resigned=self._resigned)
+
+    async def rest(self) -> None:
+        """Wait until nothing of it is left; for after `end`."""
+        await self._sets.stop()
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+        await self._chores.rest()
+
+    async def _take_over(self) -> None:
+        office = self._office
+        if not await self._entered():
+            return
+        reading = await read_ledger(
+            office.kv, office.names, shard=office.shard, fence=lambda: office.leader.fence, log=self._log
+        )
+        self._gain(reading)
+        while True:
+            try:
+                await self._sets.start(reading.raw_sets)
+                break
+            except GanglineError as error:
+                self._log.info("cannot follow the sets: %s", error, extra={"action": "gangset.watch_failed"})
+                await asyncio.sleep(_RETRY_S)
+        await self._serve()
+        if office.shell.disconnects:
+            with contextlib.suppress(NotPermitted):  # it would only be quicker
+                await self._listen(office.shell.disconnects, self._on_disconnect)
+        await self._heard_by_the_server()
+        self._chores.start(self._sweep())
+        self._log.info(
+            "leads: %s, %s", count_of(len(self.core.gangs()), "gang"), count_of(len(office.census), "worker"),
+            extra={"action": "coordinator.leads"},
+        )  # fmt: skip
+        self._on_ready()
+
+    async def _entered(self) -> bool:
+        """Whether our pools are still ours; if not, somebody made sure that we are not alive, and we were."""
+        conflict = await self._office.registry.restored()
+        if conflict is not None:
+            self._office.unfit(conflict)
+        return conflict is None
+
+    async def _heard_by_the_server(self) -> None:
+        """Only then may anybody be told that requests are served."""
+        while True:
+            try:
+                await self._office.bus.flush()
+                return
+            except GanglineError as error:
+                self._log.debug("not heard yet: %s", error, extra={"action": "coordinator.flush"})
+                await asyncio.sleep(_RETRY_S)
+
+    async def _serve(self) -> None:
+        """Take requests from now on: all of them, or those for our shard."""
+        office, desk = self._office, self._hands.desk
+        if office.shard.pools is None:
+            for subject in office.names.both(office.names.gang_operations):
+                await self._listen(subject, desk.take)
+            return
+        switchboard = Switchboard(
+            office.bus,
+            office.kv,
+            office.names,
+            office.shard,
+            self._chores,
+            self.core,
+            desk,
+            shards=lambda: office.registry.shards,
+            trusted=self._trusted,
+            log=self._log,
+        )
+        self._subscriptions += await switchboard.listen()
+
+    async def _listen(self, subject: str, handler: Callable[[Message], None]) -> None:
+        self._subscriptions.append(await self._office.bus.subscribe(subject, handler))
+
+    def _gain(self, reading: Reading) -> None:
+        office = self._office
+        office.census.merge(reading.registrations, reading.beats)
+        presumed = {
+            WorkerId(seat.pool, seat.worker)
+            for gang, _ in reading.gangs
+            if gang.state is not GangState.ENDED
+            for seat in gang.seats
+        }
+        event = on.LeadershipGained(
+            **office.clock.moment(),
+            term=self.number,
+            fence=office.leader.fence,
+            gangs=tuple(reading.gangs),
+            members=tuple(reading.members),
+            sets=tuple(reading.sets),
+            statuses=tuple(reading.statuses),
+            workers=office.census.living(presumed),
+        )
+        office.census.audience = self
+        self._handle(event)
+
+    async def _sweep(self) -> None:
+        office = self._office
+        while True:
+            await asyncio.sleep(office.shell.sweep_s)
+            try:
+                members = await read_members(office.kv, office.names, self._log, office.shard)
+            except GanglineError as error:
+                self._log.debug("cannot read the members: %s", error, extra={"action": "gang.sweep"})
+                continue
+            self.feed(on.MembersRead(**office.clock.moment(), members=members))
+
+    async def _restored(self, fence: int) -> None:
+        """The bucket vanished, and our record stands in a new one."""
+        self._log.warning("the ledger was lost: writing it again", extra={"action": "ledger.restored"})
+        self.feed(on.LedgerVanished(**self._office.clock.moment(), fence=fence))
+        if await self._entered():
+            await self._sets.restore()
+
+    # -- events ------------------------------------------------------------------------------------------------------
+
+    def feed(self, event: on.Happening) -> None:
+        """Something happened. Not looked at any more if our leadership may have run out: after a freeze, messages
+        come before timers."""
+        if not self._trusted():
+            return
+        if isinstance(event, (on.Committed, on.CommitRefused, on.CommitUnknown)):
+            self._hands.gauges.answered(event)
+        self._handle(event)
+
+    def _trusted(self) -> bool:
+        # The look at the clock may end the term.
+        return not self._over and self._office.candidacy.trusted() and not self._over
+
+    def _handle(self, event: on.AnyEvent) -> None:
+        effects = self.core.handle(event)
+        if effects:
+            self._office.bus.prompt(lambda: self._hands.carry_out(effects))
+
+    def worker_seen(self, facts: WorkerFacts) -> None:
+        """As census.Audience."""
+        self.feed(on.WorkerSeen(**self._office.clock.moment(), worker=facts))
+
+    def load_seen(self, worker: WorkerId, epoch: int, load: Load) -> None:
+        """As census.Audience."""
+        self.feed(on.LoadSeen(**self._office.clock.moment(), worker=worker, epoch=epoch, load=load))
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None:
+        """As census.Audience."""
+        self.feed(on.WorkerGone(**self._office.clock.moment(), worker=worker, reason=reason))
+
+    def _on_disconnect(self, _message: Message) -> None:
+        """Some connection was lost. Which worker's, if any, pings tell in a moment."""
+        now = self._office.clock.now
+        if self._over or now < self._ping_round_at:
+            return
+        self._ping_round_at = now + _PING_ROUND_S
+        asyncio.get_running_loop().call_later(_PING_ROUND_S / 2, self._ping_all)
+
+    def _ping_all(self) -> None:
+        if self._over:
+            return
+        gangs: dict[WorkerId, dict[str, int]] = {}
+        for gang in self.core.gangs():
+            if gang.state in (GangState.FORMED, GangState.RETIRING):
+                for seat in gang.seats:
+                    gangs.setdefault(WorkerId(seat.pool, seat.worker), {})[gang.id] = gang.generation
+        for worker, here in gangs.items():
+            self._hands.errands.ping(do.Ping(worker=worker, request=PingRequest(gangs=here)))

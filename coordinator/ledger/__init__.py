@@ -1,0 +1,1 @@
+"""The buckets, read and written. Imports only: model, sharding."""

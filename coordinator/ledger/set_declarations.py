@@ -1,0 +1,127 @@
+"""The declared standing sets: followed in the ledger, and put back there when the bucket vanished."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite, Subscription
+from ...runtime.event_clock import Clock
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError
+from ...schemas.names import Names
+from ...schemas.records.gangs import GangSetRecord
+from ...schemas.text import count_of
+from ...telemetry.logs import Log
+from ..election.leader_record import LeaderKey, LeaderLost
+from ..model import events as on
+from ..sharding.shards import Shard
+from .reader import parse
+
+_RETRY_S: Final = 0.2
+
+
+class SetFeed:
+    """Feeds declarations to the core. One that cannot be read changes nothing: the one before stays in force."""
+
+    def __init__(
+        self,
+        kv: KeyValue,
+        leader: LeaderKey,
+        shard: Shard,
+        clock: Clock,
+        chores: Chores,
+        *,
+        feed: Callable[[on.Happening], None],
+        deposed: Callable[[], None],
+        log: Log,
+    ) -> None:
+        self._kv = kv
+        self._leader = leader
+        self._shard = shard
+        self._clock = clock
+        self._chores = chores
+        self._feed = feed
+        self._deposed = deposed
+        self._log = log
+        self._standing: dict[str, bytes] = {}
+        """By key, as last seen."""
+        self._subscription: Subscription | None = None
+
+    async def start(self, standing: dict[str, bytes]) -> None:
+        """Follow, from what was read on.
+
+        Raises:
+            Unavailable: the ledger cannot be followed.
+        """
+        self._standing = standing
+        seen: set[str] = set()
+
+        def on_entry(entry: KvEntry) -> None:
+            seen.add(entry.key)
+            self._on_entry(entry)
+
+        self._subscription = await self._kv.watch(Names.gangset_key(), on_entry)
+        # What was deleted since it was read is not in the watch.
+        for key in [key for key in standing if key not in seen]:
+            self._chores.start(self._gone(key))
+
+    async def stop(self) -> None:
+        """Idempotent, and safe before `start`."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    async def restore(self) -> None:
+        """The bucket is new and empty: declare all again. What somebody declared in it meanwhile stays."""
+        while True:
+            writes = [KvWrite(key=key, value=value, revision=0) for key, value in self._standing.items()]
+            if not writes:
+                return
+            results = await self._kv.write(writes)
+            if all(isinstance(result, (int, Conflict)) for result in results):
+                return
+            await asyncio.sleep(_RETRY_S)
+
+    def _on_entry(self, entry: KvEntry) -> None:
+        if entry.operation is KvOperation.DELETE:
+            if entry.key in self._standing:
+                self._chores.start(self._gone(entry.key))
+            return
+        if self._standing.get(entry.key) == entry.value:
+            return  # the watch began, or the bucket was made anew
+        record = parse(GangSetRecord, entry, self._log)
+        if record is not None:
+            self._standing[entry.key] = entry.value
+            self._tell(entry.key, record)
+
+    async def _gone(self, key: str) -> None:
+        """A declaration went: deleted by somebody, or with the whole bucket."""
+        while True:
+            try:
+                await self._leader.restore()
+                entry = await self._kv.get(key)
+                break
+            except LeaderLost:
+                self._deposed()
+                return
+            except GanglineError as error:
+                self._log.info("cannot read %s: %s", key, error, extra={"action": "gangset.read_failed"})
+                await asyncio.sleep(_RETRY_S)
+        if entry is None:
+            self._standing.pop(key, None)
+            self._tell(key, None)
+
+    def _tell(self, key: str, record: GangSetRecord | None) -> None:
+        name = key.partition(".")[2]
+        if record is not None and not self._shard.keeps_all(record.template):
+            if self._shard.owns(record.template):
+                text = "its pools are kept by different shards of the coordinators: it is not kept up"
+                self._log.warning(text, extra={"action": "gangset.straddles", "gangset": name})
+            record = None  # another shard's, from now on perhaps
+        self._log.info(
+            "%s", "removed" if record is None else count_of(record.gangs, "gang"),
+            extra={"action": "gangset.declared", "gangset": name},
+        )  # fmt: skip
+        self._feed(on.SetSeen(**self._clock.moment(), name=name, record=record))

@@ -1,0 +1,359 @@
+"""Which workers there are: followed by every coordinator, leading or not, so that a new leader knows who lives even
+when storage has just forgotten every heartbeat key.
+
+Laws:
+
+1. A worker lives from a heartbeat of its registered instance on, be it heard live or read.
+2. It is gone when it took its heartbeat key back, or was not heard of for `silence_s` while our feed and storage were
+   up all that time; and the key is not in the ledger, as the failure detector judges that. An answer counts as a
+   heartbeat. A feed that was down, storage that was away, a reading that failed: they end no worker.
+3. Facts come from registrations that stand in the ledger, with their revisions; never from the live feed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Set
+from typing import Final, Protocol
+
+from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
+from ...runtime.failure_detector import FailureDetector
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError, InvalidName
+from ...schemas.names import Names, WorkerId
+from ...schemas.records.workers import Heartbeat, Registration
+from ...schemas.wire.frames import Load, LoadFlag
+from ...telemetry.logs import Log
+from ..model.events import WorkerFacts
+from ..service_settings import ShellSettings
+from ..sharding.shards import WHOLE, Shard
+from .reader import parse, read_workers
+
+_TICK_S: Final = 0.25
+_STALL_S: Final = 1.0
+"""The look at silences came so much too late: we were frozen, and nobody else."""
+_NEVER: Final = float("-inf")
+
+
+class Audience(Protocol):
+    """Who is told: the leader's term."""
+
+    def worker_seen(self, facts: WorkerFacts) -> None: ...
+
+    def load_seen(self, worker: WorkerId, epoch: int, load: Load) -> None: ...
+
+    def worker_gone(self, worker: WorkerId, reason: str) -> None: ...
+
+
+class Entry:
+    """One registered worker."""
+
+    __slots__ = ("beat", "doubted", "heard_at", "lives", "registration", "revision")
+
+    def __init__(self, registration: Registration, revision: int) -> None:
+        self.registration = registration
+        self.revision = revision
+        self.beat: Heartbeat | None = None
+        """The last one of this instance."""
+        self.heard_at = _NEVER
+        self.lives = False
+        """As the audience was told, or would have been."""
+        self.doubted = False
+        """The audience may believe it gone: its next heartbeat tells of it anew."""
+
+    def facts(self) -> WorkerFacts:
+        record, beat = self.registration, self.beat
+        return WorkerFacts(
+            id=WorkerId(record.pool, record.worker),
+            epoch=record.epoch,
+            revision=self.revision,
+            total=record.slots,
+            load=load_of(beat) if beat is not None and beat.epoch == record.epoch else None,
+            node=record.node,
+            zone=record.zone,
+            address=record.address,
+            labels=record.labels,
+            draining=record.state == "draining" or (beat is not None and beat.draining),
+            drain_grace_s=record.drain_grace_s,
+        )
+
+
+class Census:
+    """Follows all workers of a namespace, or of one shard's pools."""
+
+    def __init__(self, kv: KeyValue, names: Names, settings: ShellSettings, log: Log, *, shard: Shard = WHOLE) -> None:
+        self._kv = kv
+        self._pools = ["*"] if shard.pools is None else sorted(shard.pools)
+        self._names = names
+        self._settings = settings
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._entries: dict[WorkerId, Entry] = {}
+        self._chores = Chores("census", log)
+        self._suspects: dict[WorkerId, str] = {}
+        """To be looked up, with what is held against them."""
+        self._silent: FailureDetector[WorkerId] = FailureDetector(math.inf)
+        """What the ledger says of those that live and are not heard of."""
+        self._looking = False
+        self._subscriptions: list[Subscription] = []
+        self._up_since = self._loop.time()
+        """Since when the live feed has missed nothing."""
+        self._connected = True
+        self._ticked_at = self._loop.time()
+        self._pulling = asyncio.Lock()
+        self._pulled_at = _NEVER
+        """When the last reading that succeeded began."""
+        self.audience: Audience | None = None
+
+    def __len__(self) -> int:
+        return sum(entry.lives for entry in self._entries.values())
+
+    def __repr__(self) -> str:
+        return f"<Census {len(self)} of {len(self._entries)} workers live>"
+
+    async def start(self) -> None:
+        """Follow.
+
+        Raises:
+            Unavailable: the ledger cannot be followed. Nothing is left of the attempt, so it may be repeated.
+        """
+        self._up_since = self._ticked_at = self._loop.time()
+        try:
+            for pool in self._pools:
+                alive, registrations = self._names.alive_of(pool), self._names.registrations_of(pool)
+                self._subscriptions.append(await self._kv.observe(alive, self._on_heartbeat))
+                self._subscriptions.append(await self._kv.watch(registrations, self._on_registration))
+        except BaseException:
+            await self._unsubscribe()
+            raise
+        self._chores.start(self._look_for_silence())
+        self._chores.start(self._reconcile())
+
+    async def stop(self) -> None:
+        """Idempotent, and safe before `start`."""
+        self._chores.cancel()
+        await self._unsubscribe()
+        await self._chores.rest()
+
+    async def _unsubscribe(self) -> None:
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+    def on_connection(self, event: ConnectionEvent) -> None:
+        """While there is no connection nobody is heard, and that is nobody's fault."""
+        self._connected = event is ConnectionEvent.RECONNECTED
+        self._up_since = self._loop.time()
+
+    # -- what a term asks --------------------------------------------------------------------------------------------
+
+    async def pull(self, asked_at: float) -> None:
+        """Read all registrations and heartbeats from the ledger, unless that was done since `asked_at` (monotonic).
+
+        Raises:
+            Unavailable: nothing was learnt.
+        """
+        async with self._pulling:
+            if self._pulled_at >= asked_at:
+                return
+            began_at = self._loop.time()
+            names = self._names
+            patterns = [key for pool in self._pools for key in (names.alive_of(pool), names.registrations_of(pool))]
+            entries = await self._kv.entries(*patterns)
+            reading = read_workers(entries, self._names, self._log)
+            self.merge(reading.registrations, reading.beats)
+            self._pulled_at = began_at
+            known = {WorkerId(record.pool, record.worker) for record, _ in reading.registrations}
+            for worker in [w for w, entry in self._entries.items() if not entry.lives and w not in known]:
+                del self._entries[worker]
+
+    def merge(
+        self, registrations: Iterable[tuple[Registration, int]], beats: Iterable[tuple[WorkerId, Heartbeat]]
+    ) -> None:
+        """A reading of the ledger, which may be a little older than what was seen live: it adds, and takes nothing
+        back. A heartbeat key outlives its worker, so it is no news of one that is believed to live, nor of one that
+        nobody answers for."""
+        for record, revision in registrations:
+            known = self._entries.get(WorkerId(record.pool, record.worker))
+            if known is None or revision > known.revision:
+                self._register(record, revision)
+        for worker, beat in beats:
+            known = self._entries.get(worker)
+            if known is not None and not known.lives and not known.doubted:
+                self._beat(worker, beat)
+
+    def living(self, presumed: Set[WorkerId]) -> tuple[WorkerFacts, ...]:
+        """Who lives. Of those in `presumed` (they have members) also whoever was not heard of because we have not
+        listened for long enough: storage may have lost every heartbeat key in an outage that its workers survived."""
+        fresh = self._loop.time() - self._up_since < self._settings.silence_s
+        found = []
+        for worker, entry in self._entries.items():
+            if not entry.lives and fresh and worker in presumed:
+                entry.lives, entry.heard_at = True, self._up_since
+            if entry.lives:
+                found.append(entry.facts())
+        return tuple(found)
+
+    def channel(self, worker: WorkerId) -> str:
+        """Where it is asked; see Registration.channel."""
+        entry = self._entries.get(worker)
+        return "" if entry is None else entry.registration.channel
+
+    def heard(self, worker: WorkerId) -> None:
+        """It answered a request."""
+        entry = self._entries.get(worker)
+        if entry is not None:
+            entry.heard_at = self._loop.time()
+            self._silent.clear(worker)
+
+    def outage(self) -> None:
+        """Storage did not answer: workers may not have been able to write either, nor to send what we listen for."""
+        self._up_since = self._loop.time()
+        self._silent.clear_all()
+
+    def doubt(self, worker: WorkerId) -> None:
+        """The audience was told that nobody listens there."""
+        entry = self._entries.get(worker)
+        if entry is not None:
+            entry.doubted = True
+
+    # -- what is heard -----------------------------------------------------------------------------------------------
+
+    def _on_registration(self, entry: KvEntry) -> None:
+        worker = self._worker_of(entry)
+        if worker is None:
+            return
+        if entry.operation is KvOperation.DELETE:
+            return  # expired, or the bucket vanished: proves nothing while its heart beats
+        record = parse(Registration, entry, self._log)
+        if record is None or (record.pool, record.worker) != (worker.pool, worker.worker):
+            return
+        self._register(record, entry.revision)
+        if not self._entries[worker].lives:
+            self._suspect(worker, "not heard of yet")
+
+    def _on_heartbeat(self, entry: KvEntry) -> None:
+        worker = self._worker_of(entry)
+        if worker is None:
+            return
+        if entry.operation is KvOperation.DELETE:
+            if worker in self._entries:
+                # Seen before storage has judged it: another process may have tried in vain.
+                self._suspect(worker, "left")
+            return
+        beat = parse(Heartbeat, entry, self._log)
+        if beat is not None:
+            self._beat(worker, beat)
+
+    def _register(self, record: Registration, revision: int) -> None:
+        worker = WorkerId(record.pool, record.worker)
+        entry = self._entries.get(worker)
+        if entry is None:
+            self._entries[worker] = Entry(record, revision)
+            return
+        if entry.registration.instance != record.instance:
+            entry.beat = None
+        entry.registration, entry.revision = record, revision
+        if entry.lives and self.audience is not None:
+            self.audience.worker_seen(entry.facts())
+
+    def _beat(self, worker: WorkerId, beat: Heartbeat) -> None:
+        entry = self._entries.get(worker)
+        if entry is None or entry.registration.instance != beat.instance:
+            return  # its registration is on the way
+        entry.beat = beat
+        entry.heard_at = self._loop.time()
+        self._suspects.pop(worker, None)
+        self._silent.clear(worker)
+        known, entry.lives = entry.lives and not entry.doubted, True
+        entry.doubted = False
+        if self.audience is None:
+            return
+        if known:
+            self.audience.load_seen(worker, beat.epoch, load_of(beat))
+        else:
+            self.audience.worker_seen(entry.facts())
+
+    # -- who is not heard --------------------------------------------------------------------------------------------
+
+    async def _look_for_silence(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now = self._loop.time()
+            if now - self._ticked_at > _TICK_S + _STALL_S:
+                self._up_since = now
+            self._ticked_at = now
+            silent_since = now - self._settings.silence_s
+            if not self._connected or self._up_since > silent_since:
+                continue
+            for worker, entry in self._entries.items():
+                if entry.lives and entry.heard_at <= silent_since:
+                    self._suspect(worker, f"no heartbeat for {self._settings.silence_s:g} s")
+
+    def _suspect(self, worker: WorkerId, why: str) -> None:
+        self._suspects[worker] = why
+        if not self._looking:
+            self._looking = True
+            self._chores.start(self._look_up())
+
+    async def _look_up(self) -> None:
+        """Ask the stream's leader for the heartbeat key of each suspect."""
+        try:
+            while self._suspects:
+                worker = next(iter(self._suspects))
+                why = self._suspects.pop(worker)
+                asked_at = self._loop.time()
+                try:
+                    found = await self._kv.get(self._names.alive_key(worker))
+                except GanglineError as error:
+                    self.outage()
+                    self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
+                    return  # who stays silent is suspected again a moment later
+                self._judge(worker, found, why, asked_at)
+        finally:
+            self._looking = False
+
+    def _judge(self, worker: WorkerId, found: KvEntry | None, why: str, asked_at: float) -> None:
+        now = self._loop.time()
+        entry = self._entries.get(worker)
+        if entry is None:
+            return
+        beat = parse(Heartbeat, found, self._log) if found is not None else None
+        if beat is not None and beat.instance == entry.registration.instance:
+            self._silent.answered(worker, asked_at=asked_at, now=now, alive=True)
+            if not entry.lives:
+                self._beat(worker, beat)
+            return
+        if not entry.lives or beat is not None:
+            return
+        if why != "left" and entry.heard_at <= now - self._settings.silence_s:
+            self._silent.suspect(worker, why, now)
+            gone = self._silent.answered(worker, asked_at=asked_at, now=now, alive=False) is not None
+        else:
+            gone = why == "left"
+        if gone:
+            entry.lives = False
+            self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
+            if self.audience is not None:
+                self.audience.worker_gone(worker, why)
+
+    async def _reconcile(self) -> None:
+        """What a live feed can miss: read all, and forget registrations that have gone."""
+        while True:
+            await asyncio.sleep(self._settings.reconcile_s)
+            try:
+                await self.pull(self._loop.time())
+            except GanglineError as error:
+                self.outage()
+                self._log.debug("cannot read the workers: %s", error, extra={"action": "census.reconcile"})
+
+    def _worker_of(self, entry: KvEntry) -> WorkerId | None:
+        try:
+            return self._names.parse_worker_key(entry.key)
+        except InvalidName:
+            return None
+
+
+def load_of(beat: Heartbeat) -> Load:
+    return Load(beat.running, beat.reserved, beat.total, int(LoadFlag.DRAINING) if beat.draining else 0)

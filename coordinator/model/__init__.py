@@ -1,0 +1,1 @@
+"""Gangs, their states, events and effects. Pure. Imports only: settings."""

@@ -1,0 +1,151 @@
+"""What the gang core wants done. Effects of one event are carried out in order; each is started before the next, none
+need be finished.
+
+What must precede what is built into the order of events: nothing that tells of a commit (Form, Teardown of a whole
+gang, Broadcast, Answer) is in the world before the Committed event of that commit, and there is one Commit in
+flight at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.messages.gangs import (
+    FormRequest,
+    GangEvent,
+    GangReply,
+    HoldRequest,
+    KeepRequest,
+    PingRequest,
+    TeardownRequest,
+    UnholdRequest,
+)
+from ...schemas.names import WorkerId
+from ...schemas.records.workers import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerWrite:
+    """One write of an atomic batch; as bus.port.KvWrite, but of a record."""
+
+    key: str
+    record: Record | None
+    """None deletes."""
+    ttl_s: float | None = None
+    condition_key: str | None = None
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendHold:
+    """Ask; answer with HoldAnswered or HoldUnanswered."""
+
+    worker: WorkerId
+    request: HoldRequest
+    traceparent: str | None = None
+    """Where the gang's trace goes on, also under a leader that was not asked for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseHold:
+    """Publish; no answer is awaited."""
+
+    worker: WorkerId
+    request: UnholdRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendKeep:
+    """Ask; answer with KeepAnswered, or with nothing when it fails."""
+
+    worker: WorkerId
+    request: KeepRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Write all or nothing; answer with Committed, CommitRefused or CommitUnknown."""
+
+    number: int
+    what: str
+    gang: str
+    writes: tuple[LedgerWrite, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refence:
+    """Write the `leader` record again at its own revision (which voids what is in flight), then read the gang's record
+    from the stream's leader; answer with Refenced. A conflict is LeadershipLost. Repeat until one or the other."""
+
+    number: int
+    gang: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendForm:
+    """Ask, a few times. An answer that nothing starts any more is Formed. A refusal is MemberFailed (failed_at_start)
+    of each of the worker's ranks; no answer is left to pings."""
+
+    worker: WorkerId
+    request: FormRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendTeardown:
+    """Ask, with a time-out above the grace; answer with TeardownConfirmed or TeardownUnanswered. `only`: no event."""
+
+    worker: WorkerId
+    request: TeardownRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping:
+    """Ask; answer with PingAnswered or, on no responders, PingUnanswered."""
+
+    worker: WorkerId
+    request: PingRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broadcast:
+    event: GangEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer the request of that number: with a reply or an error."""
+
+    reply_to: int
+    reply: GangReply | None = None
+    error: GanglineError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WakeAt:
+    """Send a Tick at this time; replaces the WakeAt before. None: no Tick is needed."""
+
+    at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """No longer leader: cancel every request, timer and commit on its way; unsubscribe. Owners ask again elsewhere."""
+
+    reason: str
+
+
+Effect = (
+    SendHold
+    | ReleaseHold
+    | SendKeep
+    | Commit
+    | Refence
+    | SendForm
+    | SendTeardown
+    | Ping
+    | Broadcast
+    | Answer
+    | WakeAt
+    | Stop
+)

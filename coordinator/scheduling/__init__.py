@@ -1,0 +1,1 @@
+"""Which gang gets which slots. Pure. Imports only: model."""

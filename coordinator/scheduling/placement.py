@@ -1,0 +1,414 @@
+"""Where the members of a gang go: pure, and at a cost that grows with the gang, not with the workers it does not use.
+
+Laws:
+
+1. What is placed fits: no worker is given more than its measure has, every seat's worker has the seat's labels.
+2. PACK and SPREAD are wishes: if seats can be found at all by their rules, the gang is placed. STRICT_PACK puts every
+   part 0 on one node, STRICT_SPREAD each on a node of its own, or the gang is not placed.
+3. The most demanding parts choose first (most labels, then most slots); a part that finds nothing may move one that
+   was placed before it, along a chain. With equal slot costs the outcome is therefore exact (augmenting paths, as in
+   Kuhn's matching); with unequal ones this is bin packing, and a first fit by decreasing size.
+4. The slot map is left as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import islice
+from typing import assert_never
+
+from ...schemas.names import WorkerId
+from ...schemas.records.gangs import GangSpec, Part, Strategy
+from .slot_index import FilteredSlots, SlotMap
+
+Shape = tuple[str, int, tuple[tuple[str, str], ...]]
+"""(pool, slots, labels): parts of one shape can take each other's place."""
+
+_NO_CHANGES: Mapping[WorkerId, int] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One part of one rank, looking for a worker."""
+
+    rank: int
+    part: int
+    want: Part
+
+    @property
+    def shape(self) -> Shape:
+        return (self.want.pool, self.want.slots, tuple(sorted(self.want.labels.items())))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    rank: int
+    part: int
+    slots: int
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A worker for every seat, in order of rank and part."""
+
+    seats: tuple[Assignment, ...]
+
+    def by_worker(self) -> dict[WorkerId, list[Assignment]]:
+        """Seats of each worker, in order of rank and part."""
+        found: dict[WorkerId, list[Assignment]] = {}
+        for seat in self.seats:
+            found.setdefault(seat.worker, []).append(seat)
+        return found
+
+    def slots_by_worker(self) -> dict[WorkerId, int]:
+        return {worker: sum(seat.slots for seat in seats) for worker, seats in self.by_worker().items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A placement that is not acted on yet: good as long as no slots have changed."""
+
+    placement: Placement
+    slots: SlotMap
+    changes: int
+
+    @classmethod
+    def of(cls, spec: GangSpec, slots: SlotMap) -> Fit | None:
+        found = place(spec, slots)
+        return None if found is None else cls(placement=found, slots=slots, changes=slots.changes)
+
+    @property
+    def still(self) -> Placement | None:
+        """The placement; None when it must be looked for again."""
+        return self.placement if self.slots.changes == self.changes else None
+
+
+def wanted_of(spec: GangSpec) -> list[Wanted]:
+    return [
+        Wanted(rank=rank, part=part, want=want)
+        for rank, parts in enumerate(spec.ranks)
+        for part, want in enumerate(parts)
+    ]
+
+
+def place(
+    spec: GangSpec,
+    slots: SlotMap,
+    *,
+    changes: Mapping[WorkerId, int] = _NO_CHANGES,
+    only: Sequence[Wanted] | None = None,
+    taken_nodes: frozenset[str] = frozenset(),
+) -> Placement | None:
+    """Find a worker for every seat; None when there is no room (`shortage.lacks` says what is missing).
+
+    Args:
+        changes: slots that a worker has more or fewer than the map says, for this placement.
+        only: place just these seats (a repair); `taken_nodes` are then the nodes of the part 0s that stay.
+    """
+    wanted = wanted_of(spec) if only is None else list(only)
+    members = [item for item in wanted if item.part == 0]
+    extras = [item for item in wanted if item.part > 0]
+    with slots.trial(changes):
+        table = _Table(slots)
+        match spec.strategy:
+            case Strategy.STRICT_PACK:
+                placed = _on_one_node(table, members, taken_nodes)
+            case Strategy.STRICT_SPREAD:
+                placed = _on_distinct_nodes(table, members, taken_nodes)
+            case Strategy.PACK:
+                placed = _on_one_node(table, members, taken_nodes) or _each(table, members, _Packer(table))
+            case Strategy.SPREAD:
+                placed = _each(table, members, _Spreader(table, taken_nodes))
+            case _:
+                assert_never(spec.strategy)
+        if placed and _each(table, extras, _Packer(table)):
+            return Placement(seats=table.assignments(wanted))
+    return None
+
+
+def place_most(spec: GangSpec, slots: SlotMap, *, changes: Mapping[WorkerId, int] = _NO_CHANGES) -> Placement | None:
+    """As `place`, with as many members as there is room for, within the sizes of the spec. Places a few times: as often
+    as the range can be halved."""
+    least, most = spec.sizes
+    best = place(spec.sized(least), slots, changes=changes)
+    while best is not None and least < most:
+        middle = (least + most + 1) // 2
+        found = place(spec.sized(middle), slots, changes=changes)
+        if found is None:
+            most = middle - 1
+        else:
+            least, best = middle, found
+    return best
+
+
+# -- seats taken so far ---------------------------------------------------------------------------------------------
+
+
+class _Table:
+    """Seats taken during one placement; taking changes the map, within the trial."""
+
+    def __init__(self, slots: SlotMap) -> None:
+        self.slots = slots
+        self._rooms: dict[int, FilteredSlots] = {}
+        """By the identity of what is wanted, which lives as long as this: members of a bundle want the same."""
+        self.taken: dict[tuple[int, int], tuple[Wanted, WorkerId]] = {}
+        self.on: dict[WorkerId, dict[tuple[int, int], Wanted]] = {}
+
+    def node_of(self, worker: WorkerId) -> str:
+        return self.slots.place_of(worker).node
+
+    def room(self, want: Part) -> FilteredSlots:
+        room = self._rooms.get(id(want))
+        if room is None:
+            room = self._rooms[id(want)] = self.slots.filtered(want.pool, want.labels)
+        return room
+
+    def fits(self, worker: WorkerId, want: Part, *, used: int = 0) -> bool:
+        return (
+            worker.pool == want.pool
+            and self.slots.get(worker) - used >= want.slots
+            and self.slots.place_of(worker).has(want.labels)
+        )
+
+    def take(self, item: Wanted, worker: WorkerId) -> None:
+        key = (item.rank, item.part)
+        self.slots.change(worker, -item.want.slots)
+        self.taken[key] = (item, worker)
+        self.on.setdefault(worker, {})[key] = item
+
+    def give_back(self, item: Wanted) -> WorkerId:
+        key = (item.rank, item.part)
+        _, worker = self.taken.pop(key)
+        del self.on[worker][key]
+        self.slots.change(worker, item.want.slots)
+        return worker
+
+    def assignments(self, wanted: list[Wanted]) -> tuple[Assignment, ...]:
+        return tuple(
+            Assignment(rank=x.rank, part=x.part, slots=x.want.slots, worker=self.taken[x.rank, x.part][1])
+            for x in wanted
+        )
+
+
+def _demanding_first(items: list[Wanted]) -> list[Wanted]:
+    return sorted(items, key=lambda item: (-len(item.want.labels), -item.want.slots, item.rank, item.part))
+
+
+def _each(table: _Table, items: list[Wanted], picker: _Packer | _Spreader) -> bool:
+    for item in _demanding_first(items):
+        worker = picker.pick(item.want)
+        if worker is not None:
+            table.take(item, worker)
+        elif not _augment(table, item, set()):
+            return False
+    return True
+
+
+def _augment(table: _Table, item: Wanted, seen: set[WorkerId]) -> bool:
+    """Make room for `item` by moving seats of this gang, each worker looked at once."""
+    want = item.want
+    for worker in [worker for worker, seats in table.on.items() if seats and worker not in seen]:
+        if worker.pool != want.pool or not table.slots.place_of(worker).has(want.labels) or worker in seen:
+            continue
+        seen.add(worker)
+        for other in list(table.on[worker].values()):
+            if table.slots.get(worker) + other.want.slots < want.slots:
+                continue
+            if other.shape == item.shape:
+                continue  # it would have to find what this one did not
+            table.give_back(other)
+            table.take(item, worker)
+            elsewhere = next((w for w in _candidates(table, other.want) if w != worker), None)
+            if elsewhere is not None:
+                table.take(other, elsewhere)
+                return True
+            if _augment(table, other, seen):
+                return True
+            table.give_back(item)
+            table.take(other, worker)
+    return False
+
+
+def _candidates(table: _Table, want: Part) -> Iterator[WorkerId]:
+    """Workers with room, fullest last."""
+    room = table.room(want)
+    many = len(want.labels) > 1
+    for entry in room.workers.descending(want.slots):
+        if not many or entry.place.has(want.labels):
+            yield entry.place.worker
+
+
+def _best_of_node(table: _Table, node: str, want: Part) -> WorkerId | None:
+    members = table.room(want).nodes.get(node)
+    if members is None:
+        return None
+    if len(want.labels) <= 1:
+        entry = members.best(want.slots)  # whoever is in that room has them
+        return None if entry is None else entry.place.worker
+    found = (entry for entry in members.descending(want.slots) if entry.place.has(want.labels))
+    return next((entry.place.worker for entry in found), None)
+
+
+# -- PACK -----------------------------------------------------------------------------------------------------------
+
+
+class _Packer:
+    """Stays on a node while it has room, then goes to the node with the most."""
+
+    def __init__(self, table: _Table) -> None:
+        self._table = table
+        self._nodes: dict[str, None] = {}  # used, and perhaps with room left; in order of use
+        self._exhausted: dict[tuple[str, str, int, str], None] = {}
+
+    def pick(self, want: Part) -> WorkerId | None:
+        worker = self._on_used_node(want)
+        if worker is None:
+            room = self._table.room(want)
+            for node in room.by_sum.descending(want.slots):
+                worker = _best_of_node(self._table, node, want)
+                if worker is not None:
+                    break
+        if worker is not None:
+            self._nodes[self._table.node_of(worker)] = None
+        return worker
+
+    def _on_used_node(self, want: Part) -> WorkerId | None:
+        labels = repr(sorted(want.labels.items()))
+        for node in self._nodes:
+            key = (node, want.pool, want.slots, labels)
+            if key in self._exhausted:
+                continue
+            worker = _best_of_node(self._table, node, want)
+            if worker is not None:
+                return worker
+            self._exhausted[key] = None  # room on a node never grows within one placement
+        return None
+
+
+def _on_one_node(table: _Table, members: list[Wanted], taken_nodes: frozenset[str]) -> bool:
+    """All on one node, the fullest that can hold them. Changes nothing if there is none."""
+    items = _demanding_first(members)
+    if not items:
+        return True
+    first = items[0]
+    floor = sum(item.want.slots for item in items if item.shape == first.shape)
+    for node in taken_nodes or table.room(first.want).by_sum.ascending(floor):
+        found = _fit_node(table, node, items)
+        if found is not None:
+            for item, worker in found:
+                table.take(item, worker)
+            return True
+    return False
+
+
+def _fit_node(table: _Table, node: str, items: list[Wanted]) -> list[tuple[Wanted, WorkerId]] | None:
+    """First fit by decreasing size on the workers of one node."""
+    used: dict[WorkerId, int] = {}
+    found: list[tuple[Wanted, WorkerId]] = []
+    for item in items:
+        members = table.room(item.want).nodes.get(node)
+        for entry in members.descending(item.want.slots) if members is not None else ():
+            worker = entry.place.worker
+            if not table.fits(worker, item.want, used=used.get(worker, 0)):
+                continue
+            used[worker] = used.get(worker, 0) + item.want.slots
+            found.append((item, worker))
+            break
+        else:
+            return None
+    return found
+
+
+# -- SPREAD ---------------------------------------------------------------------------------------------------------
+
+
+class _Spreader:
+    """Goes to a node that the gang does not use yet, the one with the most room; when there is none, to the used node
+    with the fewest members."""
+
+    def __init__(self, table: _Table, taken_nodes: frozenset[str]) -> None:
+        self._table = table
+        self._count = dict.fromkeys(taken_nodes, 1)
+        self._used: list[tuple[int, int, str]] = []  # heap of (members, order of use, node); may hold old counts
+        self._order: dict[str, int] = {}
+
+    def pick(self, want: Part) -> WorkerId | None:
+        worker = self._on_new_node(want) or self._on_used_node(want)
+        if worker is not None:
+            node = self._table.node_of(worker)
+            self._count[node] = self._count.get(node, 0) + 1
+            order = self._order.setdefault(node, len(self._order))
+            heappush(self._used, (self._count[node], order, node))
+        return worker
+
+    def _on_new_node(self, want: Part) -> WorkerId | None:
+        room = self._table.room(want)
+        if len(room.nodes) <= len(self._count) and all(node in self._count for node in room.nodes):
+            return None  # every node is in use: no walk over them for each seat
+        for node in room.by_best.descending(want.slots):
+            if node not in self._count:
+                worker = _best_of_node(self._table, node, want)
+                if worker is not None:
+                    return worker
+        return None
+
+    def _on_used_node(self, want: Part) -> WorkerId | None:
+        passed: list[tuple[int, int, str]] = []
+        found = None
+        while self._used and found is None:
+            entry = heappop(self._used)
+            count, _, node = entry
+            if count != self._count[node]:
+                continue
+            passed.append(entry)
+            found = _best_of_node(self._table, node, want)
+        for entry in passed:
+            heappush(self._used, entry)
+        if found is None:
+            for node in self._count:
+                found = found or _best_of_node(self._table, node, want)
+        return found
+
+
+def _on_distinct_nodes(table: _Table, members: list[Wanted], taken_nodes: frozenset[str]) -> bool:
+    """Kuhn's matching of members to nodes. Each shape needs to look at only as many nodes as there are members: the
+    others can take no more than that from it."""
+    items = _demanding_first(members)
+    options: dict[Shape, list[str]] = {}
+    for item in items:
+        if item.shape not in options:
+            options[item.shape] = list(islice(_nodes_for(table, item.want, taken_nodes), len(items)))
+    owner: dict[str, Wanted] = {}
+
+    def assign(item: Wanted, seen: set[str]) -> bool:
+        nodes = options[item.shape]
+        free = next((node for node in nodes if node not in owner), None)
+        if free is not None:
+            owner[free] = item
+            return True
+        for node in nodes:
+            if node in seen or owner[node].shape == item.shape:
+                continue
+            seen.add(node)
+            if assign(owner[node], seen):
+                owner[node] = item
+                return True
+        return False
+
+    for item in items:
+        if not assign(item, set()):
+            return False
+    for node, item in owner.items():
+        worker = _best_of_node(table, node, item.want)
+        assert worker is not None
+        table.take(item, worker)
+    return True
+
+
+def _nodes_for(table: _Table, want: Part, taken_nodes: frozenset[str]) -> Iterator[str]:
+    for node in table.room(want).by_best.descending(want.slots):
+        if node not in taken_nodes and _best_of_node(table, node, want) is not None:
+            yield node

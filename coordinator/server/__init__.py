@@ -1,0 +1,1 @@
+"""Requests in, effects out. Imports only: core, ledger, sharding."""

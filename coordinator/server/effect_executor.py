@@ -1,0 +1,156 @@
+"""What the gang core of one leadership decided, carried out: each effect goes to whoever does such things."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final, assert_never
+
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError
+from ...schemas.messages.gangs import GangEvent
+from ...telemetry.logs import Log
+from ...telemetry.metrics.coordinator import CoordinatorMetrics
+from ..context import Office
+from ..core.gang_core import GangCore
+from ..ledger.writer import Scribe
+from ..model import effects as do
+from ..model import events as on
+from .metrics import Gauges
+from .request_server import Desk
+from .tracing import Traces
+from .worker_rpc import Errands
+
+_GRAIN_S: Final = 0.001
+
+
+class Hands:
+    """The parts of one leadership that reach the outside. Nothing of it happens after `close`."""
+
+    def __init__(
+        self,
+        office: Office,
+        core: GangCore,
+        chores: Chores,
+        *,
+        feed: Callable[[on.Happening], None],
+        trusted: Callable[[], bool],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            feed: gives an event to the core.
+            trusted: whether we may act as the leader at this instant.
+        """
+        self._office = office
+        self._feed = feed
+        self._log = log
+        self._over = False
+        self._timer: asyncio.TimerHandle | None = None
+        clock, bus, names, census = office.clock, office.bus, office.names, office.census
+        self._traces = traces = Traces()
+        self.gauges = Gauges(CoordinatorMetrics(names.namespace, core.statistics), lambda: clock.now, log)
+        self.errands = Errands(
+            bus,
+            names,
+            clock,
+            core=office.settings,
+            shell=office.shell,
+            feed=feed,
+            channel=census.channel,
+            heard=census.heard,
+            doubt=census.doubt,
+            witness=traces,
+            log=log,
+        )
+        deposed = office.candidacy.deposed
+        self._scribe = Scribe(office.kv, office.leader, clock, chores, feed=feed, deposed=deposed, log=log)
+        self.desk = Desk(
+            bus,
+            office.kv,
+            names,
+            clock,
+            chores,
+            core,
+            census,
+            traces,
+            feed=feed,
+            trusted=trusted,
+            counts=office.counts,
+            log=log,
+        )
+
+    def close(self, *, resigned: bool) -> None:
+        """The leadership is over: whoever waits asks again, elsewhere."""
+        self._over = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.errands.close()
+        self.desk.close(resigned=resigned)
+        self._traces.close()
+        self.gauges.close()
+
+    def carry_out(self, effects: Iterable[do.Effect]) -> None:
+        """All of them, in their order, and in this turn: on the wire, workers are told before the owner is."""
+        for effect in effects:
+            if not self._over:
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: do.Effect) -> None:
+        match effect:
+            case do.SendHold():
+                self._traces.hold(effect.worker, effect.request, effect.traceparent)
+                self.errands.hold(effect)
+            case do.ReleaseHold():
+                self.errands.unhold(effect)
+            case do.SendKeep():
+                self.errands.keep(effect)
+            case do.SendForm():
+                request = self._traces.form(effect.worker, effect.request)
+                self.errands.form(do.SendForm(worker=effect.worker, request=request))
+            case do.SendTeardown():
+                self.errands.teardown(effect)
+            case do.Ping():
+                self.errands.ping(effect)
+            case do.Commit():
+                self.gauges.committing(effect)
+                self._scribe.commit(effect)
+            case do.Refence():
+                self._scribe.refence(effect)
+            case do.Broadcast():
+                self._broadcast(effect.event)
+            case do.Answer():
+                self.desk.answer(effect)
+            case do.WakeAt():
+                self._wake_at(effect.at)
+            case do.Stop():
+                self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
+            case _:
+                assert_never(effect)
+
+    def _wake_at(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_at(at, self._tick, at)
+
+    def _tick(self, at: float) -> None:
+        self._timer = None
+        clock = self._office.clock
+        early_s = at - clock.now
+        if early_s > 0:
+            # Loops that count in milliseconds ring up to one too early; the core would find nothing due, and ask for
+            # no other wake.
+            self._timer = asyncio.get_running_loop().call_later(max(early_s, _GRAIN_S), self._tick, at)
+            return
+        self._feed(on.Tick(**clock.moment()))
+
+    def _broadcast(self, event: GangEvent) -> None:
+        self.gauges.happened(event)
+        self._traces.happened(event)
+        names, bus = self._office.names, self._office.bus
+        try:
+            bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())
+        except GanglineError as error:
+            self._log.debug("an event was not sent: %s", error, extra={"action": "event.lost", "gang": event.gang})

@@ -1,0 +1,290 @@
+"""Where owners, operators and workers come to: the subjects `<ns>.gang.<operation>`, which only a leader serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+from ...bus.port.bus import Bus, KeyValue, Message
+from ...runtime.event_clock import Clock
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError, UnknownMethod
+from ...schemas.errors.gangs import GangImpossible, NoCoordinator, NotOwner, UnknownGang
+from ...schemas.messages.gangs import (
+    AcquireRequest,
+    EndRequest,
+    GangListReply,
+    GangListRequest,
+    GangQuery,
+    GetRequest,
+    MemberCause,
+    MemberReport,
+    OwnedRequest,
+    ReportReply,
+)
+from ...schemas.messages.operations import parse_request
+from ...schemas.names import GangOperation, Names
+from ...schemas.records.gangs import GangState
+from ...schemas.wire import headers
+from ...telemetry.logs import Log
+from ..core.gang_core import GangCore
+from ..ledger.worker_registry import Census
+from ..model import effects as do
+from ..model import events as on
+from .lease_obstacles import name_leases
+from .responder import Asker
+from .tracing import Traces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """A request that the core has."""
+
+    asker: Asker
+    operation: str
+    acquire: on.AcquireAsked | None = None
+    asked_at: float = 0.0
+    """Of an acquire: when it came. Refused as impossible, it is tried once more on a reading made after that."""
+    final: bool = True
+    """No further try."""
+
+
+Counts = dict[str, list[int]]
+
+
+class Desk:
+    """Takes requests of one leadership, and answers each exactly once."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        clock: Clock,
+        chores: Chores,
+        core: GangCore,
+        census: Census,
+        traces: Traces,
+        *,
+        feed: Callable[[on.Happening], None],
+        trusted: Callable[[], bool],
+        counts: Counts,
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            feed: gives an event to the core.
+            trusted: whether we may act as the leader at this instant.
+            counts: requests and errors by operation, counted on.
+        """
+        self._bus = bus
+        self._kv = kv
+        self._names = names
+        self._clock = clock
+        self._chores = chores
+        self._core = core
+        self._census = census
+        self._traces = traces
+        self._feed = feed
+        self._trusted = trusted
+        self._counts = counts
+        self._log = log
+        self._numbers = count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._resigned = False
+        self._handlers: dict[str, Callable[[Asker, Any], None]] = {
+            GangOperation.ACQUIRE: self._acquire,
+            GangOperation.RENEW: self._renew,
+            GangOperation.RELEASE: self._release,
+            GangOperation.END: self._end,
+            GangOperation.GET: self._get,
+            GangOperation.LIST: self._list,
+            GangOperation.WHY: self._why,
+            GangOperation.REPORT: self._report,
+        }
+
+    def __len__(self) -> int:
+        """Requests without an answer so far."""
+        return len(self._waiting)
+
+    def take(self, message: Message) -> None:
+        """One request."""
+        asker = Asker(self._bus, message, self._log)
+        operation = message.subject.rpartition(".")[2]
+        if not self._trusted():
+            # After a freeze, for example: another leads perhaps, and has the same message. Two answers would be worse
+            # than none. Who resigned knows that nobody else has it.
+            if self._resigned:
+                asker.fail(_stepped_down())
+            return
+        counts = self._counts.setdefault(operation, [0, 0]) if operation in self._handlers else [0, 0]
+        counts[0] += 1
+        try:
+            handler = self._handlers.get(operation)
+            if handler is None:
+                known = ", ".join(self._handlers)
+                raise UnknownMethod(f"a coordinator has no operation {operation[:80]!r}; it has: {known}")
+            handler(asker, asker.body())
+        except GanglineError as error:
+            counts[1] += 1
+            asker.fail(error)
+        except Exception as error:
+            counts[1] += 1
+            self._log.exception("operation %s failed", operation, extra={"action": "operation.failed"})
+            asker.fail(GanglineError(f"the coordinator failed ({type(error).__name__}); its log says more"))
+
+    def answer(self, effect: do.Answer) -> None:
+        """What the core says to one who waits."""
+        waiting = self._waiting.pop(effect.reply_to)
+        if effect.error is not None:
+            if isinstance(effect.error, GangImpossible) and not waiting.final:
+                self._chores.start(self._look_again(waiting, effect))
+                return
+            self._counts[waiting.operation][1] += 1
+            waiting.asker.fail(effect.error)
+            if waiting.acquire is not None:
+                self._forget(waiting.acquire, effect.error)
+        elif effect.reply is not None:
+            waiting.asker.reply(effect.reply)
+
+    async def _look_again(self, waiting: _Waiting, effect: do.Answer) -> None:
+        """A worker may have registered just now, and its news be on its way: read before it is called impossible."""
+        last = replace(waiting, final=True)
+        self._waiting[effect.reply_to] = last
+        try:
+            await self._census.pull(waiting.asked_at)
+        except GanglineError as error:
+            self._log.info("cannot read the workers: %s", error, extra={"action": "gang.look_again"})
+            self.answer(effect)
+            return
+        assert waiting.acquire is not None
+        self._feed(replace(waiting.acquire, **self._clock.moment()))
+
+    def _forget(self, event: on.AcquireAsked, error: GanglineError) -> None:
+        """A gang that was not even queued has no trace."""
+        gang = event.request.id or event.new_id
+        if self._core.get(gang) is None:
+            self._traces.refused(gang, error)
+
+    def close(self, *, resigned: bool) -> None:
+        """We lead no more: whoever waits asks again, elsewhere."""
+        self._resigned = resigned
+        waiting, self._waiting = self._waiting, {}
+        for one in waiting.values():
+            one.asker.fail(_stepped_down())
+
+    def _number(self, asker: Asker, operation: GangOperation) -> int:
+        number = next(self._numbers)
+        self._waiting[number] = _Waiting(asker=asker, operation=operation)
+        return number
+
+    # -- owners ------------------------------------------------------------------------------------------------------
+
+    def _acquire(self, asker: Asker, body: Any) -> None:
+        request = AcquireRequest.parse(body)
+        new_id = f"g{self._clock.token()}"
+        gang = request.id or new_id
+        parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
+        if self._core.get(gang) is None:
+            goes_on = self._traces.asked(gang, parent)
+            if goes_on != request.traceparent:
+                request = request.model_copy(update={"traceparent": goes_on})
+        number = next(self._numbers)
+        event = on.AcquireAsked(
+            **self._clock.moment(), request=request, reply_to=number, new_id=new_id, new_token=self._clock.token()
+        )
+        self._waiting[number] = _Waiting(
+            asker=asker, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
+        )
+        self._feed(event)
+
+    def _renew(self, asker: Asker, body: Any) -> None:
+        request = parse_request(OwnedRequest, body)
+        number = self._number(asker, GangOperation.RENEW)
+        self._feed(on.RenewAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    def _release(self, asker: Asker, body: Any) -> None:
+        request = parse_request(OwnedRequest, body)
+        number = self._number(asker, GangOperation.RELEASE)
+        self._feed(on.ReleaseAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    def _end(self, asker: Asker, body: Any) -> None:
+        request = parse_request(EndRequest, body)
+        number = self._number(asker, GangOperation.END)
+        self._feed(on.EndAsked(**self._clock.moment(), request=request, reply_to=number))
+
+    # -- operators ---------------------------------------------------------------------------------------------------
+
+    def _get(self, asker: Asker, body: Any) -> None:
+        query = parse_request(GetRequest, body)
+        found = self._core.get(query.id)
+        if found is None:
+            raise _unknown(query.id)
+        if query.owner_token is None:
+            found = found.public()
+        elif not self._core.owned_by(query.id, query.owner_token):
+            raise NotOwner(f"gang {query.id} belongs to somebody else: ask without owner_token")
+        asker.reply(found)
+
+    def list(self, wanted: GangListRequest) -> GangListReply:
+        """The gangs of this leader."""
+        gangs = (g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
+        return GangListReply(gangs=tuple(gang.public() for gang in gangs))
+
+    def _list(self, asker: Asker, body: Any) -> None:
+        found = self.list(parse_request(GangListRequest, body))
+        bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
+        asker.reply(found, shorter=GangListReply(gangs=bare))
+
+    def _why(self, asker: Asker, body: Any) -> None:
+        query = parse_request(GangQuery, body)
+        if self._core.get(query.id) is None:
+            raise _unknown(query.id)
+        self._chores.start(self._say_why(asker, query.id))
+
+    async def _say_why(self, asker: Asker, gang: str) -> None:
+        reply = self._core.why(gang)
+        if reply is None:
+            asker.fail(_unknown(gang))
+            return
+        members = {seat.token for other in self._core.gangs() for seat in other.seats}
+        try:
+            reply = await name_leases(
+                self._kv, self._names, reply, members=members, wall=self._clock.wall, log=self._log
+            )
+        except GanglineError as error:
+            # What the core knows is worth telling in any case.
+            self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
+        asker.reply(reply)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _report(self, asker: Asker, body: Any) -> None:
+        report = parse_request(MemberReport, body)
+        gang = self._core.get(report.gang)
+        known = gang is not None and gang.state is not GangState.ENDED and gang.generation == report.generation
+        moment, rank, generation = self._clock.moment(), report.rank, report.generation
+        if report.cause is MemberCause.STARTED:
+            self._feed(on.MemberStarted(**moment, gang=report.gang, generation=generation, rank=rank))
+        else:
+            self._feed(
+                on.MemberFailed(
+                    **moment,
+                    gang=report.gang,
+                    generation=generation,
+                    rank=rank,
+                    cause=report.cause,
+                    detail=report.detail,
+                )
+            )
+        asker.reply(ReportReply(known=known))
+
+
+def _unknown(gang: str) -> UnknownGang:
+    return UnknownGang(f"gang {gang} is not known: it was never acquired, or ended a while ago")
+
+
+def _stepped_down() -> NoCoordinator:
+    return NoCoordinator("this coordinator leads no more: ask again, with the same id and owner_token if you gave them")

@@ -1,0 +1,252 @@
+"""Requests where coordinators are sharded: all leaders hear each one, the one that it is for answers.
+
+Callers know nothing of shards: they ask `<ns>.gang.<operation>`, and hear "no responders" where nobody leads at all.
+Every leader gets each request once for itself, and serves it if the gang, or the pools of the gang to be, are its own.
+One of them, chosen by the server for each request, gets it once more, as its *usher*: it answers what is nobody's, says
+at once that the shard in question has no leader, and gathers lists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ...bus.port.bus import Bus, KeyValue, Message, NoResponders, Subscription
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError, InvalidRequest
+from ...schemas.errors.gangs import NoCoordinator
+from ...schemas.messages.gangs import AcquireRequest, GangListReply, GangListRequest, GangQuery, GangReply, ShardReply
+from ...schemas.messages.operations import parse_request
+from ...schemas.names import GangOperation, Names
+from ...schemas.records.gangs import GangRecord
+from ...schemas.wire import codec
+from ...schemas.wire.codec import Format
+from ...telemetry.logs import Log
+from ..core.gang_core import GangCore
+from ..ledger.reader import parse
+from ..sharding.shards import Shard, pools_of, shard_of
+from .request_server import Desk
+from .responder import Asker
+
+_ASK_S: Final = 1.0
+"""How long the leader of another shard is waited for."""
+_KNOWS: Final = "knows"
+_LIST: Final = "list"
+_OF_ONE: Final = frozenset(GangOperation) - {GangOperation.ACQUIRE, GangOperation.LIST}
+"""Operations on a gang that is there, named by its id (in a report: by `gang`)."""
+
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class Switchboard:
+    """Stands before the desk of one shard's leader."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        shard: Shard,
+        chores: Chores,
+        core: GangCore,
+        desk: Desk,
+        *,
+        shards: Callable[[], Mapping[str, tuple[str, ...]]],
+        trusted: Callable[[], bool],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            shards: pools by shard, as they are now.
+            trusted: whether we may act as the leader at this instant.
+        """
+        self._bus = bus
+        self._kv = kv
+        self._names = names
+        self._shard = shard
+        self._chores = chores
+        self._core = core
+        self._desk = desk
+        self._shards = shards
+        self._trusted = trusted
+        self._log = log
+
+    async def listen(self) -> list[Subscription]:
+        """Take part from now on."""
+        names, subscribe = self._names, self._bus.subscribe
+        subscriptions = [await subscribe(each, self._peer) for each in names.both(names.shard(self._shard.name, "*"))]
+        for subject in names.both(names.gang_operations):
+            subscriptions.append(await subscribe(subject, self._take))
+            subscriptions.append(await subscribe(subject, self._usher, queue=names.gang_queue))
+        return subscriptions
+
+    # -- every request -----------------------------------------------------------------------------------------------
+
+    def _take(self, message: Message) -> None:
+        operation, body = _read(message)
+        if operation == GangOperation.ACQUIRE:
+            request = _acquire_of(body)
+            if request is not None and self._shard.owns(request):
+                self._acquire(message, request)
+        elif operation in _OF_ONE and self._core.get(_id_of(body)) is not None:
+            self._desk.take(message)
+
+    def _acquire(self, message: Message, request: AcquireRequest) -> None:
+        if not self._shard.keeps_all(request):
+            if self._trusted():
+                Asker(self._bus, message, self._log).fail(self._straddles(request))
+        elif request.id is None or self._core.get(request.id) is not None:
+            self._desk.take(message)
+        else:
+            self._chores.start(self._acquire_once(message, request.id))
+
+    async def _acquire_once(self, message: Message, gang: str) -> None:
+        """Ids are unique in the namespace, not just in one shard: the ledger has one record for each."""
+        if await self._elsewhere(gang) is None:
+            self._desk.take(message)
+        elif self._trusted():
+            error = InvalidRequest(f"the id {gang} is that of a gang in other pools: choose another, or give none")
+            Asker(self._bus, message, self._log).fail(error)
+
+    def _straddles(self, request: AcquireRequest) -> InvalidRequest:
+        kept = {pool: shard_of(pool, self._shards()) for pool in pools_of(request)}
+        said = ", ".join(f"{pool} ({f'shard {name}' if name else 'no shard'})" for pool, name in kept.items())
+        return InvalidRequest(
+            f"one gang must have all its pools in one shard of the coordinators, and these are not: {said}",
+            details={"shards": kept},
+        )
+
+    # -- one of all leaders for each request --------------------------------------------------------------------------
+
+    def _usher(self, message: Message) -> None:
+        if not self._trusted():
+            return
+        operation, body = _read(message)
+        if operation == GangOperation.LIST:
+            self._chores.start(self._list(message))
+        elif operation == GangOperation.ACQUIRE:
+            request = _acquire_of(body)
+            if request is None:
+                self._desk.take(message)  # says what is wrong with it
+            elif not self._shard.owns(request):
+                self._chores.start(self._direct(message, pools_of(request)[0]))
+        elif operation not in _OF_ONE or not (gang := _id_of(body)):
+            self._desk.take(message)
+        elif self._core.get(gang) is None:
+            self._chores.start(self._find(message, gang))
+
+    async def _direct(self, message: Message, pool: str) -> None:
+        """An acquire for another shard's pool: it has it already, if it is led."""
+        shards = self._shards()
+        name = shard_of(pool, shards)
+        if name is None:
+            said = "; ".join(f"{other} keeps {', '.join(pools)}" for other, pools in sorted(shards.items()))
+            error: GanglineError = InvalidRequest(f"no coordinator keeps pool {pool!r}; of the shards, {said}")
+        elif await self._ask(name, _KNOWS, GangQuery(id="-"), ShardReply) is not None:
+            return
+        else:
+            error = _leaderless(name)
+        if self._trusted():
+            Asker(self._bus, message, self._log).fail(error)
+
+    async def _find(self, message: Message, gang: str) -> None:
+        """We have no such gang. If nobody has, say so."""
+        where = await self._elsewhere(gang)
+        if where is None:
+            self._desk.take(message)
+        elif where and self._trusted():
+            Asker(self._bus, message, self._log).fail(_leaderless(where))
+
+    async def _elsewhere(self, gang: str) -> str | None:
+        """Which other shard has it: "" if its leader says so, the shard's name if it has no leader, None: nobody."""
+        others = [name for name in self._shards() if name != self._shard.name]
+        answers = await asyncio.gather(*(self._ask(name, _KNOWS, GangQuery(id=gang), ShardReply) for name in others))
+        if any(answer is not None and answer.known for answer in answers):
+            return ""
+        silent = {name for name, answer in zip(others, answers, strict=True) if answer is None}
+        if not silent:
+            return None
+        try:
+            entry = await self._kv.get(Names.gang_key(gang))
+        except GanglineError as error:
+            self._log.info("cannot look for a gang: %s", error, extra={"action": "shards.find", "gang": gang})
+            return None
+        record = parse(GangRecord, entry, self._log) if entry is not None else None
+        owner = shard_of(pools_of(record.spec)[0], self._shards()) if record is not None else None
+        return owner if owner in silent else None
+
+    async def _list(self, message: Message) -> None:
+        asker = Asker(self._bus, message, self._log)
+        try:
+            wanted = parse_request(GangListRequest, asker.body())
+        except GanglineError as error:
+            asker.fail(error)
+            return
+        others = [name for name in sorted(self._shards()) if name != self._shard.name]
+        answers = await asyncio.gather(*(self._ask(name, _LIST, wanted, GangListReply) for name in others))
+        gangs: list[GangReply] = list(self._desk.list(wanted).gangs)
+        for answer in answers:
+            gangs += answer.gangs if answer is not None else ()
+        gangs.sort(key=lambda gang: (gang.created_at, gang.id))
+        silent = tuple(name for name, answer in zip(others, answers, strict=True) if answer is None)
+        whole = GangListReply(gangs=tuple(gangs), missing=silent)
+        bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
+        asker.reply(whole, shorter=GangListReply(gangs=bare, missing=silent))
+
+    # -- among leaders ------------------------------------------------------------------------------------------------
+
+    async def _ask(self, shard: str, operation: str, request: BaseModel, reply: type[R]) -> R | None:
+        """None: nobody leads there, or it does not answer."""
+        subject = self._names.private(self._names.shard(shard, operation))
+        try:
+            answer = await self._bus.request(subject, codec.to_json(request.model_dump(mode="json")), timeout_s=_ASK_S)
+            return reply.model_validate_json(answer.data)
+        except NoResponders:
+            return None
+        except (GanglineError, ValidationError) as error:
+            self._log.info("shard %s did not answer: %s", shard, error, extra={"action": "shards.ask", "shard": shard})
+            return None
+
+    def _peer(self, message: Message) -> None:
+        """The leader of another shard asks."""
+        if not self._trusted():
+            return
+        asker = Asker(self._bus, message, self._log)
+        try:
+            if message.subject.endswith(f".{_KNOWS}"):
+                asker.reply(ShardReply(known=self._core.get(parse_request(GangQuery, asker.body()).id) is not None))
+            elif message.subject.endswith(f".{_LIST}"):
+                found = self._desk.list(parse_request(GangListRequest, asker.body()))
+                bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
+                asker.reply(found, shorter=GangListReply(gangs=bare))
+        except GanglineError as error:
+            asker.fail(error)
+
+
+def _read(message: Message) -> tuple[str, Any]:
+    """The operation and the body; None for one that cannot be read."""
+    operation = message.subject.rpartition(".")[2]
+    try:
+        return operation, codec.decode(message.data, Format.of(message.headers))
+    except GanglineError:
+        return operation, None
+
+
+def _acquire_of(body: Any) -> AcquireRequest | None:
+    try:
+        return parse_request(AcquireRequest, body)
+    except GanglineError:
+        return None
+
+
+def _id_of(body: Any) -> str:
+    found = (body.get("id") or body.get("gang")) if isinstance(body, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def _leaderless(shard: str) -> NoCoordinator:
+    return NoCoordinator(f"shard {shard} of the coordinators has no leader right now: ask again")

@@ -1,0 +1,184 @@
+"""One trace for each gang: how it waited, formed, ran and ended, and which member was the slow one.
+
+::
+
+    (the owner's span)
+    └── gangline.gang                    from the request to the end
+        └── gangline.gang.generation     from the first hold to the last confirmed stop
+            ├── gangline.gang.hold       each worker: asked to hold, until it answered
+            └── gangline.gang.member     each rank: told to form, until its worker confirmed the stop;
+                                         events `formed` and `torn_down` in between
+
+A worker's own spans of a member come under its generation. A new leader goes on with spans of its own in the same
+trace, since the ledger has the place of the gang's first span.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.errors.gangs import GangFailed
+from ...schemas.messages.gangs import FormRequest, GangEvent, GangEventKind, HoldRequest
+from ...schemas.names import WorkerId
+from ...telemetry.tracing import Span, tracer
+
+
+@dataclass(slots=True, kw_only=True)
+class _Generation:
+    number: int
+    span: Span
+    holds: dict[WorkerId, Span] = field(default_factory=dict[WorkerId, Span])
+    members: dict[WorkerId, list[Span]] = field(default_factory=dict[WorkerId, list[Span]])
+
+    def end(self, error: GanglineError | None = None) -> None:
+        for span in (*self.holds.values(), *(span for spans in self.members.values() for span in spans)):
+            span.end()
+        self.span.end(error)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gang:
+    span: Span
+    parent: str | None
+    generation: _Generation | None = None
+
+
+class Traces:
+    """The spans of one leadership. Does nothing while tracing is off."""
+
+    def __init__(self) -> None:
+        self._gangs: dict[str, _Gang] = {}
+
+    def __repr__(self) -> str:
+        return f"<Traces of {len(self._gangs)} gangs>"
+
+    def asked(self, gang: str, parent: str | None) -> str | None:
+        """A new gang is asked for; returns where its trace goes on, for the ledger."""
+        if not tracer.enabled:
+            return parent
+        span = tracer.start("gangline.gang", kind="server", parent=parent or "", attributes={"gangline.gang": gang})
+        self._gangs[gang] = _Gang(span=span, parent=span.traceparent())
+        return span.traceparent()
+
+    def refused(self, gang: str, error: GanglineError) -> None:
+        """It was not even queued."""
+        found = self._gangs.pop(gang, None)
+        if found is not None:
+            found.span.end(error)
+
+    def hold(self, worker: WorkerId, request: HoldRequest, parent: str | None) -> None:
+        """A worker is asked to hold."""
+        if not tracer.enabled:
+            return
+        generation = self._generation(request.gang, request.generation, parent)
+        old = generation.holds.pop(worker, None)
+        if old is not None:
+            old.end()
+        generation.holds[worker] = tracer.start(
+            "gangline.gang.hold",
+            kind="client",
+            parent=generation.span.traceparent(),
+            attributes={"gangline.worker": str(worker), "gangline.attempt": request.attempt},
+        )
+
+    def form(self, worker: WorkerId, request: FormRequest) -> FormRequest:
+        """A worker is told to form: the request with the place in the trace where its own spans belong."""
+        if not tracer.enabled:
+            return request
+        generation = self._generation(request.gang, request.generation, request.traceparent)
+        if worker not in generation.members:
+            generation.members[worker] = [
+                tracer.start(
+                    "gangline.gang.member",
+                    parent=generation.span.traceparent(),
+                    attributes={"gangline.worker": str(worker), "gangline.rank": seat.rank},
+                )
+                for seat in request.seats
+                if (seat.pool, seat.worker, seat.part) == (worker.pool, worker.worker, 0)
+            ]
+        return request.model_copy(update={"traceparent": generation.span.traceparent()})
+
+    # -- as Witness --------------------------------------------------------------------------------------------------
+
+    def held(self, worker: WorkerId, gang: str, generation: int, outcome: str) -> None:
+        found = self._find(gang, generation)
+        span = found.holds.pop(worker, None) if found is not None else None
+        if span is not None:
+            span.set(gangline__outcome=outcome)
+            span.end()
+
+    def formed(self, worker: WorkerId, gang: str, generation: int, outcome: str) -> None:
+        for span in self._members(worker, gang, generation):
+            span.event(outcome if outcome == "formed" else "refused", {"gangline.outcome": outcome})
+
+    def stopped(self, worker: WorkerId, gang: str, generation: int, outcome: str) -> None:
+        for span in self._members(worker, gang, generation):
+            span.set(gangline__outcome=outcome)
+            span.end()
+
+    # -- what becomes of gangs ---------------------------------------------------------------------------------------
+
+    def happened(self, event: GangEvent) -> None:
+        """A broadcast."""
+        gang = self._gangs.get(event.gang)
+        if gang is None:
+            return
+        gang.span.event(event.kind.value, {"gangline.generation": event.generation, "gangline.reason": event.reason})
+        generation = gang.generation
+        match event.kind:
+            case GangEventKind.TORN_DOWN if generation is not None:
+                for spans in generation.members.values():
+                    for span in spans:
+                        span.event("torn_down", {"gangline.reason": event.reason})
+            case GangEventKind.RESTARTING if generation is not None:
+                generation.end(_failure(event))
+                gang.generation = None
+            case GangEventKind.ENDED:
+                if generation is not None:
+                    generation.end(_failure(event))
+                gang.span.end(_failure(event))
+                del self._gangs[event.gang]
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Leadership is over: whoever leads next goes on with spans of their own."""
+        for gang in self._gangs.values():
+            if gang.generation is not None:
+                gang.generation.end()
+            gang.span.event("leadership lost")
+            gang.span.end()
+        self._gangs.clear()
+
+    def _generation(self, gang_id: str, number: int, parent: str | None) -> _Generation:
+        gang = self._gangs.get(gang_id)
+        if gang is None:
+            # A standing gang, or one that an earlier leader was asked for.
+            span = tracer.start("gangline.gang", parent=parent or "", attributes={"gangline.gang": gang_id})
+            gang = self._gangs[gang_id] = _Gang(span=span, parent=span.traceparent())
+        if gang.generation is None or gang.generation.number != number:
+            if gang.generation is not None:
+                gang.generation.end()
+            span = tracer.start(
+                "gangline.gang.generation", parent=gang.parent, attributes={"gangline.generation": number}
+            )
+            gang.generation = _Generation(number=number, span=span)
+        return gang.generation
+
+    def _find(self, gang_id: str, generation: int) -> _Generation | None:
+        gang = self._gangs.get(gang_id)
+        found = gang.generation if gang is not None else None
+        return found if found is not None and found.number == generation else None
+
+    def _members(self, worker: WorkerId, gang: str, generation: int) -> list[Span]:
+        found = self._find(gang, generation)
+        return found.members.get(worker, []) if found is not None else []
+
+
+_BLAMELESS = ("released", "replaced", "drained", "preempted")
+
+
+def _failure(event: GangEvent) -> GanglineError | None:
+    word = event.reason.partition(":")[0]
+    return None if not word or word in _BLAMELESS else GangFailed(event.reason)

@@ -1,0 +1,1 @@
+"""Which coordinator has which pools. Imports only: settings."""

@@ -1,0 +1,1 @@
+"""One call with all its tries. Imports only: pools, transport, routing."""

@@ -1,0 +1,1 @@
+"""The library's face. Imports only: router and what is below."""

@@ -1,0 +1,572 @@
+"""The client: what users call."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ...bus.port.bus import BucketSettings, Bus, KeyValue
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, InvalidRequest
+from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
+from ...schemas.names import Names
+from ...schemas.records.gangs import Bundle
+from ...schemas.records.workers import LeaseRecord
+from ..calls.call import CallOptions
+from ..calls.options import submit_options
+from ..gangs.gang import Ganging
+from ..jobs.storage import TaskStorage, TaskStreams
+from ..leases.lease import Leasing
+from ..leases.selection import Choosing, Selection
+from ..router.router import Router
+from ..routing.policy import Policy
+from ..routing.settings import RouterSettings
+from .hooks import ClientRequest, Hook, HookChain
+from .operations import Operators, WorkerInfo
+from .routes import RouteOperations
+from .tasks import DurableTasks
+
+if TYPE_CHECKING:
+    from ...bus.settings.connection import ConnectionSettings
+
+ASK_TIMEOUT_S = 5.0
+"""How long workers are given to answer an operator, and without `options(timeout_s=...)`."""
+
+
+class Client(DurableTasks, RouteOperations):
+    """Runs tasks on workers.
+
+    ::
+
+        async with gangline.connect("nats://127.0.0.1:4222") as client:
+            await client.call("images.thumbnail", path="a.png")
+
+    Made by `connect`, or from a bus of your own. Belongs to one event loop. `options(...)` returns copies that share
+    everything with it.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        names: Names | None = None,
+        settings: RouterSettings | None = None,
+        ambient: Ambient | None = None,
+        bucket: BucketSettings | None = None,
+        tasks: TaskStorage | None = None,
+        policy: Callable[[str], Policy] | None = None,
+        name: str = "",
+        owns_bus: bool = False,
+        middleware: Sequence[Hook] = (),
+    ) -> None:
+        """
+        Args:
+            bus: an open connection.
+            names: the namespace; `gangline` if not given.
+            settings: see RouterSettings.
+            ambient: randomness and tokens; the system's if not given.
+            bucket: how the ledger is made if it does not exist yet.
+            tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
+                (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
+            policy: makes the routing policy of a pool from its name; by default Sticky.
+            name: shown in the ledger as the owner of leases; the bus's name if not given.
+            owns_bus: whether `close` closes the bus.
+            middleware: what runs around calls, streams and submissions; the first one outermost. See
+                dispatcher.client.hooks.
+
+        Raises:
+            InvalidSettings: a middleware that is none.
+        """
+        self._bus = bus
+        self._owns_bus = owns_bus
+        self._options = CallOptions()
+        self._hooks = HookChain(middleware) if middleware else None
+        self._router = Router(
+            bus, names or Names(), settings=settings, ambient=ambient, bucket=bucket, policy=policy, name=name
+        )
+        self._operators = Operators(bus, self._router.names, self._router.ledger)
+        self._route_streams = TaskStreams(bus, self._router.names, tasks)
+        self._use_storage(bus, self._router.names, tasks, ambient or Ambient())
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> Client:
+        """Begin; `async with` and `connect` do it. Idempotent.
+
+        Raises:
+            ClosedError: it was closed.
+        """
+        await self._router.start()
+        return self
+
+    async def close(self) -> None:
+        """Refuse new requests, and end what is under way with ClosedError: waiting requests leave the line, running
+        tasks are told to stop, slots are given back. Then close the connection, if it is the client's own. Idempotent.
+
+        Wait for your calls first if you want their results.
+        """
+        await self._router.stop()
+        if self._owns_bus:
+            await self._bus.close()
+
+    async def __aenter__(self) -> Client:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        key: str | None = None,
+        model: str | None = None,
+        idempotent: bool | None = None,
+        max_attempts: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        pool: str | None = None,
+        queue: bool | None = None,
+        priority: int | None = None,
+        idempotency_key: str | None = None,
+        deadline_s: float | None = None,
+        delay_s: float | None = None,
+        at: datetime | None = None,
+        cron: str | None = None,
+        ordered: bool | None = None,
+        backoff_s: float | None = None,
+        result_ttl_s: float | None = None,
+        events: bool | None = None,
+    ) -> Client:
+        """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
+
+        See CallOptions for what the first eight mean, and SubmitOptions for the others, which are for `submit` alone.
+        For `submit`, `timeout_s` bounds one try, and `max_attempts` counts tries that were started.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+        base = self._options
+        bound = Client.__new__(Client)
+        bound.__dict__.update(self.__dict__)
+        bound._options = CallOptions(
+            timeout_s=base.timeout_s if timeout_s is None else timeout_s,
+            key=base.key if key is None else key,
+            model=base.model if model is None else model,
+            idempotent=base.idempotent if idempotent is None else idempotent,
+            max_attempts=base.max_attempts if max_attempts is None else max_attempts,
+            labels=base.labels if labels is None else labels,
+            pool=base.pool if pool is None else pool,
+            queue=base.queue if queue is None else queue,
+            submit=submit_options(
+                base.submit,
+                priority,
+                idempotency_key,
+                deadline_s,
+                delay_s,
+                at,
+                cron,
+                ordered,
+                backoff_s,
+                result_ttl_s,
+                events,
+            ),
+        )
+        return bound
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    # `call` and `dispatch` are no `async def`: they would await another coroutine only, at every request.
+
+    def call(self, target: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Run a task on some worker and return its result: one round trip.
+
+        Args:
+            target: `ENDPOINT.METHOD`, for example `images.thumbnail`.
+            args, kwargs: the task's own arguments, nothing else; see `options` for deadlines and the like.
+
+        Cancelling stops the task, wherever it is, and does not wait for that. Inside a task of a worker, the deadline
+        and the trace of that task are inherited.
+
+        Raises:
+            InvalidName, InvalidRequest, PayloadTooLarge: nothing was sent.
+            InvalidArguments, UnknownMethod: the task does not take these, or is not there.
+            QueueFull: too many wait here already; at once.
+            NoWorkers, Saturated, Draining, Disconnected: no worker took it in the time allowed; nothing started.
+            DeadlineExceeded: `may_have_started` says whether it may have begun.
+            TaskFailed, TaskCrashed, TaskCancelled, InvalidResult: it started and did not succeed.
+            WorkerLost, ResultLost: it may have run; not repeated since it is not idempotent.
+            ClosedError: this client was closed.
+        """
+        if self._hooks is not None and self._hooks.calls:
+            request = ClientRequest(kind="call", target=target, args=args, kwargs=kwargs, options=self._options)
+            return self._hooks.call(request, self._call_now)
+        return self._router.call(target, args, kwargs, options=self._options)
+
+    def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task that yields, and yield its items as they come: `async for item in client.stream(...)`.
+
+        Args:
+            target: `ENDPOINT.METHOD`. Or a selection, followed by the name of the method: the task runs on the slot
+                that was chosen, and what `dispatch` says of it holds. (`dispatch` gives all items as a list.)
+            args, kwargs: the task's own arguments.
+
+        The worker stays at most `RouterSettings.stream_window` items ahead. Leaving the loop early, closing or
+        cancelling stops the task (use `contextlib.aclosing` to have that happen at once).
+
+        Raises:
+            InvalidRequest: the task does not stream; nothing was sent.
+            StreamBroken: items were lost; those yielded before are right.
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient: of a selection; nothing was sent.
+            GanglineError: as `call`.
+        """
+        if isinstance(target, Selection):
+            return self._stream_on(target, args, kwargs)
+        if self._hooks is not None and self._hooks.streams:
+            request = ClientRequest(kind="stream", target=target, args=args, kwargs=kwargs, options=self._options)
+            return self._hooks.stream(request, self._stream_now)
+        return self._router.stream(target, args, kwargs, options=self._options)
+
+    def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> Choosing:
+        """`async with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending.
+
+        Of a standing set a gang is chosen: the slot is held on rank 0, or one on every rank or none if the set's calls
+        run on all. `selection.gang` names it, and the rest tells of the worker of rank 0.
+
+        Args:
+            target: a pool, a standing set, or `ENDPOINT.METHOD` to hold what that task costs.
+            slots: slots to hold instead; of each rank.
+            move: whether `dispatch` may send the task to another worker (or gang), when this one has gone before the
+                task can have started. False: it raises WorkerLost then.
+
+        The slot is released when the block is left without a dispatch. It is renewed by itself meanwhile.
+
+        Raises:
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+        """
+        return self._router.choose_worker(target, slots=slots, move=move, options=self._options)
+
+    def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Run a task on the slot that was chosen; it cannot be rejected for want of room.
+
+        If the worker went before the task can have started, it runs within the deadline on another one, with the labels
+        and the key that were asked for in the choice; `selection.worker` names that one then. Likewise on another gang
+        if the chosen one was torn down. A task that had started then is run again if it is idempotent. Where a set's
+        calls run on all ranks, the result is the list of all.
+
+        Raises:
+            SelectionUsed, SelectionClosed, WrongPool, WrongClient, LeaseExpired: before anything is sent.
+            GanglineError: as `call`.
+        """
+        if self._hooks is not None and self._hooks.calls:
+            request = ClientRequest(
+                kind="dispatch", target=_on(selection, method), args=args, kwargs=kwargs, options=self._options
+            )
+            return self._hooks.call(request, lambda changed: self._dispatch_now(selection, changed))
+        return self._router.dispatch(selection, method, args, kwargs, options=self._options)
+
+    def lease(
+        self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
+    ) -> Leasing:
+        """`async with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks.
+
+        Of a standing set they are slots of one gang: of rank 0, or as many of every rank if the set's calls run on all.
+        The lease is lost when the gang is torn down or replaced; its calls raise WorkerLost then.
+
+        Args:
+            target: a pool, a standing set, or `ENDPOINT.METHOD`.
+            slots: how many, all of one worker. More than any worker has is refused at once with Saturated.
+            ttl_s: the lease dies when it is not renewed for so long; 1 to 86400. It is renewed by itself, so this only
+                says how long the slots stay taken after this process vanished.
+            ledger: `sync` writes the ledger before the grant; `lease.fence` then grows over the whole system. Not for a
+                standing set: its slots are in the ledger with their gang, whose fence the lease has.
+            wait: whether `lease.call` waits while all slots of the lease are in use, or raises LeaseBusy. To enter the
+                lease now or not at all: `client.options(queue=False).lease(...)`.
+
+        Raises:
+            NoWorkers, Saturated, QueueFull, Draining, Disconnected: on entering; nothing is held.
+            InvalidRequest: on entering; a ledger="sync" lease of a standing set was asked for.
+        """
+        return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
+
+    def gang(
+        self,
+        *,
+        pool: str | None = None,
+        size: int | tuple[int, int] | None = None,
+        slots: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
+        strategy: str = "pack",
+        deadline_s: float | None = None,
+        wait_for_workers: bool = False,
+        priority: int = 0,
+        preempt: bool = False,
+        restart: str = "restart_gang",
+        max_restarts: int | None = 3,
+        backoff_s: float = 0.5,
+        grace_s: float = 5.0,
+        start_timeout_s: float = 600.0,
+        ttl_s: float = 15.0,
+    ) -> Ganging:
+        """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
+
+        Entering waits in the coordinator's queue until the gang is formed. That does not mean that its members have
+        started: a task waits for the `gang_start` functions of its member, and `await gang.ready()` for those of all.
+        Leaving releases it, and returns when its members have stopped. It is renewed by itself meanwhile.
+
+        Args:
+            pool, size, slots, labels: so many members of that pool, of so many slots (1) each, on workers with these
+                labels. `size=(2, 8)`: as soon as 2 fit, and as many as there is room for, up to 8. Each generation is
+                placed anew, so it may be larger or smaller than the one before; `gang.size` tells. Beyond the smallest
+                size it takes what is free and what no other gang in the queue needs.
+            bundles: instead of these: members of several shapes, over several pools; see schemas.records.gangs.Bundle.
+            strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
+            deadline_s: give up when not formed by then. None: wait for ever, if a coordinator leads.
+            wait_for_workers: wait even if the workers that are registered now could never hold it (a rolling
+                deployment, an autoscaler); else that is GangImpossible at once.
+            priority: higher goes first.
+            preempt: gangs of lower priority may be torn down to make room.
+            restart: `restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails.
+            max_restarts: failures before it ends; None: no bound.
+            backoff_s: wait before the first restart; doubles with each.
+            grace_s: how long a member may take to stop before it is killed.
+            start_timeout_s: how long the `gang_start` functions of a member may take before it has failed at its start.
+            ttl_s: the gang ends when it is not renewed for so long; says how long it outlives this process.
+
+        Raises:
+            InvalidRequest: at once; names what is wrong.
+            GangImpossible, QueueFull: on entering; nothing is held.
+            GangNotFormed: not by the deadline; says what stood in the way.
+            NoCoordinator: none leads: by the deadline, and without one at once.
+        """
+        self._check_open()
+        fields = {
+            "pool": pool,
+            "size": size,
+            "slots": slots,
+            "labels": None if labels is None else dict(labels),
+            "bundles": None if bundles is None else tuple(_plain(bundle) for bundle in bundles),
+            "strategy": strategy,
+            "deadline_s": deadline_s,
+            "wait_for_workers": wait_for_workers,
+            "priority": priority,
+            "preempt": preempt,
+            "restart": restart,
+            "backoff_s": backoff_s,
+            "grace_s": grace_s,
+            "start_timeout_s": start_timeout_s,
+            "ttl_s": ttl_s,
+        }
+        return self._router.gangs.gang(fields, max_restarts, self._options)
+
+    # -- operating ------------------------------------------------------------------------------------------------
+
+    async def workers(self, pool: str | None = None) -> list[WorkerInfo]:
+        """Living workers of one pool, or of all, by name.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        return await self._operators.workers(await self._open_ledger(), pool or "*")
+
+    async def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
+        """Living leases, oldest first; `worker` is the name within its pool.
+
+        Raises:
+            Disconnected, StorageUnavailable: the ledger could not be read.
+        """
+        return await self._operators.leases(await self._open_ledger(), pool or "*", worker or "*")
+
+    async def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
+        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is cancelled.
+
+        Returns as soon as the worker has begun.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            InvalidRequest: not a number of seconds.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.drain(worker, grace_s, self._ask_timeout_s)
+
+    async def resize(self, worker: str, slots: int) -> ResizeReply:
+        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            InvalidRequest: not a number of slots.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.resize(worker, slots, self._ask_timeout_s)
+
+    async def stats(self, worker: str) -> StatsReply:
+        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts.
+
+        Raises:
+            NoWorkers: there is no such worker.
+            RequestTimeout: it did not answer.
+        """
+        self._check_open()
+        return await self._operators.stats(worker, self._ask_timeout_s)
+
+    def statistics(self) -> dict[str, Any]:
+        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        return self._router.statistics()
+
+    @property
+    def router(self) -> Router:
+        """The router underneath."""
+        return self._router
+
+    def __repr__(self) -> str:
+        return f"Client({self._router!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _call_now(self, request: ClientRequest) -> Any:
+        return await self._router.call(request.target, request.args, request.kwargs, options=request.options)
+
+    async def _dispatch_now(self, selection: Selection, request: ClientRequest) -> Any:
+        return await self._router.dispatch(
+            selection, request.target, request.args, request.kwargs, options=request.options
+        )
+
+    def _stream_on(
+        self, selection: Selection, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        if not args or not isinstance(args[0], str):
+            raise InvalidRequest("to stream from a selection, give the name of the method next: stream(selection, 'm')")
+        method, *rest = args
+
+        def now(request: ClientRequest) -> AsyncGenerator[Any, None]:
+            return self._router.stream_on(
+                selection, request.target, request.args, request.kwargs, options=request.options
+            )
+
+        target = _on(selection, method)
+        request = ClientRequest(kind="stream", target=target, args=tuple(rest), kwargs=kwargs, options=self._options)
+        if self._hooks is not None and self._hooks.streams:
+            return self._hooks.stream(request, now)
+        return now(request)
+
+    def _stream_now(self, request: ClientRequest) -> AsyncGenerator[Any, None]:
+        return self._router.stream(request.target, request.args, request.kwargs, options=request.options)
+
+    @property
+    def _ask_timeout_s(self) -> float:
+        return self._options.timeout_s or ASK_TIMEOUT_S
+
+    def _check_open(self) -> None:
+        if not self._router.running:
+            raise ClosedError("this client is not open: use it inside `async with`")
+
+    async def _open_ledger(self) -> KeyValue:
+        self._check_open()
+        return await self._router.ledger()
+
+
+def _on(selection: Selection, method: str) -> str:
+    """The target of a task that runs on what was chosen."""
+    return method if "." in method else f"{selection.endpoint}.{method}"
+
+
+def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:
+    return bundle.model_dump() if isinstance(bundle, Bundle) else dict(bundle)
+
+
+class Connecting:
+    """What `connect` returns: `async with connect(...) as client`, or `client = await connect(...)`."""
+
+    def __init__(self, open_client: Callable[[], Coroutine[Any, Any, Client]]) -> None:
+        self._open = open_client
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    if not TYPE_CHECKING:  # type checkers know what it has; people try client.call and the like
+
+        def __getattr__(self, name):
+            raise AttributeError(
+                f"connect() has no {name!r} yet: it only connects in `async with gangline.connect(...) as client:` "
+                "(or `client = await gangline.connect(...)`); code without async has gangline.connect_sync(...)"
+            )
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def connect(
+    server: str | ConnectionSettings | None = None,
+    *,
+    namespace: str = "gangline",
+    name: str = "",
+    settings: RouterSettings | None = None,
+    policy: Callable[[str], Policy] | None = None,
+    bucket: BucketSettings | None = None,
+    tasks: TaskStorage | None = None,
+    middleware: Sequence[Hook] = (),
+    ambient: Ambient | None = None,
+) -> Connecting:
+    """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
+
+    Args:
+        server: `nats://host:port`, several separated by commas, or ConnectionSettings. None: what the `nats` CLI would
+            use (NATS_URL, NATS_CONTEXT, the selected context), else `nats://127.0.0.1:4222`.
+        namespace: prefix of all subjects; workers and clients of one namespace see each other.
+        name: shown in the server's connection list and, as the owner of leases, in the ledger.
+        settings: see RouterSettings.
+        policy: makes the routing policy of a pool from its name; by default Sticky.
+        bucket: how the ledger is made if it does not exist yet.
+        tasks: how the streams of durable tasks are made if they do not exist yet; as the environment says
+            (GANGLINE_STORAGE, GANGLINE_REPLICAS) if not given.
+        middleware: what runs around calls, streams and submissions, the first one outermost: async functions of
+            `(request, call_next)`, or objects as dispatcher.client.hooks describes.
+
+    Raises:
+        ServerUnreachable: no server answered, or it refused us; on entering or awaiting.
+        InvalidSettings, InvalidName: likewise.
+    """
+
+    async def open_client() -> Client:
+        from ...bus.nats_bus import connect as connect_bus
+        from ...bus.settings.connection import ConnectionSettings
+
+        if server is None:
+            how = ConnectionSettings.from_environment()
+        else:
+            how = ConnectionSettings.from_url(server) if isinstance(server, str) else server
+        names = Names(namespace)
+        bus = await connect_bus(how, name=name or "gangline-client", ambient=ambient)
+        client = Client(
+            bus,
+            names=names,
+            settings=settings,
+            policy=policy,
+            bucket=bucket,
+            tasks=tasks,
+            ambient=ambient,
+            name=name,
+            owns_bus=True,
+            middleware=middleware,
+        )
+        try:
+            return await client.start()
+        except BaseException:
+            await bus.close()
+            raise
+
+    return Connecting(open_client)

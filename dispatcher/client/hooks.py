@@ -1,0 +1,146 @@
+"""Hooks of a client: what runs around its calls and submissions; see `connect(middleware=...)`.
+
+A hook is an object with one or several of the methods below, or simply an async function of `request` and `call_next`,
+which then runs around calls, dispatches and submissions. Several hooks nest, the first one outermost. A client without
+hooks of a kind pays nothing for it. (What runs around the execution itself, on the worker, is `Pool.middleware`.)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+
+from ...schemas.errors.base import InvalidSettings
+from ..calls.call import CallOptions
+
+if TYPE_CHECKING:
+    from ..jobs.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientRequest:
+    """What is asked for. Hooks pass on another one (`dataclasses.replace`) to change it."""
+
+    kind: Literal["call", "dispatch", "stream", "submit"]
+    target: str
+    """`ENDPOINT.METHOD`; of a dispatch, that of the endpoint that was chosen."""
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    options: CallOptions = CallOptions()
+
+
+CallNext = Callable[[ClientRequest], Awaitable[Any]]
+"""Goes on: to the next hook, and at last to the router."""
+StreamNext = Callable[[ClientRequest], AsyncGenerator[Any, None]]
+SubmitNext = Callable[[ClientRequest], "Awaitable[Job]"]
+
+
+@runtime_checkable
+class CallHook(Protocol):
+    """Runs around `client.call` and `client.dispatch`."""
+
+    async def call(self, request: ClientRequest, call_next: CallNext) -> Any:
+        """Await `call_next(request)` for the result, once, never, or again: what this returns or raises is what the
+        caller gets. It runs in the caller's task: its cancellation arrives here as CancelledError. Retries, placement
+        and waiting in line happen inside `call_next`."""
+        ...
+
+
+@runtime_checkable
+class StreamHook(Protocol):
+    """Runs around `client.stream`."""
+
+    def stream(self, request: ClientRequest, call_next: StreamNext) -> AsyncGenerator[Any, None]:
+        """Yield what the reader gets: usually an async generator over `call_next(request)`. Close what you open: a
+        reader that leaves early closes this generator."""
+        ...
+
+
+@runtime_checkable
+class SubmitHook(Protocol):
+    """Runs around `client.submit`, and around each task of `client.submit_many`."""
+
+    async def submit(self, request: ClientRequest, call_next: SubmitNext) -> Job:
+        """Await `call_next(request)` for the job, which is stored by then."""
+        ...
+
+
+Hook = CallHook | StreamHook | SubmitHook | Callable[[ClientRequest, CallNext], Awaitable[Any]]
+_KINDS: Final = ("call", "stream", "submit")
+
+
+class HookChain:
+    """All hooks of one client."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        """
+        Raises:
+            InvalidSettings: an object that is no hook.
+        """
+        found = [_checked(hook) for hook in hooks]
+        self.calls: tuple[CallHook, ...] = tuple(hook for hook in found if isinstance(hook, CallHook))
+        self.streams: tuple[StreamHook, ...] = tuple(hook for hook in found if isinstance(hook, StreamHook))
+        self.submits: tuple[SubmitHook, ...] = tuple(hook for hook in found if isinstance(hook, SubmitHook))
+
+    async def call(self, request: ClientRequest, last: CallNext) -> Any:
+        """Run a call through all hooks to `last`."""
+        following = last
+        for hook in reversed(self.calls):
+            following = _around_call(hook, following)
+        return await following(request)
+
+    def stream(self, request: ClientRequest, last: StreamNext) -> AsyncGenerator[Any, None]:
+        """Run a stream through all hooks to `last`."""
+        following = last
+        for hook in reversed(self.streams):
+            following = _around_stream(hook, following)
+        return following(request)
+
+    async def submit(self, request: ClientRequest, last: SubmitNext) -> Job:
+        """Run a submission through all hooks to `last`."""
+        following = last
+        for hook in reversed(self.submits):
+            following = _around_submit(hook, following)
+        return await following(request)
+
+    def __repr__(self) -> str:
+        return f"HookChain(calls={len(self.calls)}, streams={len(self.streams)}, submits={len(self.submits)})"
+
+
+class _Function:
+    """An async function as a hook."""
+
+    def __init__(self, function: Callable[[ClientRequest, CallNext], Awaitable[Any]]) -> None:
+        self._function = function
+
+    async def call(self, request: ClientRequest, call_next: CallNext) -> Any:
+        return await self._function(request, call_next)
+
+    async def submit(self, request: ClientRequest, call_next: CallNext) -> Any:
+        return await self._function(request, call_next)
+
+
+def _checked(hook: object) -> object:
+    if not isinstance(hook, type):
+        if any(callable(getattr(hook, kind, None)) for kind in _KINDS):
+            return hook
+        if callable(hook) and any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__))):
+            return _Function(hook)
+    raise InvalidSettings(
+        f"{hook!r} is no middleware: give an async function of (request, call_next), or an object with a method call, "
+        "stream or submit of these"
+    )
+
+
+def _around_call(hook: CallHook, following: CallNext) -> CallNext:
+    return lambda request: hook.call(request, following)
+
+
+def _around_stream(hook: StreamHook, following: StreamNext) -> StreamNext:
+    return lambda request: hook.stream(request, following)
+
+
+def _around_submit(hook: SubmitHook, following: SubmitNext) -> SubmitNext:
+    return lambda request: hook.submit(request, following)

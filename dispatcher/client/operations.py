@@ -1,0 +1,142 @@
+"""What operators ask: who serves, which leases are held, drain, resize, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
+from ...schemas.errors.base import GanglineError, MalformedMessage, NoWorkers, Unavailable, error_from_wire
+from ...schemas.messages.operations import (
+    DrainReply,
+    DrainRequest,
+    ResizeReply,
+    ResizeRequest,
+    StatsReply,
+    parse_request,
+)
+from ...schemas.names import Names, Operation, WorkerId, split_target
+from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
+from ...schemas.wire import codec, headers
+
+R = TypeVar("R", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerInfo:
+    """One living worker, as the ledger shows it."""
+
+    registration: Registration
+    heartbeat: Heartbeat
+    """At most a second old."""
+
+    @property
+    def name(self) -> str:
+        """`<pool>.<worker>`, as `drain` and `resize` take it."""
+        return f"{self.registration.pool}.{self.registration.worker}"
+
+    @property
+    def ongoing(self) -> int:
+        """Slots running or reserved."""
+        return self.heartbeat.running + self.heartbeat.reserved
+
+
+class Operators:
+    """Reads the ledger and asks workers on their own subjects."""
+
+    def __init__(self, bus: Bus, names: Names, ledger: Callable[[], Awaitable[KeyValue]]) -> None:
+        self._bus = bus
+        self._names = names
+        self._ledger = ledger
+
+    async def workers(self, ledger: KeyValue, pool: str = "*") -> list[WorkerInfo]:
+        """Living workers, by name."""
+        beats = await _read(ledger, self._names.alive_of(pool), Heartbeat)
+        found = []
+        for key, record in (await _read(ledger, self._names.registrations_of(pool), Registration)).items():
+            beat = beats.get(f"alive.{key.partition('.')[2]}")
+            # A registration outlives a worker that crashed by up to a minute, its heartbeat by three seconds.
+            if beat is not None and beat.instance == record.instance:
+                found.append(WorkerInfo(registration=record, heartbeat=beat))
+        return sorted(found, key=lambda info: info.name)
+
+    async def leases(self, ledger: KeyValue, pool: str = "*", worker: str = "*") -> list[LeaseRecord]:
+        """Living leases, oldest first."""
+        records = await _read(ledger, self._names.leases_of(pool, worker), LeaseRecord)
+        return sorted(records.values(), key=lambda record: (record.granted_at, record.token))
+
+    async def drain(self, worker: str, grace_s: float | None, timeout_s: float) -> DrainReply:
+        """Have a worker leave."""
+        request = parse_request(DrainRequest, {"grace_s": grace_s})
+        return await self._ask(worker, Operation.DRAIN, request, DrainReply, timeout_s)
+
+    async def resize(self, worker: str, slots: int, timeout_s: float) -> ResizeReply:
+        """Change a worker's slots."""
+        request = parse_request(ResizeRequest, {"slots": slots})
+        return await self._ask(worker, Operation.RESIZE, request, ResizeReply, timeout_s)
+
+    async def stats(self, worker: str, timeout_s: float) -> StatsReply:
+        """What a worker says of itself."""
+        return await self._ask(worker, Operation.STATS, None, StatsReply, timeout_s)
+
+    async def _ask(
+        self, worker: str, operation: Operation, request: BaseModel | None, reply: type[R], timeout_s: float
+    ) -> R:
+        target = WorkerId(*split_target(worker))
+        body = b"" if request is None else codec.to_json(request.model_dump(mode="json", exclude_none=True))
+        try:
+            subject = self._names.worker(target, operation, await self._channel(target))
+            answer = await self._bus.request(subject, body, timeout_s=timeout_s)
+        except NoResponders as error:
+            raise NoWorkers(f"no worker {worker!r} is there: 'gangline workers' lists them") from error
+        raise_if_error(answer)
+        try:
+            return reply.model_validate_json(answer.data)
+        except ValidationError as error:
+            raise MalformedMessage(f"unreadable answer of {worker}: {error}") from error
+
+    async def _channel(self, worker: WorkerId) -> str:
+        """See Registration.channel. While storage cannot tell, the worker is reached on its public subject.
+
+        Raises:
+            NoResponders: it has no registration, so it does not serve.
+        """
+        try:
+            entry = await (await self._ledger()).get(self._names.registration_key(worker))
+            if entry is not None:
+                return Registration.model_validate_json(entry.value).channel
+        except (Unavailable, ValidationError):
+            return ""
+        raise NoResponders(f"{worker} has no registration")
+
+
+def raise_if_error(answer: Message) -> None:
+    """Raise the error that an answer carries, if it does."""
+    if not answer.headers or headers.ERROR not in answer.headers:
+        return
+    try:
+        body = codec.decode(answer.data, codec.Format.of(answer.headers))
+    except MalformedMessage:
+        body = None
+    if not isinstance(body, dict):
+        raise GanglineError(answer.headers[headers.ERROR])
+    details = body.get("details")
+    raise error_from_wire(
+        str(body.get("code", "internal")),
+        str(body.get("message", answer.headers[headers.ERROR])),
+        details if isinstance(details, dict) else None,
+        body.get("may_have_started") is True,
+    )
+
+
+async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:
+    found: dict[str, R] = {}
+    for entry in await ledger.entries(pattern):
+        try:
+            found[entry.key] = model.model_validate_json(entry.value)
+        except ValidationError:
+            continue  # of a newer or a foreign writer; nothing to show
+    return found

@@ -1,0 +1,189 @@
+"""What clients do with durable tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...bus.port.bus import Bus
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import GanglineError
+from ...schemas.names import Names
+from ...schemas.records.jobs import QueueStats
+from ..calls.call import CallOptions
+from ..jobs.dead_letters import DeadLetter, DeadLetters
+from ..jobs.job import ASK_TIMEOUT_S, Job
+from ..jobs.queries import JobDesk
+from ..jobs.storage import TaskStorage, TaskStreams
+from ..jobs.stored import JobRef
+from ..jobs.submitter import Submitted, Submitter, at_once
+from .hooks import ClientRequest, HookChain
+
+
+class DurableTasks:
+    """The part of Client that is about tasks which outlive it."""
+
+    _options: CallOptions
+    _hooks: HookChain | None
+
+    def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Ambient) -> None:
+        streams = TaskStreams(bus, names, storage)
+        self._desk = JobDesk(bus, streams, ambient)
+        self._submitter = Submitter(streams, ambient)
+        self._letters = DeadLetters(streams, ambient, self._desk)
+
+    def _check_open(self) -> None:
+        raise NotImplementedError
+
+    async def submit(self, target: str, /, *args: Any, **kwargs: Any) -> Job:
+        """Have a task run, now or later, whatever becomes of this process: returns when it is stored.
+
+        It is not lost and not started twice while it runs, tried again when it fails, and ends as done, dead letter or
+        cancelled; its result is kept for an hour. See `options` for all that can be said about how.
+
+        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all: the result is the
+        list of theirs then. A try whose gang is torn down counts as one whose worker died.
+
+        Args:
+            target: `ENDPOINT.METHOD`, for example `images.thumbnail`; the endpoint may be a standing set.
+            args, kwargs: the task's own arguments: named or positional ones, not both.
+
+        Not acknowledged at once, it is tried again for up to 30 s, without ever making two tasks of it. Cancelling may
+        leave it stored.
+
+        Raises:
+            InvalidName, InvalidRequest, InvalidArguments, InvalidSettings, PayloadTooLarge: nothing was sent.
+            InvalidSchedule: the server does not understand `cron`; says why.
+            StorageUnavailable: not acknowledged; `may_have_started` says whether it may be stored all the same.
+            ClosedError: this client was closed.
+        """
+        self._check_open()
+        request = ClientRequest(kind="submit", target=target, args=args, kwargs=kwargs, options=self._options)
+        if self._hooks is not None and self._hooks.submits:
+            return await self._hooks.submit(request, self._submit_now)
+        return await self._submit_now(request)
+
+    async def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[Job]:
+        """Submit a task with each of these named arguments, many at once; in order. With an `idempotency_key`, each
+        has that key with its place in the list.
+
+        Raises:
+            GanglineError: the first that went wrong, as `submit`; all others were tried: `details["jobs"]` has the ids
+                by place, None where it went wrong.
+        """
+        self._check_open()
+        found: Sequence[Job | GanglineError]
+        if self._hooks is not None and self._hooks.submits:
+            found = await at_once(len(arguments), lambda part: self._submit_part(target, arguments[part], part))
+        else:
+            stored = await self._submitter.many(target, arguments, self._options)
+            found = [item if isinstance(item, GanglineError) else self._job_of(item, self._options) for item in stored]
+        for item in found:
+            if isinstance(item, GanglineError):
+                ids = [None if isinstance(each, GanglineError) else each.id for each in found]
+                item.details = {**item.details, "jobs": ids}
+                raise item
+        return [item for item in found if isinstance(item, Job)]
+
+    def job(self, id: str, /, endpoint: str | None = None) -> Job:
+        """A job by its id. Nothing is asked yet.
+
+        Args:
+            id: as `Job.id` tells; of a task that was published without SDK, its sequence in the stream.
+            endpoint: of its task; finds it quicker, and is needed to find one that waits far down a long queue.
+
+        Raises:
+            InvalidName: no id, or no name.
+        """
+        return Job(self._desk, JobRef(id=id, endpoint=endpoint))
+
+    async def queues(self) -> list[QueueStats]:
+        """Every endpoint that has tasks waiting or running, or a dispatcher: depth, oldest, running, credit.
+
+        Raises:
+            Disconnected, StorageUnavailable: the stream could not be read.
+        """
+        self._check_open()
+        return await self._desk.queues(self._options.timeout_s or ASK_TIMEOUT_S)
+
+    async def dead_letters(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
+        """Tasks that will not be tried again, of all endpoints or one; the newest, oldest first.
+
+        Args:
+            limit: None: all of them.
+            bodies: whether to keep them; without, thousands of large ones are no burden.
+
+        Raises:
+            Disconnected, StorageUnavailable: the stream could not be read.
+        """
+        self._check_open()
+        return await self._letters.newest(endpoint, limit=limit, bodies=bodies)
+
+    async def dead_letter(self, job: str) -> DeadLetter:
+        """That of one job.
+
+        Raises:
+            UnknownJob: there is none.
+        """
+        self._check_open()
+        return await self._letters.find(job)
+
+    async def replay(self, job: str | DeadLetter) -> Job:
+        """Submit a dead letter anew, as the same job with all its attempts before it.
+
+        Its time for starting (`delay_s`) is not waited for again, and a deadline that was a moment of the past is left
+        out.
+
+        Args:
+            job: its id, or one of its letters, which is found at once among any number.
+
+        Raises:
+            UnknownJob: there is no such letter.
+            JobError: the job has ended otherwise since, or somebody else replays it just now.
+        """
+        self._check_open()
+        return Job(self._desk, await self._letters.replay(job))
+
+    async def drop(self, job: str | DeadLetter) -> None:
+        """Throw a dead letter away.
+
+        Args:
+            job: its id, or one of its letters.
+
+        Raises:
+            UnknownJob: there is no such letter.
+        """
+        self._check_open()
+        await self._letters.drop(job)
+
+    async def _submit_now(self, request: ClientRequest, part: int | None = None) -> Job:
+        stored = await self._submitter.one(request.target, request.args, request.kwargs, request.options, part=part)
+        return self._job_of(stored, request.options)
+
+    async def _submit_part(self, target: str, kwargs: Mapping[str, Any], part: int) -> Job | GanglineError:
+        assert self._hooks is not None
+        request = ClientRequest(kind="submit", target=target, kwargs=kwargs, options=self._options)
+        try:
+            return await self._hooks.submit(request, lambda changed: self._submit_now(changed, part))
+        except GanglineError as error:
+            return error
+
+    def _job_of(self, submitted: Submitted, options: CallOptions) -> Job:
+        message = submitted.message
+        submit = options.submit
+        return Job(
+            self._desk,
+            JobRef(
+                id=message.job,
+                endpoint=message.endpoint,
+                method=message.method,
+                sequence=submitted.sequence,
+                scheduled=message.scheduled,
+                repeats=message.repeats,
+                result_kept=message.result_kept,
+                events=bool(submit is not None and submit.events),
+                submitted=True,
+            ),
+        )

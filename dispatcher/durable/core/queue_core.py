@@ -1,0 +1,255 @@
+"""The queue of one endpoint: which task starts when, what becomes of each. Pure: no IO, no clock, no chance, no await.
+
+Laws, which `check`, the model of the tests and the simulations assert:
+
+1. *One end.* Every message that arrived ends exactly once: done, dead, cancelled, given back to the server until its
+   time, or as a repetition of a job that is in the queue or had ended before. Then it is acknowledged, and not before
+   the server has stored that end.
+2. *No twin.* A task is never started while a try of it runs, as far as anybody who lives knows: not before `Recovered`,
+   and not before the Ended of the try before.
+3. *Counted.* Attempts grow by one with each start. A failure is noted before the wait for the next try begins, so that
+   no takeover forgets it. What started nothing is not counted.
+4. *Limits.* At no start more than `max_running`, the pool's limit, or `per_key` of a key run; starts keep the rate over
+   all dispatchers that ever had the queue; no more slots are used than there was credit for.
+5. *Order.* Of an ordered key one task at a time is between its first start and its stored end, by sequence, through
+   retries, cancellation and death. Else, whoever goes first by place (see order.py) of those that may start does.
+6. *Bounded starvation.* A task that may start does so before every task of its pool and of higher priority that was
+   published more than (difference of priorities) x `age_step_s` after it. One that takes more slots than any lease has
+   free keeps those behind it waiting, and is passed by them, by turns of `age_step_s`.
+7. *Ours.* While it is in doubt whether the queue is ours, nothing is started, stored, noted, buried or acknowledged.
+8. *Cancelled.* A task of which somebody was told that it is cancelled (see `promised`) is not started any more, not
+   after a takeover either.
+9. *In time.* Nothing is started after its deadline; what runs then is told to stop.
+
+An event costs O(log n) of the tasks in the window, but for changes of routes and registrations, which cost O(n log n).
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from ....schemas.records.jobs import JobInfo, WhyReply
+from ..policies.prefetch_window import AT_ONCE
+from ..policies.rate_limit import RateGate
+from ..settings import DispatcherSettings
+from . import events as on
+from .arrivals import Arriving
+from .completion import Ending
+from .effects import Effect, Pull, Why
+from .introspection import Counts, counts, info, promised, why
+from .scheduler import Admission, Starting
+from .state import Books, check
+from .states import ADMITTED, Step
+from .timers import Due, Entry
+
+
+class QueueCore:
+    """One possession of one endpoint's queue. `event.now` must never go backwards from call to call."""
+
+    def __init__(self, endpoint: str, settings: DispatcherSettings | None = None) -> None:
+        self._books = books = Books(endpoint, settings or DispatcherSettings())
+        self._admission = Admission(books)
+        self._ending = Ending(books, self._admission)
+        self._arriving = Arriving(books, self._admission, self._ending)
+        self._starting = Starting(books, self._admission)
+
+    def __repr__(self) -> str:
+        books = self._books
+        state = "open" if books.open and books.sure else "in doubt" if books.open else "recovering"
+        return f"<QueueCore {books.endpoint} {state}, {len(books.tasks)} tasks, {books.running} running>"
+
+    # -- what can be seen --------------------------------------------------------------------------------------------
+
+    @property
+    def open(self) -> bool:
+        """Recovered: tasks are started."""
+        return self._books.open
+
+    def info(self, job: str) -> JobInfo | None:
+        """What is known of a job; None if it has not arrived, or its end is confirmed. The shell adds the worker."""
+        return info(self._books, job)
+
+    def promised(self, job: str) -> bool:
+        """Whether a cancellation that was asked for survives us: it is written down, or has ended the job."""
+        return promised(self._books, job)
+
+    def why(self, job: str) -> WhyReply | None:
+        """What a job waits for. Looks at all tasks: for people, not for loops."""
+        return why(self._books, job)
+
+    def statistics(self) -> Counts:
+        """Counts, as of the last event."""
+        return counts(self._books)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        check(self._books)
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def handle(self, *events: on.AnyEvent) -> list[Effect]:
+        """Decide. Effects are to be carried out in order. Several events are as if they had come one by one, but what
+        may start then is looked for once, after the last."""
+        books, agenda = self._books, self._books.agenda
+        for event in events:
+            assert event.now >= books.now, "time went backwards"
+            books.now, books.wall, books.draw = event.now, event.wall, event.draw
+            if agenda:
+                self._tick()
+            # Those of every task first.
+            if type(event) is on.Arrived:
+                self._arriving.arrived(event)
+            elif type(event) is on.Ended:
+                self._ending.ended(event)
+            elif type(event) is on.Stored:
+                self._ending.stored(event.seq, Step.STORING)
+            elif type(event) is on.Acked:
+                self._arriving.acked(event.seq)
+            else:
+                self._dispatch(event)
+        self._starting.pump()
+        self._starting.want()
+        self._pull()
+        self._starting.wake()
+        out, books.out = books.out, []
+        return out
+
+    def _dispatch(self, event: on.AnyEvent) -> None:
+        match event:
+            case on.Arrived() | on.Malformed() | on.Looked() | on.Acked():
+                self._of_message(event)
+            case (
+                on.Ended()
+                | on.Noted()
+                | on.Marked()
+                | on.Stored()
+                | on.Buried()
+                | on.Scheduled()
+                | on.ScheduleRefused()
+            ):
+                self._of_end(event)
+            case on.Taken() | on.Adopted() | on.Recovered() | on.Doubted() | on.Sure():
+                self._of_possession(event)
+            case on.Credit():
+                self._books.pools[event.pool].credit(event.free)
+            case on.Cancel():
+                self._ending.cancel(event.job)
+            case on.Routed():
+                self._routed(event)
+            case on.PoolSeen():
+                if self._books.pools.seen(event):
+                    self._admission.rebuild()
+                self._arriving.known_anew()
+            case on.Tick():
+                pass
+            case _:
+                assert_never(event)
+
+    def _of_message(self, event: on.Arrived | on.Malformed | on.Looked | on.Acked) -> None:
+        match event:
+            case on.Arrived():
+                self._arriving.arrived(event)
+            case on.Malformed():
+                self._arriving.malformed(event)
+            case on.Looked():
+                self._arriving.looked(event)
+            case on.Acked():
+                self._arriving.acked(event.seq)
+            case _:
+                assert_never(event)
+
+    def _of_end(
+        self, event: on.Ended | on.Noted | on.Marked | on.Stored | on.Buried | on.Scheduled | on.ScheduleRefused
+    ) -> None:
+        match event:
+            case on.Ended():
+                self._ending.ended(event)
+            case on.Noted():
+                self._ending.noted(event.seq)
+            case on.Marked():
+                self._ending.marked(event.seq)
+            case on.Stored():
+                self._ending.stored(event.seq, Step.STORING)
+            case on.Buried():
+                self._ending.stored(event.seq, Step.BURYING)
+            case on.Scheduled():
+                self._arriving.scheduled(event.seq)
+            case on.ScheduleRefused():
+                self._arriving.schedule_refused(event.seq, event.error)
+            case _:
+                assert_never(event)
+
+    def _of_possession(self, event: on.Taken | on.Adopted | on.Recovered | on.Doubted | on.Sure) -> None:
+        books = self._books
+        match event:
+            case on.Taken():
+                books.taken = True
+                books.waiting = event.waiting
+                self._new_gate()
+            case on.Adopted():
+                self._arriving.adopted(event)
+            case on.Recovered():
+                self._arriving.recovered()
+                self._tick()
+            case on.Doubted():
+                books.sure = False
+            case on.Sure():
+                books.sure = True
+                held, books.held = books.held, []
+                books.out.extend(held)
+            case _:
+                assert_never(event)
+
+    def _routed(self, event: on.Routed) -> None:
+        books = self._books
+        before, books.rules = books.rules, event.route.queue
+        books.pools.route(event.route, event.explicit)
+        if (before.rate_per_s, before.burst) != (books.rules.rate_per_s, books.rules.burst):
+            self._new_gate()
+        self._admission.rebuild()
+        self._arriving.known_anew()
+
+    def _new_gate(self) -> None:
+        """It begins empty: what was started under the rate before is not known, or was judged otherwise."""
+        books = self._books
+        rate = books.rules.rate_per_s
+        books.gate = None if rate is None else RateGate(rate_per_s=rate, burst=books.rules.burst, now=books.now)
+
+    def _pull(self) -> None:
+        books = self._books
+        if not books.taken:
+            return
+        # What the holder before us had in hand is all asked for at once: nothing starts before it has come.
+        most = AT_ONCE if books.open else None if books.waiting is None else max(AT_ONCE, books.waiting)
+        count = books.window.ask(most)
+        if count:
+            books.out.append(Pull(count=count))
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """What is due comes before what happens, so that nothing starts past its deadline."""
+        if self._books.open:
+            for entry in self._books.agenda.due(self._books.now):
+                self._due(entry)
+
+    def _due(self, entry: Entry) -> None:
+        due, seq = entry
+        task = self._books.tasks[seq]
+        match due:
+            case Due.DEADLINE:
+                self._ending.doom(task, Why.EXPIRED)
+            case Due.TIMEOUT:
+                self._ending.doom(task, Why.TIMED_OUT)
+            case Due.RETRY:
+                if task.step is Step.WAITING:
+                    self._admission.admit(task)
+            case Due.UNKNOWN:
+                waits = task.step in ADMITTED or task.step is Step.WAITING
+                if waits and not self._books.pools.knows(task.submission):
+                    self._ending.unknown(task)
+            case Due.MISFIT:
+                if task.step is Step.PARKED:
+                    self._ending.misfit(task)
+            case _:
+                assert_never(due)

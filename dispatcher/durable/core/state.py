@@ -1,0 +1,194 @@
+"""What the parts of a queue's core share: its tasks, and what is to be done."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ....schemas.errors.base import GanglineError
+from ....schemas.records.jobs import JobState
+from ....schemas.records.routes import QueueRules
+from ..policies.key_limits import Caps, Lanes
+from ..policies.prefetch_window import Window
+from ..policies.rate_limit import RateGate
+from ..settings import DispatcherSettings
+from . import states
+from .effects import Ack, Bury, Effect, Mark, Note, Schedule, Store, Tell
+from .pool_credit import Pools
+from .states import ADMITTED, STARTED, UNSETTLED, Step
+from .task import Task
+from .timers import Agenda, Due
+
+Settling = Store | Note | Mark | Bury | Schedule | Ack
+
+
+class Books:
+    """The state of one queue. Which part changes what is said in the parts."""
+
+    def __init__(self, endpoint: str, settings: DispatcherSettings) -> None:
+        self.endpoint = endpoint
+        self.settings = settings
+        self.now = float("-inf")
+        self.wall = 0.0
+        self.draw = 0.5
+        self.taken = False
+        self.waiting: int | None = None
+        """Messages of the queue when it was taken; None: not known."""
+        self.open = False
+        """What ran before the takeover is known: tasks may be started, and end without having been."""
+        self.sure = True
+        """The queue is ours."""
+        self.rules = QueueRules()
+        self.tasks: dict[int, Task] = {}
+        """By sequence; all that is not GONE."""
+        self.jobs: dict[str, int] = {}
+        """Sequence by job, of those that are not being scheduled nor malformed."""
+        self.adoptions: dict[str, tuple[int, str, str]] = {}
+        """Attempt, worker and pool, of jobs that run and have not arrived."""
+        self.count: dict[Step, int] = dict.fromkeys(Step, 0)
+        """Tasks by step."""
+        self.pools = Pools(endpoint)
+        self.caps: Caps | None = None
+        """None: the rules have no limit per key."""
+        self.lanes = Lanes()
+        self.gate: RateGate | None = None
+        """None: the rules have no rate."""
+        self.agenda = Agenda()
+        self.window = Window(count=settings.window_tasks, bytes_=settings.window_bytes)
+        self.totals: Counter[str] = Counter()
+        """Since the takeover: started, done, dead, cancelled, retried, repeated."""
+        self.out: list[Effect] = []
+        self.held: list[Effect] = []
+        """What waits until the queue is surely ours."""
+
+    @property
+    def running(self) -> int:
+        """Tasks that workers have, as far as is known."""
+        return self.count[Step.RUNNING] + self.count[Step.STOPPING]
+
+    def move(self, task: Task, to: Step) -> None:
+        before, count = task.step, self.count
+        states.move(task, to)
+        count[before] -= 1
+        count[to] += 1
+
+    def put(self, task: Task) -> None:
+        """It arrived."""
+        self.tasks[task.seq] = task
+        self.count[task.step] += 1
+        self.window.add(task.size)
+
+    def settle(self, effect: Settling, *told: Tell) -> None:
+        """Ask for what must not be done by one who has lost the queue."""
+        (self.out if self.sure else self.held).extend((effect, *told))
+
+    def tell(self, task: Task, state: JobState, error: GanglineError | None = None) -> tuple[Tell, ...]:
+        """What is to be told of a change, if the job asked for it."""
+        if not task.submission.events:
+            return ()
+        return (
+            Tell(
+                seq=task.seq,
+                job=task.job,
+                state=state,
+                attempt=task.attempts,
+                at=self.wall,
+                error=error,
+                reason=task.reason if state is JobState.DEAD else None,
+            ),
+        )
+
+    def mono(self, wall: float) -> float:
+        """A Unix time on the monotonic clock."""
+        return self.now + (wall - self.wall)
+
+
+def check(books: Books) -> None:
+    """Raises:
+    AssertionError: names the task and what is wrong with it.
+    """
+    assert not books.out, "effects were left behind"
+    assert books.sure or not books.held or books.taken, "effects are held back for nobody"
+    assert not (books.sure and books.held), "effects are held back for nothing"
+    by_step = Counter(task.step for task in books.tasks.values())
+    assert by_step == +Counter(books.count), f"steps are miscounted: {by_step} is not {books.count}"
+    assert books.window.held == len(books.tasks), "the window is miscounted"
+    assert books.window.bytes == sum(task.size for task in books.tasks.values()), "bytes are miscounted"
+    for task in books.tasks.values():
+        _check_task(books, task)
+    _check_pools(books)
+    _check_keys(books)
+    for due, seq in books.agenda:
+        assert seq in books.tasks, f"{due.value} of {seq}, which is gone"
+        assert books.tasks[seq].step in UNSETTLED, f"{due.value} of {books.tasks[seq]}"
+    for job, seq in books.jobs.items():
+        assert books.tasks[seq].job == job, f"job {job} is not {seq}"
+    lined = any(pool.line for pool in books.pools)
+    if books.open and lined and books.sure and not books.rules.paused:
+        _check_that_nothing_could_start(books)
+
+
+def _check_task(books: Books, task: Task) -> None:
+    step = task.step
+    assert step not in (Step.NEW, Step.GONE), f"{task} is remembered"
+    assert books.jobs.get(task.job) == task.seq or step not in UNSETTLED or step is Step.LOOKING, f"{task} has no job"
+    assert (step is Step.LINED) == any(task.seq in pool.line for pool in books.pools), f"{task} is (not) in line"
+    assert step is not Step.STOPPING or task.doom is not None, f"{task} stops for no reason"
+    assert step in UNSETTLED or step is Step.SCHEDULING or task.end or step is Step.ACKING, f"{task} has no end"
+    assert step not in STARTED or task.attempts > 0, f"{task} runs without an attempt"
+    assert step is not Step.WAITING or (Due.RETRY, task.seq) in books.agenda, f"{task} waits for ever"
+    assert step is not Step.PARKED or (Due.MISFIT, task.seq) in books.agenda, f"{task} is parked for ever"
+    assert not (books.open and task.found and step is Step.LOOKING), f"{task} has ended, and is not forgotten"
+    if not books.open:
+        assert step is not Step.RUNNING or task.worker, f"{task} was started before it was known what runs"
+        return
+    if step in ADMITTED or step is Step.WAITING:
+        assert task.doom is None, f"{task} is doomed and goes on waiting"
+        assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on waiting"
+    if step is Step.RUNNING:
+        assert task.doom is None, f"{task} is doomed and goes on"
+        assert task.deadline is None or books.now < task.deadline, f"{task} has expired and goes on"
+        assert task.timeout_at is None or books.now < task.timeout_at, f"{task} has timed out and goes on"
+
+
+def _check_pools(books: Books) -> None:
+    running = Counter(task.pool for task in books.tasks.values() if task.step in STARTED)
+    for pool in books.pools:
+        assert pool.free == sorted(slots for slots in pool.free if slots > 0), f"{pool} has odd leases"
+        assert pool.free_slots == sum(pool.free), f"{pool} has miscounted its credit"
+        assert pool.running == running[pool.name], f"{pool} has miscounted what runs"
+        assert pool.line.slots == sum(pool.line.cost(seq) for seq in pool.line), f"{pool} has miscounted its line"
+        for seq in pool.line:
+            task = books.tasks[seq]
+            assert pool is books.pools.choose(task.submission, task.draw), f"{task} is in the line of {pool}"
+
+
+def _check_keys(books: Books) -> None:
+    books.lanes.check()
+    for task in books.tasks.values():
+        if task.step in UNSETTLED and task.ordered and task.key is not None:
+            head = books.lanes.head(task.key)
+            assert task.seq in books.lanes.members(task.key), f"{task} is not in its lane"
+            assert (task.step is Step.BEHIND) == (task.step in ADMITTED and head != task.seq), f"{task} is (not) behind"
+        else:
+            assert task.step is not Step.BEHIND, f"{task} is behind nobody"
+    if books.caps is None:
+        assert not books.count[Step.CAPPED], "tasks are kept back by no limit"
+        return
+    books.caps.check()
+    for task in books.tasks.values():
+        if task.key is None:
+            continue
+        listed = books.caps.may_start(task.key, task.seq)
+        assert listed == (task.step in (Step.LINED, Step.PARKED)), f"{task} is (not) a candidate of its key"
+        assert (task.seq in books.caps.running(task.key)) == (task.step in STARTED), (
+            f"{task} is (not) counted by its key"
+        )
+
+
+def _check_that_nothing_could_start(books: Books) -> None:
+    if books.gate is not None and not books.gate.ready(books.now):
+        return
+    if books.rules.max_running is not None and books.running >= books.rules.max_running:
+        return
+    for pool in books.pools:
+        assert pool.next(books.now, books.settings.age_step_s) is None, f"{pool} has room, and nobody was started"

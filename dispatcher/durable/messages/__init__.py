@@ -1,0 +1,1 @@
+"""What arrives from the stream. Imports only: schemas."""

@@ -1,0 +1,1 @@
+"""What operators ask of a dispatcher. Imports only: queue and what is below."""

@@ -1,0 +1,1 @@
+"""One dispatcher a queue. Imports only: core, context."""

@@ -1,0 +1,344 @@
+"""Carries out what the core wants written: results, tries, dead letters, schedules; each until the server has it.
+
+Order, where it matters for a crash in between: the large result before the record that names it; the dead letter before
+the record, the record before the answer to the core, which acknowledges then; a try is forgotten only after the
+acknowledgement was confirmed, or when somebody else's record of the end is found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ....bus.port.bus import Bus, KvEntry, Published, Refused
+from ....runtime.clock import Ambient
+from ....schemas.errors.base import GanglineError, PayloadTooLarge
+from ....schemas.errors.tasks import InvalidSchedule
+from ....schemas.names import Names
+from ....schemas.records.jobs import JobState
+from ....schemas.wire import headers
+from ....telemetry.logs import Log
+from ...jobs.retry_budget import until_answered, until_taken
+from ...jobs.storage import TaskStreams
+from ..context import Context
+from ..core.effects import Bury, Look, Mark, Note, Schedule, Store
+from ..messages.entry import Entry
+from ..settings import DispatcherSettings
+from . import records
+from .job_events import JobFeed
+from .kv_write_batcher import Scribe
+
+_HEADERS_BYTES: Final = 8192
+"""Room that a dead letter's headers may take beside the message's own."""
+_LOOKS: Final = 64
+"""Results looked up at once."""
+_BAD_PATTERN: Final = 10189
+_SAME_S: Final = 0.001
+"""When a message was stored is told with more digits here, with fewer there."""
+_LOGGED_CHARS: Final = 400
+"""Of a dead letter's error: it may be as long as whoever raised it liked."""
+
+Answer = Callable[[], None]
+
+
+class Outcomes:
+    """One of each queue. Methods begin the work and return; `answer` is called when it is done, once, unless the queue
+    is lost before."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        streams: TaskStreams,
+        *,
+        scribe: Scribe,
+        settings: DispatcherSettings,
+        ambient: Ambient,
+        sure: Callable[[], Awaitable[None]],
+        log: Log,
+    ) -> None:
+        """`sure` waits until it is certain that the queue is ours."""
+        self._bus = bus
+        self._names = names
+        self._streams = streams
+        self._scribe = scribe
+        self._settings = settings
+        self._ambient = ambient
+        self._sure = sure
+        self._log = log
+        self._errands: set[asyncio.Task[None]] = set()
+        self._looks = asyncio.Semaphore(_LOOKS)
+
+    async def stop(self) -> None:
+        """Drop what is under way. Idempotent."""
+        errands = list(self._errands)
+        for errand in errands:
+            errand.cancel()
+        if errands:
+            await asyncio.wait(errands)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._errands)
+
+    # -- results --------------------------------------------------------------------------------------------------
+
+    def look(self, endpoint: str, effect: Look, answer: Callable[[bool], None]) -> None:
+        """Whether the job has ended before. What whoever ended it left of its tries is removed."""
+
+        async def read() -> KvEntry | None:
+            results = await self._streams.results()
+            return await results.get(self._names.result_key(effect.job))
+
+        async def errand() -> None:
+            async with self._looks:
+                found = await until_taken("looking a result up", read, self._log)
+            if found is not None:
+                self.forget_try(endpoint, effect.job)
+            answer(found is not None)
+
+        self._start(errand())
+
+    async def cancelled(self, jobs: Iterable[str]) -> list[str]:
+        """Which of them have a record that says so: their publishers found nobody to ask."""
+        results = await until_answered("opening the bucket of results", self._streams.results, self._log)
+
+        async def look(job: str) -> bool:
+            async with self._looks:
+                key = self._names.result_key(job)
+                found = await until_taken("looking a result up", lambda: results.get(key), self._log)
+            record = records.parse_result(found)
+            return record is not None and record.state is JobState.CANCELLED
+
+        asked = list(jobs)
+        return [job for job, gone in zip(asked, await asyncio.gather(*map(look, asked)), strict=True) if gone]
+
+    def store(self, entry: Entry, effect: Store, answer: Answer) -> None:
+        """The job's record."""
+        if effect.result_ttl_s <= 0:
+            answer()
+            return
+        record = records.result_of(entry, effect, wall=self._ambient.wall())
+        if entry.body is None or len(record) <= self._inline:
+            self._create(
+                effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer)
+            )
+        else:
+            self._start(self._store_large(entry, effect, entry.body, answer))
+
+    async def _store_large(self, entry: Entry, effect: Store, body: bytes, answer: Answer) -> None:
+        name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
+
+        async def put() -> None:
+            await self._sure()
+            objects = await self._streams.objects()
+            await objects.put(name, body, ttl_s=effect.result_ttl_s)
+
+        await until_taken("storing a large result", put, self._log)
+        record = records.result_of(entry, effect, wall=self._ambient.wall(), object=name)
+        written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._create(effect.job, record, effect.result_ttl_s, written.set_result)
+        first = await written
+        if not first:
+            await self._drop_unless_named(effect.job, name)
+        self._stored(entry, effect, first, answer)
+
+    def _stored(self, entry: Entry, effect: Store, first: bool, answer: Answer) -> None:
+        """`first`: ours is the record. Else whoever wrote it had lost the queue without knowing, and will not remove
+        what it noted of a try since we took over."""
+        if not first:
+            self.forget_try(records.target_of(entry)[0], effect.job)
+        answer()
+
+    async def _drop_unless_named(self, job: str, name: str) -> None:
+        """Somebody's record was first. Or it was our own, whose answer was lost."""
+
+        async def drop() -> None:
+            results = await self._streams.results()
+            record = records.parse_result(await results.get(self._names.result_key(job)))
+            if record is None or record.object != name:
+                await (await self._streams.objects()).delete(name)
+
+        with contextlib.suppress(GanglineError, ValidationError):  # people can write there, too
+            await drop()
+
+    def _create(self, job: str, record: bytes, ttl_s: float, done: Callable[[bool], None]) -> None:
+        self._scribe.create(self._names.result_key(job), record, ttl_s=ttl_s, done=done)
+
+    @property
+    def _inline(self) -> int:
+        return min(self._settings.result_inline_bytes, self._bus.max_payload - 1024)
+
+    # -- tries ----------------------------------------------------------------------------------------------------
+
+    def note(self, endpoint: str, entry: Entry, effect: Note, answer: Answer) -> None:
+        """A try that failed."""
+        records.note_try(entry, effect, wall=self._ambient.wall())
+        key = self._names.try_key(endpoint, effect.job)
+        self._scribe.put(key, records.try_of(effect, entry.tries), done=lambda _: answer())
+
+    def mark(self, endpoint: str, entry: Entry, effect: Mark, answer: Answer) -> None:
+        """A job that was cancelled, and cannot be ended at once."""
+        key = self._names.try_key(endpoint, effect.job)
+        record = records.cancelled_of(effect, entry.tries, wall=self._ambient.wall())
+        self._scribe.put(key, record, done=lambda _: answer())
+
+    def forget_try(self, endpoint: str, job: str) -> None:
+        """The job is over, and acknowledged."""
+        self._scribe.delete(self._names.try_key(endpoint, job))
+
+    # -- dead letters ---------------------------------------------------------------------------------------------
+
+    def bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+        """The dead letter, then the record, then the broadcast."""
+        records.note_try(entry, effect, wall=self._ambient.wall())
+        self._start(self._bury(entry, effect, answer))
+
+    async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
+        wall = self._ambient.wall()
+        parsed = entry.submission is not None
+        if parsed and await until_taken("looking a result up", lambda: self._ended_otherwise(effect.job), self._log):
+            answer()  # its publisher cancelled it in the stream, for example, while nobody had the queue
+            return
+        letter = await until_taken("burying a task", lambda: self._publish_dead(entry, effect, wall), self._log)
+        if letter.duplicate:
+            told = functools.partial(self._told_before, effect, letter.sequence)
+            effect = await until_taken("reading a dead letter", told, self._log)
+        if effect.result_ttl_s > 0:
+            written: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+            record = records.result_of(entry, effect, wall=wall)
+            self._create(effect.job, record, effect.result_ttl_s, written.set_result)
+            await written
+        self._log.warning(
+            "job %s (%s) is dead: %s: %s",
+            effect.job,
+            entry.message.subject,
+            effect.reason.value,
+            " ".join(effect.error.message[:_LOGGED_CHARS].split()),
+            extra={"action": "job.dead", "job": effect.job, "reason": effect.reason.value, "code": effect.error.code},
+        )
+        endpoint, _ = records.target_of(entry)
+        with contextlib.suppress(GanglineError):
+            self._bus.publish(self._names.task_event(endpoint), records.dead_event(entry, effect, wall=wall))
+        answer()
+
+    async def _ended_otherwise(self, job: str) -> bool:
+        """Somebody's record was first, and it is no dead letter's."""
+        record = records.parse_result(await (await self._streams.results()).get(self._names.result_key(job)))
+        return record is not None and record.state is not JobState.DEAD
+
+    async def _told_before(self, effect: Bury, sequence: int) -> Bury:
+        """The letter stands since before its dispatcher was killed, and may give another reason than we would."""
+        message = await (await self._streams.dead()).get(sequence)
+        return effect if message is None else records.as_told(effect, message.headers or {})
+
+    async def _publish_dead(self, entry: Entry, effect: Bury, wall: float) -> Published:
+        await self._sure()
+        dead = await self._streams.dead()
+        endpoint, method = records.target_of(entry)
+        subject = self._names.dead(endpoint, method)
+        for limit in (records.MAX_FAILURE_BYTES, 8192, 1024, 0):
+            given = records.dead_headers(entry, effect, wall=wall, limit=limit)
+            if limit and records.size_of_headers(given) > records.MAX_HEADER_BYTES:
+                continue
+            try:
+                return await dead.publish(subject, entry.message.data, headers=given)
+            except PayloadTooLarge:
+                continue
+        # As large as a message can be: with why it is dead, it does not fit beside it.
+        name = f"dead-{entry.seq}-{round(entry.message.at * 1000)}"
+        await (await self._streams.objects()).put(name, entry.message.data)
+        return await dead.publish(subject, b"", headers={**given, headers.DEAD_OBJECT: name})
+
+    # -- schedules ------------------------------------------------------------------------------------------------
+
+    def schedule(self, entry: Entry, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
+        """Give the message back to the server until its time; `answer` with why it will not take it."""
+        self._start(self._schedule(entry, answer))
+
+    async def _schedule(self, entry: Entry, answer: Callable[[GanglineError | None], None]) -> None:
+        submission = entry.submission
+        assert submission is not None
+        try:
+            subject, given = records.schedule_of(self._names, entry.message, submission)
+        except (ValueError, OverflowError, OSError) as error:  # a moment that no calendar has
+            answer(InvalidSchedule(f"its time cannot be written: {error}"))
+            return
+
+        async def publish() -> None:
+            await self._sure()
+            await (await self._streams.tasks()).publish(subject, entry.message.data, headers=given)
+
+        try:
+            await until_answered("scheduling a task", publish, self._log)
+        except Refused as error:
+            bad = error.details.get("err_code") == _BAD_PATTERN
+            answer(InvalidSchedule(f"{given[headers.SCHEDULE]!r}: {error.message}") if bad else error)
+        except GanglineError as error:
+            answer(error)
+        else:
+            await until_taken("looking a result up", lambda: self._unschedule_cancelled(entry, subject), self._log)
+            answer(None)
+
+    async def _unschedule_cancelled(self, entry: Entry, subject: str) -> None:
+        """Whoever cancelled it while it was a task still has left a record of that very message; such a record of an
+        earlier one says nothing of this."""
+        assert entry.submission is not None
+        key = self._names.result_key(entry.submission.job)
+        record = records.parse_result(await (await self._streams.results()).get(key))
+        if record is None or record.state is not JobState.CANCELLED:
+            return
+        if abs(record.submitted_at - entry.message.at) < _SAME_S:
+            await (await self._streams.tasks()).purge(subject)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        errand = asyncio.get_running_loop().create_task(work, name="gangline-outcome")
+        self._errands.add(errand)
+        errand.add_done_callback(self._done)
+
+    def _done(self, errand: asyncio.Task[None]) -> None:
+        self._errands.discard(errand)
+        if not errand.cancelled() and (error := errand.exception()) is not None:
+            self._log.error("an outcome could not be written", exc_info=error, extra={"action": "outcome.bug"})
+
+    def __repr__(self) -> str:
+        return f"Outcomes(under way={len(self._errands)})"
+
+
+class Writing:
+    """See the module."""
+
+    def __init__(self, context: Context, *, sure: Callable[[], Awaitable[None]], log: Log) -> None:
+        """`sure` waits until it is certain that what is written is ours to write."""
+        bus, names, streams = context.bus, context.names, context.streams
+        self.scribe = Scribe(streams.results, sure=sure, log=log)
+        self.feed = JobFeed(streams.jobs, names, limit_bytes=lambda: bus.max_payload, sure=sure, log=log)
+        self.outcomes = Outcomes(
+            bus,
+            names,
+            streams,
+            scribe=self.scribe,
+            settings=context.settings,
+            ambient=context.ambient,
+            sure=sure,
+            log=log,
+        )
+
+    def start(self) -> None:
+        """Idempotent."""
+        self.scribe.start()
+        self.feed.start()
+
+    async def stop(self) -> None:
+        """Write nothing more; what is under way is dropped. Idempotent, safe before `start`."""
+        await self.outcomes.stop()
+        await self.feed.stop()
+        await self.scribe.stop()
+
+    def __repr__(self) -> str:
+        return f"Writing({self.scribe!r}, {self.outcomes!r})"

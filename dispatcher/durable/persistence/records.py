@@ -1,0 +1,256 @@
+"""What a queue writes of a task: its result, a try that failed, a dead letter, a schedule. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from ....bus.port.bus import KvEntry, StreamMessage
+from ....schemas.errors.base import GanglineError, error_from_wire
+from ....schemas.messages.submission import Submission
+from ....schemas.names import Names
+from ....schemas.records.jobs import DeadReason, FailedTry, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
+from ....schemas.wire import codec, headers
+from ....schemas.wire.codec import Format
+from ..core.effects import Bury, Mark, Note, Store
+from ..messages.entry import Entry
+
+MAX_FAILURE_BYTES: Final = 64 * 1024
+"""A traceback longer than that loses its middle."""
+_MESSAGE_CHARS: Final = 4000
+_LEAST_CHARS: Final = 200
+_TRY_CHARS: Final = 500
+_DEAD: Final = "dead"
+_TRIES_FROM: Final = 8192
+"""Where the error may take fewer bytes, there is no room for the tries before."""
+MAX_HEADER_BYTES: Final = 65_535
+"""JetStream stores no message with more of them."""
+
+
+def failure_of(error: GanglineError, limit: int = MAX_FAILURE_BYTES) -> JobFailure:
+    """An error as records carry it, cut to a size."""
+    wire = error.to_wire()
+    details: dict[str, Any] = json.loads(codec.to_json(wire.get("details") or {}))
+    message = error.message[: max(_LEAST_CHARS, min(_MESSAGE_CHARS, limit))]
+    traceback = details.get("traceback")
+    if isinstance(traceback, str) and len(traceback) > limit // 2:
+        half = limit // 4
+        details["traceback"] = f"{traceback[:half]}\n... (cut) ...\n{traceback[-half:]}"
+    if len(codec.to_json(details)) > limit:
+        details = {}
+    return JobFailure(code=error.code, message=message, details=details)
+
+
+def note_try(entry: Entry, effect: Note | Bury, *, wall: float) -> None:
+    """Remember, with the entry, the try that failed."""
+    if effect.attempts and effect.error.may_have_started:
+        entry.failed(effect.attempts, short_failure_of(effect.error), started_at=effect.started_at, ended_at=wall)
+
+
+def short_failure_of(error: GanglineError) -> JobFailure:
+    """An error as the history of a job carries it."""
+    kind = error.details.get("type")
+    details = {"type": kind[:_LEAST_CHARS]} if isinstance(kind, str) else {}
+    return JobFailure(code=error.code, message=error.message[:_TRY_CHARS], details=details)
+
+
+def result_of(entry: Entry, effect: Store | Bury, *, wall: float, object: str | None = None) -> bytes:
+    """The record of a job's end.
+
+    Args:
+        object: the body stands in the object store under this name.
+    """
+    submission = entry.submission
+    endpoint, method = target_of(entry)
+    done = isinstance(effect, Store) and effect.state is JobState.DONE
+    as_msgpack = done and entry.body is not None and submission is not None and submission.fmt is Format.MSGPACK
+    record = ResultRecord(
+        job=effect.job,
+        endpoint=endpoint,
+        method=method,
+        state=JobState.DEAD if isinstance(effect, Bury) else effect.state,
+        encoding="msgpack" if as_msgpack else "json",
+        object=object,
+        items=entry.items if done else None,
+        reason=effect.reason if isinstance(effect, Bury) else None,
+        error=failure_of(effect.error) if isinstance(effect, Bury) else None,
+        attempts=effect.attempts,
+        worker=entry.worker,
+        fence=entry.fence,
+        submitted_at=entry.message.at,
+        started_at=effect.started_at,
+        finished_at=wall,
+        trace=submission.trace if submission is not None else None,
+        tries=entry.tries,
+    )
+    if not done or object is not None or entry.body is None:
+        return record.model_dump_json().encode()
+    # The body is JSON already, or base64 of msgpack: no need to read and write it once more.
+    value = json.dumps(base64.b64encode(entry.body).decode()).encode() if as_msgpack else entry.body
+    head = record.model_dump_json(exclude={"result"}).encode()
+    return head[:-1] + b',"result":' + value + b"}"
+
+
+def parse_result(entry: KvEntry | None) -> ResultRecord | None:
+    """The record; None: there is none, or something that is none, since people can write there, too."""
+    try:
+        return None if entry is None else ResultRecord.model_validate_json(entry.value)
+    except ValidationError:
+        return None
+
+
+def try_of(effect: Note, tries: tuple[FailedTry, ...] = ()) -> bytes:
+    """The record of a try that failed."""
+    record = TryRecord(
+        job=effect.job,
+        sequence=effect.seq,
+        attempts=effect.attempts,
+        not_before=effect.not_before,
+        error=failure_of(effect.error),
+        tries=tries,
+    )
+    return record.model_dump_json().encode()
+
+
+def cancelled_of(effect: Mark, tries: tuple[FailedTry, ...] = (), *, wall: float) -> bytes:
+    """The record of a job that was cancelled and cannot be ended at once."""
+    record = TryRecord(
+        job=effect.job, sequence=effect.seq, attempts=effect.attempts, not_before=wall, cancelled=True, tries=tries
+    )
+    return record.model_dump_json().encode()
+
+
+def target_of(entry: Entry) -> tuple[str, str]:
+    """Endpoint and method, as far as the subject tells them."""
+    if entry.submission is not None:
+        return entry.submission.endpoint, entry.submission.method
+    parts = entry.message.subject.split(".")
+    return (parts[2] if len(parts) > 2 else ""), (".".join(parts[3:]))
+
+
+# -- dead letters -----------------------------------------------------------------------------------------------------
+
+
+def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict[str, str]:
+    """Headers of the dead letter: those of the message, and why it is dead.
+
+    Args:
+        limit: bytes that the error may take.
+    """
+    failure = failure_of(effect.error, limit)
+    ours = {
+        headers.MESSAGE_ID: f"{_DEAD}-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.JOB: effect.job,
+        headers.SUBJECT: entry.message.subject,
+        headers.DEAD_REASON: effect.reason.value,
+        headers.DEAD_ERROR: json.dumps(failure.model_dump(mode="json")),
+        headers.DEAD_AT: moment(wall),
+        headers.ATTEMPTS: str(effect.attempts),
+    }
+    if entry.tries and limit >= _TRIES_FROM:
+        ours[headers.DEAD_TRIES] = json.dumps([each.model_dump(mode="json") for each in entry.tries])
+    given = {**without_servers_own(entry.message.headers), **ours}
+    if limit == 0:
+        # The task's own fill all that there may be: the largest goes, and why it is dead stays.
+        while size_of_headers(given) > MAX_HEADER_BYTES and len(given) > len(ours):
+            del given[max((name for name in given if name not in ours), key=lambda name: len(given[name].encode()))]
+    return given
+
+
+def buried_sequence(given: Mapping[str, str]) -> int | None:
+    """Which message of the stream of tasks a dead letter with these headers is of; None: they do not tell."""
+    what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
+    sequence = rest.partition("-")[0]
+    return int(sequence) if what == _DEAD and sequence.isdecimal() else None
+
+
+def as_told(effect: Bury, given: Mapping[str, str]) -> Bury:
+    """The same end for the reason that its dead letter, which has these headers, gives."""
+    try:
+        reason = DeadReason(given[headers.DEAD_REASON])
+        failure = JobFailure.model_validate_json(given[headers.DEAD_ERROR])
+        attempts = int(given[headers.ATTEMPTS])
+    except (KeyError, ValueError):
+        return effect  # people can write there, too
+    error = error_from_wire(failure.code, failure.message, failure.details, may_have_started=attempts > 0)
+    return replace(effect, reason=reason, error=error, attempts=attempts)
+
+
+def size_of_headers(given: Mapping[str, str]) -> int:
+    """Bytes that they take in a message."""
+    return 12 + sum(len(name.encode()) + len(value.encode()) + 4 for name, value in given.items())
+
+
+def dead_event(entry: Entry, effect: Bury, *, wall: float) -> bytes:
+    """What is broadcast of a dead letter."""
+    endpoint, method = target_of(entry)
+    told = TaskDeadEvent(
+        job=effect.job,
+        endpoint=endpoint,
+        method=method,
+        reason=DeadReason(effect.reason),
+        attempts=effect.attempts,
+        error=failure_of(effect.error, 4096),
+        sequence=entry.seq,
+        at=wall,
+        trace=entry.submission.trace if entry.submission is not None else None,
+    )
+    return told.model_dump_json().encode()
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def schedule_of(names: Names, message: StreamMessage, submission: Submission) -> tuple[str, dict[str, str]]:
+    """Subject and headers with which a message is given back to the server until its time. Given twice, since an answer
+    was lost, it is not put in force again after it was cancelled."""
+    dropped = {headers.DELAY.lower(), headers.CRON.lower(), headers.JOB.lower()}
+    given = {
+        name: value
+        for name, value in without_servers_own(message.headers).items()
+        if name.lower() not in dropped and (submission.cron is not None or name.lower() != headers.DEADLINE.lower())
+    }
+    given[headers.SCHEDULE_TARGET] = message.subject
+    given[headers.MESSAGE_ID] = f"sched-{message.sequence}-{round(message.at * 1000)}"
+    if submission.cron is not None:
+        given[headers.SCHEDULE] = submission.cron
+    else:
+        assert submission.not_before is not None
+        given[headers.SCHEDULE] = f"@at {moment(submission.not_before)}"
+        given[headers.JOB] = submission.job
+        if submission.deadline_at is not None:
+            given[headers.DEADLINE] = moment(submission.deadline_at)
+    return names.schedule(submission.job), given
+
+
+def without_servers_own(given: Mapping[str, str] | None) -> dict[str, str]:
+    """Headers but for those that the server gives a meaning."""
+    return {name: value for name, value in (given or {}).items() if not name.lower().startswith("nats-")}
+
+
+def moment(wall: float) -> str:
+    """RFC 3339, to the millisecond."""
+    return datetime.fromtimestamp(wall, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+__all__ = [
+    "as_told",
+    "buried_sequence",
+    "dead_event",
+    "dead_headers",
+    "failure_of",
+    "moment",
+    "parse_result",
+    "result_of",
+    "schedule_of",
+    "size_of_headers",
+    "target_of",
+    "try_of",
+    "without_servers_own",
+]

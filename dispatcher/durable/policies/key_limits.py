@@ -1,0 +1,210 @@
+"""What the keys of tasks demand: at most so many of one key at once, and order among those that ask for it.
+
+Laws:
+
+1. Of one key at most `limit` tasks run or may be started next; the latter are those that go first of all that wait.
+   Nobody else of the key is looked at when there is room in a pool, however many they are.
+2. The head of an ordered key is its started task, or else the one of the lowest sequence, whatever the priorities. Only
+   the head may start. It stays head through retries, until its end is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .priority_order import Place, Ranked
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Who may be started now, and who may not any more."""
+
+    promoted: tuple[int, ...] = ()
+    demoted: tuple[int, ...] = ()
+
+
+class _Cap:
+    """One key."""
+
+    __slots__ = ("candidates", "last", "places", "running", "waiting")
+
+    def __init__(self) -> None:
+        self.running: dict[int, None] = {}
+        self.candidates = Ranked(reverse=True)
+        """May be started; `first` is the one to go when a better comes."""
+        self.waiting = Ranked()
+        self.places: dict[int, Place] = {}
+        """Of candidates and of those that wait."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.running and not self.places
+
+    def balance(self, limit: int) -> Shift:
+        """Restore law 1."""
+        promoted: list[int] = []
+        demoted: list[int] = []
+        while True:
+            room = limit - len(self.running) - len(self.candidates)
+            worst, best = self.candidates.first, self.waiting.first
+            swap = room == 0 and worst is not None and best is not None and best < worst
+            if worst is not None and (room < 0 or swap):
+                self.candidates.discard(worst[1])
+                self.waiting.add(worst)
+                demoted.append(worst[1])
+            elif best is not None and room > 0:
+                self.waiting.discard(best[1])
+                self.candidates.add(best)
+                promoted.append(best[1])
+            else:
+                return Shift(tuple(promoted), tuple(demoted))
+
+
+class Caps:
+    """All keys, with one limit for each of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._keys: dict[str, _Cap] = {}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: str, place: Place) -> Shift:
+        """One more that could start; it is `promoted` if it may."""
+        cap = self._keys.setdefault(key, _Cap())
+        cap.places[place[1]] = place
+        cap.waiting.add(place)
+        return cap.balance(self.limit)
+
+    def discard(self, key: str, seq: int) -> Shift:
+        """One of those that could start goes away."""
+        cap = self._keys.get(key)
+        if cap is None or cap.places.pop(seq, None) is None:
+            return Shift()
+        return self._without(key, cap, seq)
+
+    def start(self, key: str, seq: int) -> Shift:
+        """It runs now, whether or not it might."""
+        cap = self._keys.setdefault(key, _Cap())
+        cap.running[seq] = None
+        if cap.places.pop(seq, None) is not None:
+            return self._without(key, cap, seq)
+        return cap.balance(self.limit)
+
+    def stop(self, key: str, seq: int) -> Shift:
+        """It does not run any more."""
+        cap = self._keys[key]
+        del cap.running[seq]
+        return self._without(key, cap, seq)
+
+    def running(self, key: str) -> tuple[int, ...]:
+        """Sequences of its tasks that run."""
+        cap = self._keys.get(key)
+        return () if cap is None else tuple(cap.running)
+
+    def ahead(self, key: str) -> tuple[int, ...]:
+        """Sequences of its tasks that run or may be started."""
+        cap = self._keys.get(key)
+        return () if cap is None else (*cap.running, *cap.candidates)
+
+    def may_start(self, key: str, seq: int) -> bool:
+        cap = self._keys.get(key)
+        return cap is not None and seq in cap.candidates
+
+    def _without(self, key: str, cap: _Cap, seq: int) -> Shift:
+        cap.candidates.discard(seq)
+        cap.waiting.discard(seq)
+        if cap.empty:
+            del self._keys[key]
+            return Shift()
+        return cap.balance(self.limit)
+
+    def check(self) -> None:
+        """Assert law 1; for tests."""
+        for key, cap in self._keys.items():
+            assert not cap.empty, f"key {key!r} is remembered for nothing"
+            assert set(cap.places) == set(cap.candidates) | set(cap.waiting), f"key {key!r} has lost a place"
+            assert not set(cap.candidates) & set(cap.waiting), f"key {key!r} has one twice"
+            assert not set(cap.places) & set(cap.running), f"key {key!r} has one twice"
+            room = self.limit - len(cap.running) - len(cap.candidates)
+            assert room >= 0 or not cap.candidates, f"key {key!r} has too many candidates"
+            assert room <= 0 or not cap.waiting, f"key {key!r} keeps one back for nothing"
+            worst, best = cap.candidates.first, cap.waiting.first
+            assert worst is None or best is None or worst < best, f"key {key!r} prefers the wrong one"
+
+
+class _Lane:
+    """One ordered key."""
+
+    __slots__ = ("members", "started")
+
+    def __init__(self) -> None:
+        self.members = Ranked()
+        self.started: dict[int, None] = {}
+
+    @property
+    def head(self) -> int | None:
+        if self.started:
+            return min(self.started)
+        first = self.members.first
+        return None if first is None else first[1]
+
+
+class Lanes:
+    """The tasks of ordered keys, from their arrival until their end is stored."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[str, _Lane] = {}
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lanes)
+
+    def members(self, key: str) -> tuple[int, ...]:
+        return tuple(sorted(self._lanes[key].members)) if key in self._lanes else ()
+
+    def join(self, key: str, seq: int) -> int | None:
+        """One more. Returns the head that it takes the place of; None if the head is as before."""
+        lane = self._lanes.setdefault(key, _Lane())
+        before = lane.head
+        lane.members.add((0.0, seq))
+        return None if before is None or lane.head == before else before
+
+    def start(self, key: str, seq: int) -> int | None:
+        """It was started once. Returns the head that it takes the place of; None if the head is as before."""
+        lane = self._lanes[key]
+        before = lane.head
+        lane.started[seq] = None
+        return None if lane.head == before else before
+
+    def unstart(self, key: str, seq: int) -> int | None:
+        """Nothing was started after all. Returns the new head, if there is another one now."""
+        lane = self._lanes[key]
+        before = lane.head
+        lane.started.pop(seq, None)
+        return None if lane.head == before else lane.head
+
+    def leave(self, key: str, seq: int) -> int | None:
+        """It has ended. Returns the new head, if there is another one now."""
+        lane = self._lanes[key]
+        before = lane.head
+        lane.members.discard(seq)
+        lane.started.pop(seq, None)
+        if not lane.members:
+            del self._lanes[key]
+            return None
+        return None if lane.head == before else lane.head
+
+    def head(self, key: str) -> int | None:
+        lane = self._lanes.get(key)
+        return None if lane is None else lane.head
+
+    def check(self) -> None:
+        """Assert law 2's bookkeeping; for tests."""
+        for key, lane in self._lanes.items():
+            assert lane.members, f"lane {key!r} is remembered for nothing"
+            assert set(lane.started) <= set(lane.members), f"lane {key!r} has started what it does not have"

@@ -1,0 +1,1 @@
+"""One queue at work. Imports only: core, persistence, workers."""

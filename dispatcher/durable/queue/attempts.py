@@ -1,0 +1,546 @@
+"""Tries of one queue: sent on leases, attached to, stopped, and told of when they end.
+
+Laws:
+
+1. Each Start and each Attach is answered by exactly one `ended`, or by none after `let_go`.
+2. A try is on one lease or on none; the lease's slots come back with its end.
+3. Letting go (the queue is somebody else's now, or soon will be) stops nothing: what runs goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....runtime.clock import Ambient
+from ....schemas.errors.base import (
+    GanglineError,
+    InvalidRequest,
+    InvalidResult,
+    LeaseBusy,
+    StreamBroken,
+    TaskCancelled,
+    WorkerLost,
+)
+from ....schemas.messages.submission import Submission
+from ....schemas.names import WorkerId
+from ....schemas.text import count_of
+from ....schemas.wire import codec
+from ....schemas.wire.codec import Format
+from ....schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
+from ....telemetry.logs import Log
+from ....telemetry.tracing import NO_SPAN, tracer
+from ...calls.call import refuses_token
+from ...gangs.member_slots import GangHold
+from ...router.router import Router
+from ...routing.outcome import Fate
+from ...routing.worker_table import Worker
+from ...transport.exchange import Exchange
+from ..core.effects import Attach, Start
+from ..messages.entry import Entry
+from ..messages.parser import arguments_of
+from ..persistence.job_events import JobFeed
+from ..workers.failure_detector import Vigil
+from .item_tracker import Came, ItemCount
+from .job_attempt import JobFlight, error_of_answer, error_of_fate, lost_with_gang
+from .joint_attempt import JointFlight
+from .slot_lessor import Feeder
+
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
+_TASK: Final = int(Request.TASK)
+_ACK: Final = int(Request.ACK)
+_OK: Final = int(Answer.OK)
+_JSON: Final = int(TaskFlag.JSON)
+_STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
+_NOTHING: Final = {fmt: codec.encode(None, fmt) for fmt in Format}
+"""The result of a task that returns none."""
+_ATTACH_AGAIN_S: Final = 0.1
+_APPEARS_S: Final = 4.0
+"""Longer than the life of a heartbeat: the ledger may have been lost with a server in memory, and is written anew."""
+
+OnEnd = Callable[[Entry, int, GanglineError | None], None]
+"""The entry, the attempt, and its error if it failed."""
+
+
+class Flights:
+    """See the module. Plain calls; no task waits for a flight."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        router: Router,
+        ambient: Ambient,
+        vigil: Vigil,
+        feed: JobFeed,
+        ended: OnEnd,
+        log: Log,
+    ) -> None:
+        self._endpoint = endpoint
+        self._router = router
+        self._exchange: Exchange = router.exchange
+        self._ambient = ambient
+        self._vigil = vigil
+        self._feed = feed
+        self._ended = ended
+        self._log = log
+        self._entries: dict[int, Entry] = {}
+        """With a flight under way, by sequence."""
+        self._feeders: dict[str, Feeder] = {}
+        self._retries: set[asyncio.TimerHandle] = set()
+        self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
+        """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
+        self.started = 0
+        self.turn = 0
+        """Greater than that of any dispatcher that had the queue before. Attempts are never counted back by more than
+        what was not known of the last, so the sum of both grows with each start of a job."""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # -- beginning ------------------------------------------------------------------------------------------------
+
+    def start(self, entry: Entry, start: Start, feeder: Feeder) -> None:
+        """Send a task on a lease."""
+        submission = entry.submission
+        assert submission is not None, entry
+        lease = feeder.take(start.cost, submission.method, submission.model)
+        if lease is None:
+            error = feeder.refusal or LeaseBusy(
+                f"no lease of pool {start.pool} has {count_of(start.cost, 'slot')} free"
+            )
+            self._ended(entry, start.attempt, LeaseBusy(error.message))
+            return
+        worker = lease.worker
+        method = worker.methods.get(submission.method)
+        if method is not None and method.slots > start.cost:
+            # Nobody knew when the credit was counted. The core is told of it by then, or soon.
+            feeder.give(lease, start.cost)
+            text = f"{submission.target} takes {count_of(method.slots, 'slot')} on {worker.id}, not {start.cost}"
+            self._ended(entry, start.attempt, LeaseBusy(text))
+            return
+        entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
+        entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
+        entry.count_items(known=True)
+        if isinstance(lease.hold, GangHold) and lease.hold.on_all:
+            self.started += 1
+            self._start_on_all(entry, start, lease.hold)
+            return
+        flight = self._flight(entry, worker, attached=False)
+        try:
+            self._send(entry, flight, self._task_frame(entry, flight, start, lease.hold.token))
+        except GanglineError as error:  # too large for a message, for example: nothing was sent
+            self._finish(entry, flight)
+            self._ended(entry, start.attempt, error)
+            return
+        self.started += 1
+
+    def _start_on_all(self, entry: Entry, start: Start, hold: GangHold) -> None:
+        run = 1 + self._ambient.random.getrandbits(48)
+
+        def frame_of(flight: JobFlight, rank: int) -> Frame:
+            return self._task_frame(
+                entry, flight, start, hold.parts[rank].token,
+                {"rank": rank, "ranks": len(hold.parts), "run": run, "hold": True},
+            )  # fmt: skip
+
+        self._launch_jointly(entry, [str(part.worker.id) for part in hold.parts], frame_of, attached=False)
+
+    def _attach_on_all(self, entry: Entry, names: Sequence[str]) -> None:
+        def frame_of(flight: JobFlight, rank: int) -> Frame:
+            frame = self._attach_frame(entry, flight)
+            return (*frame[:9], {**frame[9], "rank": rank})
+
+        self._launch_jointly(entry, names, frame_of, attached=True)
+
+    def _launch_jointly(
+        self, entry: Entry, names: Sequence[str], frame_of: Callable[[JobFlight, int], Frame], *, attached: bool
+    ) -> None:
+        entry.workers = names
+        worker = next((worker for name in names if name and (worker := self._worker(name)) is not None), None)
+        if worker is None:
+            lost = WorkerLost(f"{', '.join(filter(None, names))}: gone", may_have_started=attached)
+            self._settle(entry)
+            self._ended(entry, entry.attempt, lost)
+            return
+        entry.streams = False
+        entry.flight = flight = JointFlight(
+            self,
+            self._exchange,
+            self._vigil,
+            names,
+            find=self._worker,
+            frame_of=frame_of,
+            ends=lambda flight, results, error: self._ended_on_all(entry, flight, results, error),
+            worker=worker,
+            seq=entry.seq,
+            attempt=entry.attempt,
+            attached=attached,
+        )
+        self._entries[entry.seq] = entry
+        flight.launch()
+        if attached and entry.stopped == entry.attempt:
+            flight.cancel()
+
+    def _ended_on_all(self, entry: Entry, flight: JointFlight, results: list[Any], error: GanglineError | None) -> None:
+        if error is None:
+            error = self._take_result(entry, (_OK, flight.id, results))
+        elif entry.stopped != entry.attempt:
+            error = lost_with_gang(error, entry.worker)
+        if entry.slots is not None and error is None:
+            entry.slots.hold.used(flight.sent_at)
+        self._finish(entry, flight)
+        if entry.span is not NO_SPAN:
+            entry.span.end(error)
+        self._ended(entry, flight.attempt, error)
+
+    def adopt(self, job: str, attempt: int, names: Sequence[str]) -> None:
+        """A try that is to be attached to runs on these workers, by rank; empty: nobody knows where that rank is."""
+        self._adopted[job] = (attempt, names)
+
+    def attach(self, entry: Entry, attach: Attach) -> None:
+        """Be told how a try ends that another dispatcher began."""
+        entry.attempt, entry.cost, entry.slots, entry.feeder_pool = attach.attempt, 0, None, ""
+        entry.worker, entry.workers, entry.started, entry.fence = attach.worker, (), True, 0
+        entry.count_items(known=False)
+        attempt, names = self._adopted.get(attach.job, (0, ()))
+        if attempt == attach.attempt:
+            self._attach_on_all(entry, names)
+            return
+        self._try_attach(entry, attach, self._exchange.loop.time() + _APPEARS_S)
+
+    def _try_attach(self, entry: Entry, attach: Attach, appears_by: float) -> None:
+        """
+        Args:
+            appears_by: until then a worker that the router does not know is only not known yet; it has said that it has
+                the job.
+        """
+        worker = self._worker(attach.worker)
+        if worker is None and self._exchange.loop.time() < appears_by:
+            self._attach_later(entry, attach, appears_by)
+            return
+        if worker is None:
+            lost = WorkerLost(f"{attach.worker} is gone, and may have run it", may_have_started=True)
+            self._ended(entry, attach.attempt, lost)
+            return
+        flight = self._flight(entry, worker, attached=True)
+        self._send(entry, flight, self._attach_frame(entry, flight))
+        if entry.stopped == entry.attempt:
+            self._exchange.post(worker, (Request.CANCEL, flight.id))
+
+    def _flight(self, entry: Entry, worker: Worker, *, attached: bool) -> JobFlight:
+        exchange = self._exchange
+        flight = JobFlight(
+            exchange.new_id(),
+            worker,
+            self,
+            seq=entry.seq,
+            attempt=entry.attempt,
+            attached=attached,
+            sent_at=exchange.loop.time(),
+        )
+        entry.flight = flight
+        method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
+        entry.streams = method is not None and method.streams
+        return flight
+
+    def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:
+        self._entries[entry.seq] = entry
+        self._vigil.watch(flight.worker)
+        self._exchange.launch(flight, frame)
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    def _task_frame(
+        self, entry: Entry, flight: JobFlight, start: Start, token: str, more: dict[str, Any] | None = None
+    ) -> Frame:
+        submission = entry.submission
+        assert submission is not None
+        args, kwargs = entry.arguments or arguments_of(entry.message.data, submission.fmt)
+        entry.arguments = None  # who is tried again waits longer than it takes to read them again
+        flags = _JSON if submission.fmt is Format.JSON else 0
+        if entry.streams:
+            flags |= _STREAM
+        deadline_ms: int | None = None if start.timeout_s is None else max(1, round(start.timeout_s * 1000))
+        if start.deadline_at is not None:
+            left_ms = max(1, round((start.deadline_at - self._ambient.wall()) * 1000))
+            deadline_ms = left_ms if deadline_ms is None else min(deadline_ms, left_ms)
+        trace = submission.trace
+        if tracer.enabled:
+            trace = self._trace(entry, submission) if entry.span is NO_SPAN or not more else entry.span.traceparent()
+        entry.fence = self.turn + entry.attempt
+        meta = self._meta(entry, submission)
+        meta["fence"] = entry.fence
+        if entry.slots is not None and isinstance(entry.slots.hold, GangHold):
+            meta.update(generation=entry.slots.hold.formation.later, pool=start.pool, **(more or {}))
+        return (_TASK, flight.id, submission.method, args, kwargs, deadline_ms, token, trace, flags, meta)
+
+    def _trace(self, entry: Entry, submission: Submission) -> str | None:
+        entry.span = tracer.start(
+            f"gangline.job {submission.target}",
+            kind="producer",
+            parent=submission.trace,
+            attributes={
+                "gangline.job": submission.job,
+                "gangline.worker": entry.worker,
+                "gangline.attempt": entry.attempt,
+            },
+        )
+        return entry.span.traceparent()
+
+    def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:
+        submission = entry.submission
+        assert submission is not None
+        flags, meta = _ATTACH, self._meta(entry, submission)
+        if entry.streams:
+            flags |= _STREAM
+            meta["items"] = entry.item_count.credited
+        return (_TASK, flight.id, submission.method, None, None, None, None, None, flags, meta)
+
+    def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:
+        meta: dict[str, Any] = {
+            "job": submission.job,
+            "endpoint": self._endpoint,
+            "attempt": entry.attempt,
+            "sequence": entry.seq,
+            "acks": True,
+        }
+        if submission.key is not None:
+            meta["key"] = submission.key
+        if submission.model is not None:
+            meta["model"] = submission.model
+        return meta
+
+    # -- after the end --------------------------------------------------------------------------------------------
+
+    def acknowledge(self, entry: Entry) -> None:
+        """Tell whoever ran its last try that the end of that is stored, or of no interest any more."""
+        if entry.submission is None or not entry.started:
+            return
+        job, seq, attempt = entry.submission.job, entry.seq, entry.attempt
+        if not entry.workers:
+            self.acknowledge_on(entry.worker, job, seq, 0, attempt)
+        for rank, name in enumerate(entry.workers):
+            self.acknowledge_on(name, job, seq, rank, attempt)
+
+    def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
+        """Likewise of one execution. A worker that never hears it forgets the end by itself, later."""
+        worker = self._worker(name) if name else None
+        if worker is not None and worker.acks:
+            self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
+
+    # -- stopping -------------------------------------------------------------------------------------------------
+
+    def stop(self, entry: Entry, attempt: int) -> None:
+        """Have the worker cancel a try."""
+        entry.stopped = attempt
+        flight = entry.flight
+        if flight is None or entry.attempt != attempt:
+            return  # it has ended meanwhile, and that was told; or it is to be attached to, and stopped then
+        if isinstance(flight, JointFlight):
+            flight.cancel()
+        elif self._exchange.recall(flight):
+            self._finish(entry, flight)
+            self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
+        else:
+            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+
+    def let_go(self) -> None:
+        """Hear nothing more of any try. What was not sent yet is not sent."""
+        for timer in self._retries:
+            timer.cancel()
+        self._retries.clear()
+        for entry in list(self._entries.values()):
+            flight = entry.flight
+            assert flight is not None
+            if isinstance(flight, JointFlight):
+                flight.let_go()
+            elif not self._exchange.recall(flight):
+                self._exchange.forget(flight)
+            self._finish(entry, flight)
+
+    @property
+    def running(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    # -- ends (job_flight.Pilot) ----------------------------------------------------------------------------------
+
+    def item(self, flight: JobFlight, frame: Frame) -> None:
+        """One item of a stream: more are sent when it is stored."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight or entry.submission is None:
+            return
+        submission, count, index = entry.submission, entry.item_count, frame[2]
+        match count.take(index):
+            case Came.GAP:
+                self._ask_for_items(entry, flight, count)
+                return
+            case Came.AGAIN:
+                return
+            case Came.NEXT:
+                pass
+        error = self._feed.item(
+            submission.job,
+            flight.attempt,
+            index,
+            frame[3],
+            submission.fmt,
+            lambda: self._credit(entry, count, index),
+            sequence=entry.seq,
+        )
+        if error is not None:
+            self._break_off(entry, flight, error)
+
+    def _break_off(self, entry: Entry, flight: JobFlight, error: GanglineError) -> None:
+        self._exchange.forget(flight)
+        self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+        self._finish(entry, flight)
+        self._ended(entry, flight.attempt, error)
+
+    def _ask_for_items(self, entry: Entry, flight: JobFlight, count: ItemCount) -> None:
+        """Some got lost: at once the first time, then ever later, and not for ever."""
+        wait_s = count.ask_after_s()
+        if wait_s is None:
+            text = f"{entry.worker} does not send item {count.received}, however often it is asked"
+            self._break_off(entry, flight, StreamBroken(text, may_have_started=True))
+            return
+        if not wait_s:
+            self._attach_anew(entry, flight)
+            return
+        self._exchange.forget(flight)  # what it still says comes again
+
+        def again() -> None:
+            self._retries.discard(timer)
+            if entry.flight is flight:
+                self._attach_anew(entry, flight)
+
+        timer = self._exchange.loop.call_later(wait_s, again)
+        self._retries.add(timer)
+
+    def _credit(self, entry: Entry, count: ItemCount, index: int) -> None:
+        more, flight = count.stored(index), entry.flight
+        if more and flight is not None and entry.item_count is count:
+            self._exchange.post(flight.worker, (Request.CREDIT, flight.id, more))
+
+    def _attach_anew(self, entry: Entry, flight: JobFlight) -> None:
+        """Have the items that are not stored sent again."""
+        self._exchange.forget(flight)
+        self._vigil.unwatch(flight.worker)
+        again = self._flight(entry, flight.worker, attached=True)
+        self._send(entry, again, self._attach_frame(entry, again))
+
+    def held(self, flight: JobFlight) -> None:
+        """It was not asked to wait."""
+
+    def still_runs(self, flight: JobFlight) -> None:
+        """The worker says so: it may wait for credit that got lost, or have sent items that did."""
+        entry = self._entries.get(flight.seq)
+        if entry is not None and entry.flight is flight and entry.streams and entry.item_count.stands_still():
+            self._attach_anew(entry, flight)
+
+    def landed(self, flight: JobFlight, frame: Frame) -> None:
+        """The worker answered."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight:
+            return
+        if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+            self._finish(entry, flight)
+            self._ask_again(entry, flight)
+            return
+        if frame[0] == Answer.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
+            self._attach_anew(entry, flight)
+            return
+        fine = frame[0] == _OK
+        error = (None if fine else error_of_answer(frame, entry.worker)) or self._take_result(entry, frame)
+        if error is not None and entry.stopped != entry.attempt:
+            error = lost_with_gang(error, entry.worker)
+        if entry.slots is not None and (fine or not refuses_token(frame)):
+            entry.slots.hold.used(flight.sent_at)
+        self._finish(entry, flight)
+        if entry.span is not NO_SPAN:
+            entry.span.end(error)
+        if error is None and frame[0] == Answer.END:
+            # The end counts when all that was yielded can be read.
+            self._feed.when_stored(lambda: self._ended(entry, flight.attempt, None))
+        else:
+            self._ended(entry, flight.attempt, error)
+
+    def _take_result(self, entry: Entry, frame: Frame) -> GanglineError | None:
+        """Keep what it returned, as it will be stored."""
+        assert entry.submission is not None
+        if frame[0] == Answer.END:
+            if entry.item_count.known and entry.item_count.lacks(frame[2]):
+                return StreamBroken(f"some of the {frame[2]} items got lost", may_have_started=True)
+            entry.body, entry.items = None, frame[2]
+            return None
+        if frame[2] is None:
+            entry.body, entry.items = _NOTHING[entry.submission.fmt], None
+            return None
+        try:
+            entry.body, entry.items = codec.encode(frame[2], entry.submission.fmt), None
+        except InvalidRequest as error:
+            return InvalidResult(f"the result {error.message}", may_have_started=True)
+        return None
+
+    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+        """There will be no answer."""
+        entry = self._entries.get(flight.seq)
+        if entry is None or entry.flight is not flight:
+            return
+        self._finish(entry, flight)
+        if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+            self._ask_again(entry, flight)
+            return
+        if fate is Fate.FORGOTTEN and not flight.attached and flight.worker.acks:
+            self._ask_again(entry, flight)  # the answer is forgotten, and the end kept for longer
+            return
+        error = error_of_fate(fate, entry.worker)
+        entry.span.end(error)
+        self._ended(entry, flight.attempt, error)
+
+    def _ask_again(self, entry: Entry, flight: JobFlight) -> None:
+        """That the question got lost, or was not taken, says nothing about the job."""
+        assert entry.submission is not None
+        attach = Attach(seq=entry.seq, job=entry.submission.job, attempt=flight.attempt, worker=str(flight.worker.id))
+        self._attach_later(entry, attach, float("-inf"))
+
+    def _attach_later(self, entry: Entry, attach: Attach, appears_by: float) -> None:
+        def again() -> None:
+            self._retries.discard(timer)
+            self._try_attach(entry, attach, appears_by)
+
+        timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
+        self._retries.add(timer)
+
+    def _finish(self, entry: Entry, flight: JobFlight) -> None:
+        """Law 2."""
+        if not isinstance(flight, JointFlight):
+            self._vigil.unwatch(flight.worker)
+        self._settle(entry)
+
+    def _settle(self, entry: Entry) -> None:
+        entry.flight = None
+        self._entries.pop(entry.seq, None)
+        slots, entry.slots = entry.slots, None
+        if slots is not None:
+            self._feeders[entry.feeder_pool].give(slots, entry.cost)
+
+    def streams_on(self, worker: str, method: str) -> bool:
+        """Whether the task yields items there."""
+        known = self._worker(worker)
+        found = None if known is None else known.methods.get(method)
+        return found is not None and found.streams
+
+    def feeds(self, feeder: Feeder) -> None:
+        """Tries may be on leases of this feeder."""
+        self._feeders[feeder.pool] = feeder
+
+    def _worker(self, name: str) -> Worker | None:
+        id = WorkerId.parse(name)
+        pool = self._router.pools.get(id.pool)
+        return None if pool is None else pool.core.view.workers.get(id.worker)
+
+    def __repr__(self) -> str:
+        return f"Flights({self._endpoint}, under way={len(self._entries)})"

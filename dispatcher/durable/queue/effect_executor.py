@@ -1,0 +1,320 @@
+"""Carries out what the core of one queue asks for, and tells it what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, assert_never
+
+from pydantic import ValidationError
+
+from ....bus.port.bus import Consumer
+from ....schemas.errors.base import GanglineError
+from ....schemas.names import JobFeed as Feed
+from ....schemas.records.jobs import JobEvent, JobItem, JobState
+from ...jobs.retry_budget import until_answered
+from ..context import Context
+from ..core import effects as do
+from ..core import events as on
+from ..messages.entry import Entry
+from ..persistence.outcome_store import Writing
+from ..persistence.records import failure_of
+from ..workers.pool_observer import Rolls
+from .attempts import Flights
+from .slot_lessor import Feeder
+
+
+class Teller(Protocol):
+    """How the core is told of something: the fields besides time and chance."""
+
+    def __call__(self, event: type[Any], /, **fields: Any) -> None: ...
+
+
+class Hands:
+    """See the module. Everything is begun in the turn in which it is asked for."""
+
+    def __init__(
+        self,
+        context: Context,
+        endpoint: str,
+        *,
+        entries: dict[int, Entry],
+        tell: Teller,
+        tell_soon: Teller,
+        rolls: Rolls,
+        sure: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        """
+        Args:
+            entries: what the queue keeps, by sequence; acknowledged ones are removed here.
+            tell_soon: tells at the end of this turn, together with all else of it.
+            sure: waits until it is certain that the queue is ours.
+        """
+        self._context = context
+        self._endpoint = endpoint
+        self._entries = entries
+        self._tell = tell
+        self._tell_soon = tell_soon
+        self._rolls = rolls
+        self._loop = asyncio.get_running_loop()
+        self._log = context.log.bind(endpoint=endpoint)
+        self.writing = Writing(context, sure=sure, log=self._log)
+        self.outcomes = self.writing.outcomes
+        self.flights = Flights(
+            endpoint,
+            router=context.router,
+            ambient=context.ambient,
+            vigil=context.vigil,
+            feed=self.writing.feed,
+            ended=self._on_ended,
+            log=self._log,
+        )
+        self.feeders: dict[str, Feeder] = {}
+        self.pulled = 0
+        """Messages asked for so far."""
+        self._consumer: Consumer | None = None
+        self._acking: dict[int, Entry] = {}
+        """Acknowledged, and not confirmed to be; by sequence."""
+        self._tried: dict[int, str] = {}
+        """Jobs that are acknowledged, and whose TryRecord may stand; by sequence."""
+        self._last: Entry | None = None
+        """What was acknowledged last: its end may be told after that."""
+        self._dirty: set[str] = set()
+        """Pools whose credit has changed in this turn."""
+        self._wants: dict[str, do.Want] = {}
+        self._turn_ends = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def start(self, consumer: Consumer) -> None:
+        """The queue is ours, by this consumer."""
+        self._consumer = consumer
+        self.writing.start()
+
+    async def stop(self) -> None:
+        """Begin nothing more, drop what is under way, give leases back. What workers run goes on."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self.flights.let_go()
+        tasks = [task for task in self._errands if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for feeder in self.feeders.values():
+            await feeder.stop()
+        await self.writing.stop()
+
+    # -- effects --------------------------------------------------------------------------------------------------
+
+    def carry_out(self, effect: do.Effect) -> None:
+        """Begin one."""
+        # Those of every task first.
+        if type(effect) is do.Start:
+            self._start(effect)
+        elif type(effect) is do.Store:
+            self._store(effect)
+        elif type(effect) is do.Ack:
+            self._ack(effect)
+        else:
+            self._begin(effect)
+
+    def _begin(self, effect: do.Effect) -> None:
+        match effect:
+            case do.Pull():
+                assert self._consumer is not None
+                self.pulled += effect.count
+                self._consumer.pull(effect.count)
+            case do.Want():
+                self._wants[effect.pool] = effect
+                self._at_turn_end()
+            case do.Start():
+                self._start(effect)
+            case do.Attach():
+                self._in_background(self._attach(self._entries[effect.seq], effect))
+            case do.Stop():
+                if (entry := self._entries.get(effect.seq)) is not None:
+                    self.flights.stop(entry, effect.attempt)
+            case do.Store():
+                self._store(effect)
+            case do.Ack():
+                self._ack(effect)
+            case do.Tell():
+                self._publish_state(effect)
+            case do.Wake():
+                self._wake_at(effect.at)
+            case _:
+                self._write(effect)
+
+    def _start(self, effect: do.Start) -> None:
+        context, entry = self._context, self._entries[effect.seq]
+        waited_s = max(0.0, context.ambient.wall() - entry.message.at) if effect.attempt == 1 else None
+        context.metrics.started(self._endpoint, effect.pool, waited_s)
+        self.flights.start(entry, effect, self.feeder(effect.pool))
+
+    def _store(self, effect: do.Store) -> None:
+        metrics, seq = self._context.metrics, effect.seq
+        (metrics.done if effect.state is JobState.DONE else metrics.cancelled)(self._endpoint)
+        if effect.result_ttl_s > 0:
+            self.outcomes.store(self._entries[seq], effect, lambda: self._tell(on.Stored, seq=seq))
+        else:
+            self._tell(on.Stored, seq=seq)
+
+    def _write(self, effect: do.Look | do.Note | do.Mark | do.Bury | do.Schedule) -> None:
+        seq, tell, outcomes, metrics = effect.seq, self._tell, self.outcomes, self._context.metrics
+        match effect:
+            case do.Look():
+                outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
+            case do.Note():
+                metrics.retried(self._endpoint, effect.error.code)
+                outcomes.note(self._endpoint, self._entries[seq], effect, lambda: self._noted(seq))
+            case do.Mark():
+                outcomes.mark(self._endpoint, self._entries[seq], effect, lambda: tell(on.Marked, seq=seq))
+            case do.Bury():
+                metrics.dead(self._endpoint, effect.reason.value)
+                outcomes.bury(self._entries[seq], effect, lambda: tell(on.Buried, seq=seq))
+            case do.Schedule():
+                outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
+            case _:
+                assert_never(effect)
+
+    def _noted(self, seq: int) -> None:
+        if (entry := self._entries.get(seq)) is not None:
+            self.flights.acknowledge(entry)
+        self._tell(on.Noted, seq=seq)
+
+    def _scheduled(self, seq: int, error: GanglineError | None) -> None:
+        if error is None:
+            self._tell(on.Scheduled, seq=seq)
+        else:
+            self._tell(on.ScheduleRefused, seq=seq, error=error)
+
+    def _ack(self, effect: do.Ack) -> None:
+        assert self._consumer is not None
+        entry = self._entries.pop(effect.seq, None)
+        if entry is not None:
+            self._last = entry
+            if entry.started:
+                self._acking[effect.seq] = entry
+            self._consumer.ack(entry.message)
+        if effect.tried:
+            self._tried[effect.seq] = effect.job
+
+    def _publish_state(self, effect: do.Tell) -> None:
+        entry = self._entries.get(effect.seq)
+        if entry is None and self._last is not None and self._last.seq == effect.seq:
+            entry = self._last
+        self.writing.feed.tell(
+            JobEvent(
+                job=effect.job,
+                state=effect.state,
+                attempt=effect.attempt,
+                worker=entry.worker if entry is not None else "",
+                at=effect.at,
+                error=None if effect.error is None else failure_of(effect.error, 4096),
+                reason=effect.reason,
+            )
+        )
+
+    def _wake_at(self, at: float | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None and not self._closed:
+            self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._tell(on.Tick)
+
+    # -- tries ----------------------------------------------------------------------------------------------------
+
+    def feeder(self, pool: str) -> Feeder:
+        """The feeder of a pool."""
+        feeder = self.feeders.get(pool)
+        if feeder is None:
+            context = self._context
+            feeder = Feeder(
+                pool, router=context.router, settings=context.settings, changed=self._credit_changed, log=self._log
+            )
+            self.feeders[pool] = feeder
+            self.flights.feeds(feeder)
+            self._rolls.follow(pool)
+        return feeder
+
+    def _on_ended(self, entry: Entry, attempt: int, error: GanglineError | None) -> None:
+        pool = entry.feeder_pool
+        self._tell_soon(on.Ended, seq=entry.seq, attempt=attempt, error=error)
+        if pool:
+            self._credit_changed(pool)
+
+    def _credit_changed(self, pool: str) -> None:
+        """Tell of it once in this turn, however many tasks end in it."""
+        self._dirty.add(pool)
+        self._at_turn_end()
+
+    def _at_turn_end(self) -> None:
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._context.bus.at_turn_end(self._turn_end)
+
+    def _turn_end(self) -> None:
+        """What is free first: what is wanted beyond it is known then."""
+        self._turn_ends = False
+        dirty, self._dirty = self._dirty, set()
+        for pool in sorted(dirty):
+            if not self._closed:
+                self._tell(on.Credit, pool=pool, free=self.feeder(pool).free)
+        wants, self._wants = self._wants, {}
+        for pool, want in wants.items():
+            if not self._closed:
+                self.feeder(pool).want(want.slots, want.largest)
+
+    async def _attach(self, entry: Entry, effect: do.Attach) -> None:
+        """Find out how much of a stream is stored, then attach."""
+        assert entry.submission is not None
+        entry.items = None
+        if self.flights.streams_on(effect.worker, entry.submission.method):
+            subject = self._context.names.job(effect.job, Feed.ITEM)
+
+            async def read() -> int:
+                last = await (await self._context.streams.jobs()).last(subject)
+                try:
+                    item = None if last is None else JobItem.model_validate_json(last.data)
+                except ValidationError:  # anybody can publish there
+                    item = None
+                return item.index + 1 if item is not None and item.attempt == effect.attempt else 0
+
+            entry.items = await until_answered("reading items of a job", read, self._log)
+        self.flights.attach(entry, effect)
+
+    # -- acknowledgements -----------------------------------------------------------------------------------------
+
+    def acknowledged(self, sequences: list[int]) -> None:
+        """The server has forgotten these."""
+        if self._closed:
+            return
+        for seq in sequences:
+            self._tell_soon(on.Acked, seq=seq)
+            # Not before: whoever would have the queue next asks the worker, as long as the message is there.
+            if (entry := self._acking.pop(seq, None)) is not None:
+                self.flights.acknowledge(entry)
+            if (job := self._tried.pop(seq, None)) is not None:
+                self.outcomes.forget_try(self._endpoint, job)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name=f"gangline-hands-{self._endpoint}")
+        self._errands.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._errands.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("an errand failed", exc_info=error, extra={"action": "hands.bug"})
+
+    def __repr__(self) -> str:
+        return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"

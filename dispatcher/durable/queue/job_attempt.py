@@ -1,0 +1,124 @@
+"""One try of a durable task, as the exchange carries it: its end is a call, and no task waits for it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ....schemas.errors.base import (
+    DeadlineExceeded,
+    Disconnected,
+    Draining,
+    GanglineError,
+    LeaseBusy,
+    ResultLost,
+    StaleEpoch,
+    TaskCancelled,
+    WorkerLost,
+)
+from ....schemas.wire.frames import Answer, Frame, Reason
+from ...calls.call import error_of
+from ...routing.outcome import Fate
+from ...routing.worker_table import Worker
+from ...transport.flights import Flight
+
+
+class Pilot(Protocol):
+    """Who is told of a flight's end."""
+
+    def landed(self, flight: JobFlight, frame: Frame) -> None:
+        """The worker answered, for good."""
+
+    def item(self, flight: JobFlight, frame: Frame) -> None:
+        """One item of a stream came."""
+
+    def held(self, flight: JobFlight) -> None:
+        """It has its slots, and waits for BEGIN."""
+
+    def still_runs(self, flight: JobFlight) -> None:
+        """The worker says so."""
+
+    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+        """There will be no answer."""
+
+
+class JobFlight(Flight):
+    """A TASK frame of a durable task."""
+
+    __slots__ = ("attached", "attempt", "pilot", "seq", "sent_at")
+
+    checked = True
+    durable = True
+
+    def __init__(
+        self, id: int, worker: Worker, pilot: Pilot, *, seq: int, attempt: int, attached: bool, sent_at: float
+    ) -> None:
+        self.id = id
+        self.worker = worker
+        self.seq = seq
+        self.attempt = attempt
+        self.attached = attached
+        """It starts nothing: another dispatcher did."""
+        self.pilot = pilot
+        self.sent_at = sent_at
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == Answer.ITEM:
+            self.pilot.item(self, frame)
+            return False
+        if frame[0] == Answer.HELD:
+            self.pilot.held(self)
+            return False
+        self.pilot.landed(self, frame)
+        return True
+
+    def runs(self) -> None:
+        self.pilot.still_runs(self)
+
+    def lose(self, fate: Fate) -> None:
+        self.pilot.crashed(self, fate)
+
+
+def error_of_fate(fate: Fate, worker: str) -> GanglineError:
+    """The error for a try without an answer."""
+    details = {"worker": worker}
+    if fate is Fate.UNSENT:
+        return Disconnected("no connection to the server; nothing was sent", details=details)
+    if fate is Fate.FORGOTTEN:
+        return ResultLost(f"{worker} no longer knows how it ended", may_have_started=True, details=details)
+    lost = fate.may_have_started
+    what = "and may have done some of its work" if lost else "before it had begun"
+    return WorkerLost(f"{worker}: {fate.value}, {what}", may_have_started=lost, details=details)
+
+
+def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
+    """The error that an answer carries; None: it is a result."""
+    if frame[0] in (Answer.OK, Answer.END):
+        return None
+    details = {"worker": worker}
+    if frame[0] == Answer.ERROR:
+        return error_of(frame)
+    if frame[0] != Answer.REJECTED:
+        return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
+    match frame[2]:
+        case Reason.UNKNOWN_JOB:
+            return ResultLost(f"{worker} does not know the job any more", may_have_started=True, details=details)
+        case Reason.STALE:
+            return StaleEpoch(f"{worker} has a newer epoch; nothing started", details=details)
+        case Reason.DRAINING:
+            return Draining(f"{worker} is draining; nothing started", details=details)
+        case Reason.EXPIRED:
+            return DeadlineExceeded(f"it reached {worker} too late; nothing started", details=details)
+        case reason:
+            return LeaseBusy(f"{worker} says {reason}; nothing started", details=details)
+
+
+def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:
+    """The error of a try that nobody stopped. One that its worker stopped since its gang was torn down was lost, as
+    with a worker that died."""
+    if not isinstance(error, TaskCancelled) or "gang" not in error.details:
+        return error
+    return WorkerLost(
+        f"{worker}: {error.message}",
+        may_have_started=error.may_have_started,
+        details={"worker": worker, **error.details},
+    )

@@ -1,0 +1,215 @@
+"""One try of a durable task on all ranks of a gang: on each rank an execution of its own, and one end for all of them.
+
+Laws:
+
+1. None begins before all have their slots (HELD, then BEGIN), so a try starts on all ranks or on none.
+2. The try has ended when it has ended on every rank: the next one meets none of it. With the first that fails the
+   others are told to stop.
+3. It succeeds with the results of all, by rank. It fails with the error of the rank that failed first; something of it
+   may have started if they were told to begin and not every rank says that nothing did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from ....schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
+from ....schemas.wire.frames import Answer, Frame, Reason, Request
+from ...routing.outcome import Fate
+from ...routing.worker_table import Worker
+from ...transport.exchange import Exchange
+from ..workers.failure_detector import Vigil
+from .job_attempt import JobFlight, Pilot, error_of_answer, error_of_fate
+
+_ATTACH_AGAIN_S: Final = 0.1
+
+
+class JointFlight(JobFlight):
+    """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose Pilot it is."""
+
+    __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_names", "_parts",
+                 "_results", "_started", "_timers", "_vigil", "_waiting")  # fmt: skip
+
+    def __init__(
+        self,
+        pilot: Pilot,
+        exchange: Exchange,
+        vigil: Vigil,
+        names: Sequence[str],
+        *,
+        find: Callable[[str], Worker | None],
+        frame_of: Callable[[JobFlight, int], Frame],
+        ends: Callable[[JointFlight, list[Any], GanglineError | None], None],
+        worker: Worker,
+        seq: int,
+        attempt: int,
+        attached: bool,
+    ) -> None:
+        """
+        Args:
+            names: the worker of each rank, as `<pool>.<worker>`; empty: nobody knows where that rank was.
+            find: the worker of that name, if it lives.
+            frame_of: what is sent to a rank.
+            ends: called once, with the results by rank, or the error.
+            worker: of the first rank that is known; for people.
+        """
+        super().__init__(
+            exchange.new_id(), worker, pilot, seq=seq, attempt=attempt, attached=attached, sent_at=exchange.loop.time()
+        )
+        self._exchange = exchange
+        self._vigil = vigil
+        self._names = names
+        self._find = find
+        self._frame_of = frame_of
+        self._ends = ends
+        self._parts: dict[JobFlight, int] = {}
+        """Sent and not answered, with their ranks."""
+        self._waiting = set(range(len(names)))
+        """Ranks on which it has not ended."""
+        self._held: set[int] = set()
+        self._begun = attached
+        self._started = False
+        """Some rank that has ended says that it may have done some of its work."""
+        self._results: dict[int, Any] = {}
+        self._failed: GanglineError | None = None
+        self._timers: set[asyncio.TimerHandle] = set()
+
+    def launch(self) -> None:
+        """Send it to all ranks. Its end may come at once."""
+        for rank in range(len(self._names)):
+            self._send(rank)
+
+    def cancel(self) -> None:
+        """Tell all ranks to stop; it ends as soon as they have."""
+        for part in list(self._parts):
+            if part not in self._parts:
+                continue  # the end of one before took it back, too
+            if self._exchange.recall(part):
+                self._end(self._take(part), _not_sent())
+            else:
+                self._exchange.post(part.worker, (Request.CANCEL, part.id))
+
+    def let_go(self) -> None:
+        """Hear nothing more of it; what was not sent yet is not sent."""
+        for timer in self._timers:
+            timer.cancel()
+        for part in list(self._parts):
+            if not self._exchange.recall(part):
+                self._exchange.forget(part)
+            self._take(part)
+        self._waiting.clear()
+
+    # -- Pilot ----------------------------------------------------------------------------------------------------
+
+    def landed(self, flight: JobFlight, frame: Frame) -> None:
+        if flight not in self._parts:
+            return
+        rank = self._take(flight)
+        if self.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+            self._ask_again(rank)
+            return
+        error = error_of_answer(frame, self._names[rank])
+        self._end(rank, error, frame[2] if frame[0] == Answer.OK else None)
+
+    def crashed(self, flight: JobFlight, fate: Fate) -> None:
+        if flight not in self._parts:
+            return
+        rank = self._take(flight)
+        if self.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+            self._ask_again(rank)
+            return
+        self._end(rank, error_of_fate(fate, self._names[rank]))
+
+    def held(self, flight: JobFlight) -> None:
+        """Law 1."""
+        if flight in self._parts and not self._begun and self._failed is None:
+            self._held.add(self._parts[flight])
+            if len(self._held | self._results.keys()) == len(self._names):
+                self._begun = True
+                for part in self._parts:
+                    self._exchange.post(part.worker, (Request.BEGIN, part.id))
+
+    def item(self, flight: JobFlight, frame: Frame) -> None:
+        """None is asked for."""
+
+    def still_runs(self, flight: JobFlight) -> None:
+        """It is waited for."""
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _send(self, rank: int) -> None:
+        worker = self._find(self._names[rank]) if self._names[rank] else None
+        if worker is None:
+            name = self._names[rank] or f"whoever had rank {rank}"
+            self._end(rank, WorkerLost(f"{name} is gone, and may have run it", may_have_started=self.attached))
+            return
+        if self._failed is not None and not self.attached:
+            self._end(rank, _not_sent())
+            return
+        exchange = self._exchange
+        part = JobFlight(
+            exchange.new_id(),
+            worker,
+            self,
+            seq=self.seq,
+            attempt=self.attempt,
+            attached=self.attached,
+            sent_at=exchange.loop.time(),
+        )
+        self._parts[part] = rank
+        self._vigil.watch(worker)
+        try:
+            exchange.launch(part, self._frame_of(part, rank))
+        except GanglineError as error:  # too large for a message, for example: nothing was sent
+            self._end(self._take(part), error)
+            return
+        if self._failed is not None and self.attached:
+            exchange.post(worker, (Request.CANCEL, part.id))
+
+    def _ask_again(self, rank: int) -> None:
+        """That the question got lost, or was not taken, says nothing about the job."""
+
+        def again() -> None:
+            self._timers.discard(timer)
+            self._send(rank)
+
+        timer = self._exchange.loop.call_later(_ATTACH_AGAIN_S, again)
+        self._timers.add(timer)
+
+    def _take(self, part: JobFlight) -> int:
+        self._vigil.unwatch(part.worker)
+        return self._parts.pop(part)
+
+    def _end(self, rank: int, error: GanglineError | None, result: Any = None) -> None:
+        """Laws 2 and 3."""
+        self._waiting.discard(rank)
+        if error is None:
+            self._results[rank] = result
+        else:
+            self._started = self._started or error.may_have_started
+            if self._failed is None:
+                self._failed = error
+                error.details = {**error.details, "rank": rank}
+                self.cancel()
+        if not self._waiting and len(self._results) == len(self._names):
+            self._over([self._results[each] for each in range(len(self._names))], None)
+        elif not self._waiting and self._failed is not None:
+            self._failed.may_have_started = self._begun and (self._started or bool(self._results))
+            self._over([], self._failed)
+
+    def _over(self, results: list[Any], error: GanglineError | None) -> None:
+        ends, self._ends = self._ends, _nothing
+        ends(self, results, error)
+
+    def __repr__(self) -> str:
+        return f"JointFlight({self.id}, {len(self._waiting)} of {len(self._names)} ranks to end, begun={self._begun})"
+
+
+def _not_sent() -> GanglineError:
+    return TaskCancelled("it was cancelled before it was sent", may_have_started=False)
+
+
+def _nothing(flight: JointFlight, results: list[Any], error: GanglineError | None) -> None:
+    pass

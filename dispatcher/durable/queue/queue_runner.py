@@ -1,0 +1,599 @@
+"""One endpoint's queue while this dispatcher has it: the core, its hands, and the way into both.
+
+Laws:
+
+1. The core is told of events in the order in which they happened; what an effect brings about at once is told after
+   it.
+2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
+   queue by then. What workers run goes on; whoever takes over attaches to it.
+3. Between a doubt (see guard) and the server's word that the consumer is ours the core holds everything back: it hears
+   Doubted before any other event, and then Sure, or nothing more; what is being written waits for the same.
+4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
+   something of this queue has said what it runs.
+5. Whoever cancelled a job while our connection was gone has left no more than a record: after a reconnection those of
+   all jobs in hand are looked for before the core hears Sure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from ....bus.port.bus import (
+    Consumer,
+    ConsumerLost,
+    ConsumerSettings,
+    ConsumerState,
+    ConsumerTaken,
+    Stream,
+    StreamMessage,
+)
+from ....schemas.errors.base import GanglineError
+from ....schemas.errors.tasks import NoDispatcher
+from ....schemas.messages.submission import Submission
+from ....schemas.names import WorkerId
+from ....schemas.records.jobs import JobInfo, QueueStats, TryRecord, WorkerJob
+from ....schemas.records.routes import QueueRules, RouteRecord
+from ...jobs.retry_budget import until_answered
+from ..context import Context
+from ..core import events as on
+from ..core.introspection import Counts
+from ..core.queue_core import QueueCore
+from ..messages.entry import Entry
+from ..messages.parser import job_of, may_have_ended, read_message, size_of
+from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
+from ..ownership.verifier import Possession
+from ..workers.pool_observer import Rolls
+from .effect_executor import Hands
+from .recovery import Recovery, by_try
+
+_ACK_WAIT_S: Final = 30.0
+"""Tasks run and wait for longer: what comes again and is in hand is known by its sequence, and costs next to nothing.
+It matters when a delivery was lost in a way that nobody noticed."""
+_SETTLED_S: Final = 2.5
+"""For so long after a restart of the server workers may come back."""
+_PAUSE_S: Final = 0.02
+_SMALL: Final = 512
+"""Bytes of a body up to which its arguments are kept as they were read, and not read again for the start."""
+_HEARD_S: Final = 0.25
+"""Until all servers of a cluster know that we can be asked."""
+_LAST_WORDS_S: Final = 1.0
+"""How long the end of a possession waits for what is being written."""
+
+
+class Queue:
+    """Made for one possession: `take`, then `close`."""
+
+    def __init__(self, context: Context, endpoint: str, *, on_lost: Callable[[Queue], None]) -> None:
+        """`on_lost`: the consumer is no more; called once, and not after `close`."""
+        self.endpoint = endpoint
+        self.since = context.ambient.wall()
+        self.entries: dict[int, Entry] = {}
+        """What was delivered and is not acknowledged, by sequence."""
+        self.core = QueueCore(endpoint, context.settings)
+        self._context = context
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._log = context.log.bind(endpoint=endpoint)
+        self._events: deque[on.AnyEvent] = deque()
+        self._telling = False
+        self._due = False
+        """The end of this turn is waited for, to tell the core of what happens in it."""
+        self._closed = False
+        self._rolls = Rolls(context.router, context.known, tell=self._on_pool, log=self._log)
+        self._possession: Possession | None = None
+        self._consumer: Consumer | None = None
+        self._recovering: asyncio.Task[None] | None = None
+        self._searching: asyncio.Task[None] | None = None
+        self._searched_at = self._loop.time()
+        """When the records of cancelled jobs were last looked for."""
+        self._unlisten: Callable[[], None] | None = None
+        self._tries: dict[str, TryRecord] = {}
+        self._arrived = 0
+        self._newest = 0
+        """Highest sequence that was delivered."""
+        self._old_to = 0
+        """Up to this sequence a message may have ended before."""
+        self._asked_of = False
+        """Whoever cancels a task that arrives now asks us. Else, since we could not be asked, there may be a record."""
+        self._result_ttl_s = context.settings.result_ttl_s
+        """Of tasks that say nothing."""
+        self._asking: asyncio.Task[None] | None = None
+        self._doubts = 0
+        self._hands = Hands(
+            context,
+            endpoint,
+            entries=self.entries,
+            tell=self.tell,
+            tell_soon=self.tell_soon,
+            rolls=self._rolls,
+            sure=self._sure,
+        )
+        self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
+        """By job: whoever asked to cancel it waits until no takeover would forget it."""
+        self._grace_ends_at = float("inf")
+        self.recovery_s: float | None = None
+        """How long it took from the takeover to the first possible start."""
+
+    # -- taking ---------------------------------------------------------------------------------------------------
+
+    async def take(self, over: tuple[str, ...]) -> str | None:
+        """Make our consumer, over those of dead holders; its name, or None if somebody was faster.
+
+        Raises:
+            Unavailable: storage did not answer; we may or may not have made it.
+        """
+        context = self._context
+        stream = await context.streams.tasks()
+        for name in over:
+            await stream.delete_consumer(name)
+        name = consumer_name(self.endpoint, context.ambient)
+        settings = ConsumerSettings(
+            filter=context.names.tasks_of(self.endpoint),
+            ack_wait_s=_ACK_WAIT_S,
+            max_pending=2 * context.settings.window_tasks + 1024,
+            metadata={
+                DISPATCHER: context.dispatcher,
+                PRIVATELY: "true",
+                "gangline-name": context.name,
+                "gangline-node": context.settings.node,
+                "gangline-since": str(self.since),
+            },
+        )
+        try:
+            self._consumer = await stream.consume(
+                name, settings, self._on_message, on_lost=self._lost, on_acknowledged=self._hands.acknowledged
+            )
+        except ConsumerTaken:
+            return None
+        self._possession = Possession(
+            context.guard,
+            self._consumer.state,
+            doubted=self._on_doubt,
+            sure=self._on_sure,
+            lost=self._lost,
+            log=self._log,
+        )
+        context.metrics.taken(self.endpoint)
+        self._hands.start(self._consumer)
+        self._recovering = self._loop.create_task(
+            self._recover(stream, bool(over)), name=f"gangline-recover-{self.endpoint}"
+        )
+        self._recovering.add_done_callback(self._recovered)
+        return name
+
+    async def _recover(self, stream: Stream, died: bool) -> None:
+        """Law 4."""
+        context, began_at = self._context, self._loop.time()
+        recovery = Recovery(
+            self.endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
+        )
+        pattern = context.names.tasks_of(self.endpoint)
+        state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
+        self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
+        self._tries = await recovery.tries()
+        noted = {(record.job, record.sequence): record.attempts for record in self._tries.values()}
+        if not waiting:
+            self._newest = self._old_to  # nothing of what was there before will come
+        flights = self._hands.flights
+        flights.turn, had = await recovery.turn(context.dispatcher, context.ambient.wall())
+        await context.routes.ready()
+        self._unlisten = context.routes.listen(self._on_route)
+        self._follow(context.routes.get(self.endpoint))
+        await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
+        self.tell(on.Taken, waiting=waiting)
+        if had and waiting:
+            await self._let_workers_come_back(recovery, died)
+        jobs = await recovery.jobs()
+        await self._catch_up()
+        sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
+        for found in by_try(
+            # A dead letter that was sent anew has its old id: what is known of that is not known of this message.
+            (worker, job)
+            for worker, job in jobs
+            if not job.sequence or sequences.get(job.job, job.sequence) == job.sequence
+        ):
+            if found.workers:
+                flights.adopt(found.job, found.attempt, found.workers)
+            self.tell(on.Adopted, job=found.job, worker=found.worker, attempt=found.attempt, pool=found.pool)
+        self.recovery_s = self._loop.time() - began_at
+        context.metrics.recovered(self.endpoint, self.recovery_s)
+        self._asked_of = False
+        self.tell(on.Recovered)
+        self._forget_orphans()
+        self._acknowledge(jobs, noted)
+        self._log.info(
+            "has the queue, after %.3f s: %d tasks seen, %d running",
+            self.recovery_s,
+            len(self.entries),
+            self.core.statistics().running,
+            extra={"action": "queue.taken"},
+        )
+        await self._be_asked()
+
+    async def _let_workers_come_back(self, recovery: Recovery, died: bool) -> None:
+        """When the server has just restarted, workers that run tasks of a predecessor may be later than we are."""
+        context = self._context
+        wait_s = _SETTLED_S - await recovery.ledger_age(context.ambient.wall())
+        if died:
+            wait_s = max(wait_s, context.guard.connected_at + _SETTLED_S - self._loop.time())
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+
+    async def _catch_up(self) -> None:
+        """Wait until what a predecessor had in hand has arrived."""
+        consumer = self._consumer
+        assert consumer is not None
+        while self._arrived < self._hands.pulled:
+            state = await until_answered("asking after our consumer", consumer.state, self._log)
+            if state.pending == 0 and state.unacknowledged <= len(self.entries):
+                return
+            await asyncio.sleep(_PAUSE_S)
+
+    def _forget_orphans(self) -> None:
+        """Tries of jobs that ended with their holder, just before it forgot them."""
+        for job, record in list(self._tries.items()):
+            if record.sequence <= self._newest:
+                del self._tries[job]
+                if record.sequence not in self.entries:
+                    self._hands.outcomes.forget_try(self.endpoint, job)
+
+    def _acknowledge(self, jobs: list[tuple[WorkerId, WorkerJob]], noted: dict[tuple[str, int], int]) -> None:
+        """Workers keep ends for whoever had the queue before us: those that it stored, and had no time to say so."""
+        for worker, job in jobs:
+            if not job.unstored:
+                continue
+            gone = 0 < job.sequence <= self._newest and job.sequence not in self.entries
+            if gone or job.attempt <= noted.get((job.job, job.sequence), 0):
+                self._hands.flights.acknowledge_on(str(worker), job.job, job.sequence, job.rank, job.attempt)
+
+    def _recovered(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, ConsumerLost):
+            self._log.error("the queue cannot be taken over", exc_info=error, extra={"action": "queue.bug"})
+        self._lost()
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def close(self, *, grace_s: float = 0.0) -> None:
+        """Hand the queue over: whoever comes next finds all that is not acknowledged, and attaches to what runs.
+
+        Args:
+            grace_s: how long running tasks may finish here first; nothing is started meanwhile.
+        """
+        if self._closed:
+            return
+        if grace_s > 0 and self.core.open:
+            await self._finish(grace_s)
+        consumer = self._consumer
+        if consumer is not None:
+            with contextlib.suppress(GanglineError, TimeoutError):
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await self._hands.writing.scribe.settled()
+                    await consumer.settled()
+        await self.drop(delete=True)
+
+    async def drop(self, *, delete: bool = False) -> None:
+        """Law 2. Idempotent.
+
+        Args:
+            delete: our consumer goes, so that others can have the queue at once.
+        """
+        self._closed = True
+        self._events.clear()
+        cancels, self._cancels = self._cancels, {}
+        for waiting in cancels.values():
+            waiting.set_exception(self._changing_hands())
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        works = [work for work in (self._recovering, self._searching, self._asking) if work is not None]
+        self._recovering = self._searching = self._asking = None
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works)
+        if self._possession is not None:
+            await self._possession.stop()
+        await self._rolls.stop()
+        await self._hands.stop()
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with contextlib.suppress(GanglineError):
+                await consumer.close(delete=delete)
+
+    async def _finish(self, grace_s: float) -> None:
+        """Start nothing more, and wait for what runs."""
+        route = self._context.routes.get(self.endpoint)
+        rules = (route or _DEFAULT).queue.model_copy(update={"paused": True})
+        paused = (route or _DEFAULT).model_copy(update={"queue": rules})
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        self.tell(on.Routed, route=paused, explicit=route is not None)
+        self._grace_ends_at = self._loop.time() + grace_s
+        while (  # noqa: ASYNC110 - what ends is told to the core alone
+            self.core.statistics().running and not self._closed and self._loop.time() < self._grace_ends_at
+        ):
+            await asyncio.sleep(min(0.05, grace_s))
+
+    def hurry(self) -> None:
+        """End the grace of `close`."""
+        self._grace_ends_at = float("-inf")
+
+    def _lost(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._on_lost(self)
+
+    # -- telling the core -----------------------------------------------------------------------------------------
+
+    def tell(self, event: type[Any], /, **fields: Any) -> None:
+        """Law 1."""
+        if self._note(event, fields):
+            self._work()
+
+    def tell_soon(self, event: type[Any], /, **fields: Any) -> None:
+        """Likewise, together with all else that is told until this turn's messages are worked off, and what it brings
+        about leaves in one go."""
+        if self._note(event, fields):
+            self._work_soon()
+
+    def _work_soon(self) -> None:
+        if not self._due:
+            self._due = True
+            self._context.bus.at_turn_end(self._work)
+
+    def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
+        """False: nothing is told any more."""
+        context = self._context
+        context.guard.look()  # a doubt comes first
+        if self._closed:
+            return False
+        self._events.append(
+            event(now=self._loop.time(), wall=context.ambient.wall(), draw=context.chance.random(), **fields)
+        )
+        return True
+
+    def _work(self) -> None:
+        self._due = False
+        if self._telling:
+            return
+        self._telling = True
+        try:
+            while self._events and not self._closed:
+                events = tuple(self._events)
+                self._events.clear()
+                for effect in self.core.handle(*events):
+                    if self._closed:
+                        break
+                    self._hands.carry_out(effect)
+                if self._cancels:
+                    self._answer_cancels()
+        except Exception:
+            # The core and the world may differ now: the next holder begins with what the server knows.
+            self._log.exception("the queue failed; it is given up", extra={"action": "queue.bug"})
+            self._lost()
+        finally:
+            self._telling = False
+
+    def _on_message(self, message: StreamMessage) -> None:
+        self._arrived += 1
+        self._context.guard.look()
+        if self._closed:
+            return
+        seq = message.sequence
+        self._newest = max(self._newest, seq)
+        known = self.entries.get(seq)
+        if known is not None and known.submission is not None:
+            known.message = message
+            self._take(message, known.submission)
+            return
+        read = read_message(self._context.names, message)
+        if isinstance(read, GanglineError):
+            self.entries.setdefault(seq, Entry(message, None)).message = message
+            self.tell(
+                on.Malformed,
+                seq=seq,
+                size=size_of(message),
+                error=read,
+                job=job_of(message),
+                published_at=message.at,
+            )
+            return
+        entry = self.entries[seq] = Entry(message, read[0])
+        if len(message.data) <= _SMALL:
+            entry.arguments = read[1]
+        self._take(message, read[0])
+
+    def _take(self, message: StreamMessage, submission: Submission) -> None:
+        """It is a task. Told as by `tell_soon`; whether there is a doubt was just looked at."""
+        seq, job = message.sequence, submission.job
+        old = seq <= self._old_to or not self._asked_of or not self.core.open
+        record = self._tries.pop(job, None) if self._tries else None
+        if record is not None and record.sequence != seq:
+            record = None
+        if record is not None:
+            self.entries[seq].tries = record.tries
+        context = self._context
+        self._events.append(
+            on.Arrived(
+                now=self._loop.time(),
+                wall=context.ambient.wall(),
+                draw=context.chance.random(),
+                seq=seq,
+                submission=submission,
+                size=size_of(message),
+                look=old or may_have_ended(message, job, recorded=self._recorded(submission)),
+                attempts=record.attempts if record is not None else submission.attempts,
+                not_before=record.not_before if record is not None else 0.0,
+                cancelled=record is not None and record.cancelled,
+            )
+        )
+        self._work_soon()
+
+    def _recorded(self, submission: Submission) -> bool:
+        """Whether its end leaves a record."""
+        ttl_s = submission.result_ttl_s
+        return (self._result_ttl_s if ttl_s is None else ttl_s) > 0
+
+    def _on_doubt(self) -> None:
+        # What comes back with a restarted server may be what it had been told is done.
+        self._old_to = max(self._old_to, self._newest)
+        self._asked_of = False
+        self._doubts += 1
+        self.tell(on.Doubted)
+
+    def _on_sure(self) -> None:
+        """Law 5."""
+        if self.core.open:
+            if self._asking is not None:
+                self._asking.cancel()
+            self._asking = self._loop.create_task(self._be_asked(), name=f"gangline-asked-{self.endpoint}")
+        if self._searched_at >= self._context.guard.reconnected_at:
+            self.tell(on.Sure)
+        elif self._searching is None:
+            self._searching = self._loop.create_task(self._search(), name=f"gangline-cancelled-{self.endpoint}")
+
+    async def _search(self) -> None:
+        while self._searched_at < self._context.guard.reconnected_at:
+            began_at = self._loop.time()
+            jobs = [entry.submission.job for entry in self.entries.values() if entry.submission is not None]
+            for job in await self._hands.outcomes.cancelled(jobs):
+                self.tell(on.Cancel, job=job)
+            self._searched_at = began_at
+        self._searching = None
+        if self._possession is not None and self._possession.certain:
+            self.tell(on.Sure)
+
+    async def _be_asked(self) -> None:
+        """We can be asked from now on: only what was published before may have been cancelled without us."""
+        doubts = self._doubts
+        await asyncio.sleep(_HEARD_S)
+        stream = await self._context.streams.tasks()
+        state = await until_answered("looking at the stream of tasks", stream.state, self._log)
+        if doubts == self._doubts:
+            self._old_to = max(self._old_to, state.last_sequence)
+            self._asked_of = True
+
+    def _on_route(self, endpoint: str, record: RouteRecord | None) -> None:
+        if endpoint == self.endpoint:
+            self._follow(record)
+
+    def _follow(self, record: RouteRecord | None) -> None:
+        own = (record or _DEFAULT).queue.result_ttl_s
+        self._result_ttl_s = self._context.settings.result_ttl_s if own is None else own
+        self.tell(on.Routed, route=record or _DEFAULT, explicit=record is not None)
+        for pool in (record or _DEFAULT).pools(self.endpoint):
+            self._rolls.follow(pool)
+
+    def _on_pool(
+        self, pool: str, known: bool, workers: int, largest: int, costs: dict[str, int], once: frozenset[str]
+    ) -> None:
+        self.tell(on.PoolSeen, pool=pool, known=known, workers=workers, largest=largest, costs=costs, once=once)
+
+    async def _sure(self) -> None:
+        assert self._possession is not None
+        await self._possession.wait()
+
+    # -- what can be seen -----------------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """It was closed, or lost."""
+        return self._closed
+
+    @property
+    def idle(self) -> bool:
+        """Tasks would be started if there were some."""
+        return self.core.open and not self.entries
+
+    @property
+    def consumer(self) -> str:
+        return "" if self._consumer is None else self._consumer.name
+
+    @property
+    def started(self) -> int:
+        """Tries that were sent."""
+        return self._hands.flights.started
+
+    @property
+    def leased(self) -> int:
+        """Slots leased."""
+        return sum(feeder.leased for feeder in self._hands.feeders.values())
+
+    def info(self, job: str) -> JobInfo | None:
+        """What is known of a job; None if it is not in hand."""
+        self._work()
+        info = self.core.info(job)
+        entry = None if info is None or info.sequence is None else self.entries.get(info.sequence)
+        if info is None or entry is None:
+            return info
+        return info.model_copy(update={"worker": entry.worker or info.worker, "tries": entry.tries})
+
+    async def cancel(self, job: str) -> JobInfo | None:
+        """Have a job not start, or stop. Returns what is known of it when its end is stored, or else as soon as it is
+        written down that it is cancelled; None: it is not in hand.
+
+        Raises:
+            NoDispatcher: we lost the queue meanwhile; whoever has it now may know nothing of it.
+        """
+        self.tell(on.Cancel, job=job)
+        if self._closed:
+            raise self._changing_hands()
+        info = self.info(job)
+        if info is None or self.core.promised(job):
+            return info
+        return await asyncio.shield(self._cancels.setdefault(job, self._loop.create_future()))
+
+    def _changing_hands(self) -> NoDispatcher:
+        return NoDispatcher(f"the queue of {self.endpoint} is changing hands: ask again")
+
+    def _answer_cancels(self) -> None:
+        for job, waiting in list(self._cancels.items()):
+            if self.core.promised(job):
+                del self._cancels[job]
+                info = self.info(job)
+                if info is not None and not waiting.done():
+                    waiting.set_result(info)
+
+    async def state(self) -> ConsumerState | None:
+        """The consumer, as the server has it."""
+        return None if self._consumer is None else await self._consumer.state()
+
+    def counts(self) -> Counts:
+        return self.core.statistics()
+
+    def statistics(self, depth: int | None = None) -> QueueStats:
+        """
+        Args:
+            depth: tasks in the stream; None: as many as are seen.
+        """
+        counts = self.core.statistics()
+        oldest_s = None if counts.oldest_at is None else max(0.0, self._context.ambient.wall() - counts.oldest_at)
+        return QueueStats(
+            endpoint=self.endpoint,
+            dispatcher=self._context.dispatcher,
+            depth=counts.seen if depth is None else depth,
+            seen=counts.seen,
+            running=counts.running,
+            waiting=counts.waiting,
+            blocked=counts.blocked,
+            credit=counts.credit,
+            leased=self.leased,
+            oldest_s=oldest_s,
+            done=counts.done,
+            dead=counts.dead,
+            retried=counts.retried,
+            since=self.since,
+        )
+
+    def __repr__(self) -> str:
+        return f"Queue({self.endpoint}, {self.core!r}, {self._hands!r})"
+
+
+_DEFAULT: Final = RouteRecord(queue=QueueRules())

@@ -1,0 +1,208 @@
+"""What a queue's new holder must know before it starts anything: which tries failed, and what runs or has ended where.
+
+Every living worker is asked, of whatever pool: tasks may name their pool, and routes change. One that does not answer
+is waited for until its heartbeat expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import AsyncIterator, Iterable
+from typing import Final, NamedTuple
+
+from pydantic import ValidationError
+
+from ....bus.key_value.revisions import made_at
+from ....bus.port.bus import Bus, KeyValue, NoResponders
+from ....schemas.errors.base import GanglineError, InvalidName
+from ....schemas.names import Names, Operation, WorkerId
+from ....schemas.records.jobs import JobsReply, JobsRequest, TryRecord, TurnRecord, WorkerJob
+from ....schemas.records.workers import Registration
+from ....schemas.wire import headers
+from ....telemetry.logs import Log
+from ...jobs.retry_budget import until_answered
+from ...jobs.storage import TaskStreams
+from ...router.router import Router
+
+_ASK_S: Final = 1.0
+_PAUSE_S: Final = 0.1
+_AT_ONCE: Final = 64
+
+
+class Try(NamedTuple):
+    """One that is on workers."""
+
+    job: str
+    attempt: int
+    pool: str
+    """That it was sent to, if it is known."""
+    worker: str
+    """`<pool>.<worker>`; of several the lowest rank's."""
+    workers: tuple[str, ...] = ()
+    """By rank, where it runs on all ranks of a gang; empty: of that rank nobody knows. None where it does not."""
+
+
+def by_try(found: Iterable[tuple[WorkerId, WorkerJob]]) -> list[Try]:
+    """What was found, with what is one try on several workers put together."""
+    alone: list[Try] = []
+    jointly: dict[tuple[str, int], tuple[WorkerJob, dict[int, tuple[bool, str]]]] = {}
+    for worker, job in found:
+        if not job.ranks:
+            alone.append(Try(job.job, job.attempt, job.pool, str(worker)))
+            continue
+        _, ranks = jointly.setdefault((job.job, job.attempt), (job, {}))
+        if job.rank < job.ranks and not (job.rank in ranks and ranks[job.rank][0]):
+            ranks[job.rank] = (job.running, str(worker))
+    for job, ranks in jointly.values():
+        workers = tuple(ranks[rank][1] if rank in ranks else "" for rank in range(job.ranks))
+        alone.append(Try(job.job, job.attempt, job.pool, next(filter(None, workers)), workers))
+    return alone
+
+
+class Recovery:
+    """Reads for one queue. Cancelling ends it."""
+
+    def __init__(
+        self, endpoint: str, bus: Bus, names: Names, streams: TaskStreams, *, router: Router, log: Log
+    ) -> None:
+        self._endpoint = endpoint
+        self._bus = bus
+        self._names = names
+        self._streams = streams
+        self._router = router
+        self._log = log
+        self._at_once = asyncio.Semaphore(_AT_ONCE)
+        self._channels: dict[WorkerId, str] = {}
+        """Of living workers; see Registration.channel."""
+
+    async def tries(self) -> dict[str, TryRecord]:
+        """Tries that failed, by job."""
+
+        async def read() -> dict[str, TryRecord]:
+            results = await self._streams.results()
+            found: dict[str, TryRecord] = {}
+            for entry in await results.entries(self._names.tries_of(self._endpoint)):
+                try:
+                    record = TryRecord.model_validate_json(entry.value)
+                except ValidationError as error:
+                    self._log.warning(
+                        "unreadable try %s: %s", entry.key, error, extra={"action": "try.unreadable", "key": entry.key}
+                    )
+                    continue
+                found[record.job] = record
+            return found
+
+        return await until_answered("reading tries", read, self._log)
+
+    async def turn(self, dispatcher: str, wall: float) -> tuple[int, bool]:
+        """Say that the queue is ours; a number that is greater than any holder's before, and whether there was one."""
+        record = TurnRecord(dispatcher=dispatcher, at=wall).model_dump_json().encode()
+        key = self._names.turn_key(self._endpoint)
+
+        async def before() -> bool:
+            return await (await self._streams.results()).get(key) is not None
+
+        async def write() -> int:
+            return await (await self._streams.results()).put(key, record)
+
+        had = await until_answered("reading whose turn it was", before, self._log)
+        return await until_answered("noting whose turn it is", write, self._log), had
+
+    async def ledger_age(self, wall: float) -> float:
+        """Seconds since the ledger was made, as its heartbeats tell; 0 if there are none. One in memory is made anew
+        after a restart of the server, and those who run something write it again when they have reconnected."""
+
+        async def read() -> list[int]:
+            ledger: KeyValue = await self._router.ledger()
+            return [entry.revision for entry in await ledger.entries(self._names.alive_of())]
+
+        revisions = await until_answered("reading who lives", read, self._log)
+        return max(0.0, wall - made_at(min(revisions))) if revisions else 0.0
+
+    async def jobs(self) -> list[tuple[WorkerId, WorkerJob]]:
+        """The endpoint's jobs that are on workers."""
+        found: list[tuple[WorkerId, WorkerJob]] = []
+        asked: dict[WorkerId, asyncio.Task[list[WorkerJob] | None]] = {}
+        try:
+            while True:
+                alive = await until_answered("reading who lives", self._alive, self._log)
+                for worker in sorted(alive, key=str):
+                    if worker not in asked:
+                        asked[worker] = asyncio.get_running_loop().create_task(self._ask(worker))
+                waiting = [task for worker, task in asked.items() if not task.done() and worker in alive]
+                if not waiting:
+                    break
+                await asyncio.wait(waiting, timeout=_PAUSE_S)
+            for worker, task in asked.items():
+                if task.done() and (jobs := task.result()):
+                    found.extend((worker, job) for job in jobs)
+        finally:
+            for task in asked.values():
+                task.cancel()
+            if asked:
+                await asyncio.wait(asked.values())
+        await self._know({worker for worker, _ in found})
+        return found
+
+    async def _alive(self) -> set[WorkerId]:
+        ledger: KeyValue = await self._router.ledger()
+        alive: set[WorkerId] = set()
+        for entry in await ledger.entries(self._names.alive_of(), self._names.registrations_of()):
+            try:
+                worker = self._names.parse_worker_key(entry.key)
+                if entry.key.startswith("alive."):
+                    alive.add(worker)
+                else:
+                    self._channels[worker] = Registration.model_validate_json(entry.value).channel
+            except (InvalidName, ValidationError):
+                continue
+        return alive
+
+    async def _ask(self, worker: WorkerId) -> list[WorkerJob] | None:
+        """A worker's jobs; asked again until it answers. None: it does not know the question."""
+        async with self._at_once:
+            while True:
+                try:
+                    return [job async for job in self._pages(worker)]
+                except NoResponders:
+                    await asyncio.sleep(_PAUSE_S)  # just reconnecting, or dead: its heartbeat tells
+                except (GanglineError, ValidationError) as error:
+                    self._log.debug(
+                        "worker %s does not tell its jobs: %s",
+                        worker,
+                        error,
+                        extra={"action": "recovery.ask", "worker": str(worker)},
+                    )
+                    await asyncio.sleep(_PAUSE_S)
+
+    async def _pages(self, worker: WorkerId) -> AsyncIterator[WorkerJob]:
+        after: str | None = None
+        while True:
+            request = JobsRequest(endpoint=self._endpoint, after=after)
+            body = request.model_dump_json(exclude_none=True).encode()
+            subject = self._names.worker(worker, Operation.JOBS, self._channels.get(worker, ""))
+            answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
+            if answer.headers is not None and headers.ERROR in answer.headers:
+                self._log.warning(
+                    "worker %s cannot tell its durable tasks: %s",
+                    worker,
+                    answer.headers[headers.ERROR],
+                    extra={"action": "recovery.refused", "worker": str(worker)},
+                )
+                return
+            reply = JobsReply.model_validate_json(answer.data)
+            for job in reply.jobs:
+                yield job
+            after = reply.next
+            if after is None:
+                return
+
+    async def _know(self, workers: set[WorkerId]) -> None:
+        """Have the router know these workers, so that their jobs can be attached to."""
+        for name in sorted({worker.pool for worker in workers}):
+            pool = await until_answered("opening a pool", functools.partial(self._router.pool, name), self._log)
+            ours = {worker.worker for worker in workers if worker.pool == name}
+            if ours - set(pool.core.view.workers) and pool.discovery is not None:
+                discovery = pool.discovery
+                await until_answered("reading a pool", discovery.pull, self._log)

@@ -1,0 +1,105 @@
+"""Messages in the stream of tasks that no queue takes: subjects that are no endpoint's, and schedules that are none.
+
+Any number of dispatchers may see one at the same time: the dead letter has an id, so that it is stored once, the record
+is created once, and removing a message twice does no harm. No lock is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ....bus.port.bus import Stream, StreamMessage
+from ....schemas.errors.base import GanglineError, InvalidName, MalformedMessage
+from ....schemas.names import Names
+from ....schemas.records.jobs import DeadReason
+from ....schemas.wire import headers
+from ....telemetry.logs import Log
+from ..core.effects import Bury
+from ..messages.entry import Entry
+from ..messages.parser import job_of
+from ..persistence.outcome_store import Writing
+
+
+class Strays:
+    """One of each dispatcher."""
+
+    def __init__(self, names: Names, *, writing: Writing, result_ttl_s: float, log: Log) -> None:
+        """`writing` is its own, and stopped with it."""
+        self._names = names
+        self._writing = writing
+        self._outcomes = writing.outcomes
+        self._result_ttl_s = result_ttl_s
+        self._log = log
+        self._in_order: set[str] = set()
+        """Subjects of schedules that were read: not again while they stand in the stream."""
+        self._task: asyncio.Task[None] | None = None
+        self._schedules = names.schedules[: -len(">")]
+        self.buried = 0
+
+    def start(self) -> None:
+        self._writing.start()
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        await self._writing.stop()
+
+    def found(self, stream: Stream, subjects: list[str]) -> None:
+        """The stream has messages of these subjects, and of no others of this kind. One round at a time."""
+        if self._in_order:
+            self._in_order.intersection_update(subjects)
+        doubtful = [subject for subject in subjects if subject not in self._in_order]
+        if doubtful and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._round(stream, doubtful), name="gangline-strays")
+
+    async def _round(self, stream: Stream, subjects: list[str]) -> None:
+        for subject in subjects:
+            try:
+                await self._look(stream, subject)
+            except GanglineError as error:
+                self._log.debug("stray %s: %s; later again", subject, error, extra={"action": "stray.later"})
+            except Exception:
+                self._log.exception("stray %s failed", subject, extra={"action": "stray.bug"})
+
+    async def _look(self, stream: Stream, subject: str) -> None:
+        sequence = 1
+        while (message := await stream.next(subject, sequence)) is not None:
+            sequence = message.sequence + 1
+            if subject.startswith(self._schedules) and headers.SCHEDULE in (message.headers or {}):
+                self._in_order.add(subject)
+            else:
+                await self._bury(stream, message)
+
+    async def _bury(self, stream: Stream, message: StreamMessage) -> None:
+        effect = Bury(
+            seq=message.sequence,
+            job=job_of(message) or str(message.sequence),
+            reason=DeadReason.MALFORMED,
+            error=self._error(message),
+            attempts=0,
+            started_at=None,
+            result_ttl_s=self._result_ttl_s,
+        )
+        buried = asyncio.Event()
+        self._outcomes.bury(Entry(message, None), effect, buried.set)
+        await buried.wait()
+        await stream.delete(message.sequence)
+        self.buried += 1
+
+    def _error(self, message: StreamMessage) -> GanglineError:
+        if message.subject.startswith(self._schedules):
+            return MalformedMessage(
+                f"{message.subject} takes schedules: publish to {self._names.namespace}.task.ENDPOINT.METHOD, with "
+                f"{headers.DELAY} or {headers.CRON} for later, or add {headers.SCHEDULE} and {headers.SCHEDULE_TARGET}"
+            )
+        try:
+            self._names.parse_task(message.subject)
+        except InvalidName as error:
+            return error
+        return MalformedMessage(f"{message.subject} is no subject of a task")
+
+    def __repr__(self) -> str:
+        return f"Strays(buried={self.buried})"

@@ -1,0 +1,1 @@
+"""What a queue sees of its workers. Imports only: core."""

@@ -1,0 +1,1 @@
+"""Gangs and standing sets, for those who call them. Imports only: leases, calls, pools, transport."""

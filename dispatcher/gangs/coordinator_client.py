@@ -1,0 +1,173 @@
+"""Asking the leading coordinator. Only the leader listens there, so that "no responders" is known at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pydantic import BaseModel, ValidationError
+
+from ...bus.port.bus import Bus, NoResponders, NotPermitted, RequestTimeout
+from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
+from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
+from ...schemas.messages.gangs import AcquireRequest, GangReply, OwnedRequest
+from ...schemas.names import GangOperation, Names
+from ...telemetry.logs import logger_for
+from ..client.operations import raise_if_error
+from .owner_core import RENEWALS_PER_TTL
+
+_log = logger_for("dispatcher")
+
+ASK_AGAIN_FIRST_S: Final = 1.0
+ASK_AGAIN_S: Final = 5.0
+"""A request without an answer for so long is sent again: a new leader knows nothing of who waited with the old one. The
+first time after a second, then after twice as long each time, up to this."""
+_LAST_WORD_S: Final = 1.0
+"""How long after the deadline the coordinator may still say what stood in the way."""
+_LAST_ASK_S: Final = 0.25
+"""A request that would be sent again less than this before the deadline is not: the one before it waits for the last
+word."""
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+_RELEASE_S: Final = 10.0
+"""How long a release is repeated, beside the grace time if somebody leads: longer than it takes to elect a leader.
+After that the gang's time to live does it."""
+
+
+class GangDesk:
+    """Acquire, renew, release."""
+
+    def __init__(self, bus: Bus, names: Names) -> None:
+        self._bus = bus
+        self._names = names
+
+    async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
+        """Ask once.
+
+        Raises:
+            NoCoordinator: nobody leads.
+            RequestTimeout, Disconnected: no answer.
+            GanglineError: what the coordinator answered.
+        """
+        # What is as usual is left out: a coordinator of an earlier version may not know every field.
+        body = request.model_dump_json(exclude_defaults=True).encode()
+        try:
+            answer = await self._bus.request(self._subject(operation), body, timeout_s=timeout_s)
+        except NoResponders as error:
+            raise NoCoordinator(
+                "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
+                "'gangline coordinator'"
+            ) from error
+        raise_if_error(answer)
+        try:
+            return GangReply.model_validate_json(answer.data)
+        except ValidationError as error:
+            raise MalformedMessage(f"unreadable answer of the coordinator: {error}") from error
+
+    async def acquire(
+        self, request: AcquireRequest, deadline: float | None, patience_s: float
+    ) -> tuple[GangReply, float]:
+        """Wait until the gang is formed; also over changes of the coordinator. The request names id and owner token.
+
+        Args:
+            deadline: loop time; None: for ever while a coordinator leads, no longer than `patience_s` once it has gone,
+                and not at all if none led from the first.
+
+        Returns:
+            The answer, and when it was asked for.
+
+        Raises:
+            GangNotFormed, NoCoordinator: by the deadline.
+            GangImpossible, QueueFull: at once.
+        """
+        loop = asyncio.get_running_loop()
+        alone_since: float | None = None
+        heard = False
+        pause_s = _RETRY_FIRST_S
+        # Asking again keeps the request in the queue, as a renewal does.
+        longest_s = min(ASK_AGAIN_S, request.ttl_s / RENEWALS_PER_TTL)
+        again_s = min(ASK_AGAIN_FIRST_S, longest_s)
+        while True:
+            asked_at = loop.time()
+            left_s = None if deadline is None else deadline - asked_at
+            if left_s is not None and left_s <= 0:
+                raise _not_formed(request)
+            last = left_s is not None and left_s < again_s + _LAST_ASK_S
+            timeout_s = left_s + _LAST_WORD_S if left_s is not None and last else again_s
+            try:
+                asked = request
+                if left_s != request.deadline_s:
+                    asked = request.model_copy(update={"deadline_s": left_s})
+                return await self.ask(GangOperation.ACQUIRE, asked, timeout_s), asked_at
+            except RequestTimeout:
+                alone_since = None
+                heard = True
+                again_s = min(longest_s, 2 * again_s)
+                continue
+            except (NoCoordinator, Disconnected) as error:
+                if isinstance(error.__cause__, NoResponders) and deadline is None and not heard:
+                    raise
+                heard = True
+                now = loop.time()
+                alone_since = now if alone_since is None else alone_since
+                give_up_at = alone_since + patience_s if deadline is None else deadline
+                if now >= give_up_at:
+                    raise
+                await asyncio.sleep(min(pause_s, max(0.0, give_up_at - now)))
+                pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+                if loop.time() >= give_up_at:
+                    raise error from None
+
+    async def release(self, request: OwnedRequest, grace_s: float) -> None:
+        """Give the gang back; returns when its members have stopped, or it is known to be over. Never fails."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _RELEASE_S
+        pause_s = _RETRY_FIRST_S
+        again_s = ASK_AGAIN_FIRST_S
+        while True:
+            try:
+                await self.ask(GangOperation.RELEASE, request, again_s)
+                return
+            except RequestTimeout as error:
+                again_s = min(ASK_AGAIN_S, 2 * again_s)
+                if loop.time() > give_up_at + grace_s:
+                    self._not_released(request, error)
+                    return
+                continue
+            except (GangEnded, UnknownGang, ClosedError):
+                return
+            except (Unavailable, MalformedMessage) as error:
+                if loop.time() + pause_s > give_up_at:
+                    self._not_released(request, error)
+                    return
+            except GanglineError as error:
+                self._not_released(request, error)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+
+    def release_unheard(self, request: OwnedRequest) -> None:
+        """Give the gang back without waiting for an answer. Never fails."""
+        body = request.model_dump_json().encode()
+        try:
+            self._bus.publish(self._subject(GangOperation.RELEASE), body)
+        except (Disconnected, NotPermitted, ClosedError) as error:
+            self._not_released(request, error)
+
+    def _subject(self, operation: GangOperation) -> str:
+        return self._names.private(self._names.gang(operation))
+
+    def _not_released(self, request: OwnedRequest, error: GanglineError) -> None:
+        _log.warning(
+            "gang %s was not released: %s; it ends when its time to live is over",
+            request.id,
+            error,
+            extra={"action": "gang.not_released", "gang": request.id},
+        )
+
+
+def _not_formed(request: AcquireRequest) -> GangNotFormed:
+    return GangNotFormed(
+        f"gang {request.id} was not formed by its deadline: the coordinator did not answer, or changed just then",
+        details={"lacks": []},
+    )

@@ -1,0 +1,454 @@
+"""`client.gang(...)`: slots on many workers, all or nothing, that live, fail and restart together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+from ...schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    GanglineError,
+    InvalidRequest,
+    InvalidSettings,
+    LeaseError,
+    NoWorkers,
+    OutcomeUnknown,
+    SelectionUsed,
+    TaskCancelled,
+    TaskCrashed,
+    WrongPool,
+)
+from ...schemas.errors.gangs import GangFailed, GangNotFormed, GangRestarted
+from ...schemas.messages.gangs import GangEvent
+from ...schemas.records.gangs import HostPort
+from ...telemetry.tracing import Attributes, tracer
+from ..calls.call import CallOptions, Order
+from ..leases.lease import Observe
+from ..routing.outcome import Backoff
+from .collective_call import Arguments, by_rank, run_on_all, same_for_all
+from .members import Formation, GangMember
+from .owner import EventQueue, GangOwner, OwnedState
+
+T = TypeVar("T")
+
+VERDICT_S: Final = 4.5
+"""How long a call whose member seems lost waits for the coordinator's word on the whole gang: a frozen worker is found
+out within 4 s."""
+
+_MEMBER_LOST: Final = (OutcomeUnknown, TaskCrashed, TaskCancelled, LeaseError, NoWorkers)
+"""Errors of one rank behind which may be the end of the whole generation."""
+
+_UNREACHED: Final = (OutcomeUnknown, NoWorkers, Disconnected)
+"""Errors of a rank that say nothing against its task."""
+
+_RETRY_FIRST_S: Final = 0.05
+_RETRY_MAX_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangCallOptions:
+    """How tasks are run on a gang, beside their own arguments."""
+
+    call: CallOptions = CallOptions()
+    retries: int = 0
+    """How often a run (or call) is made again: on the next generation when its own was torn down; on the same one when
+    a member could not be reached and nothing can have started or the task is idempotent. Tasks then run again from
+    their beginning."""
+    partial: bool = False
+    """A run waits for all ranks, and gives errors among the results instead of raising the first."""
+
+
+class Gang:
+    """A gang that this process owns: renewed by itself while held. Not for use after its `async with` block."""
+
+    def __init__(
+        self,
+        owner: GangOwner,
+        *,
+        deadline: Callable[[CallOptions], float | None],
+        observe: Observe,
+        options: GangCallOptions,
+    ) -> None:
+        self._owner = owner
+        self._deadline = deadline
+        self._observe = observe
+        self._options = options
+
+    # -- who it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self._owner.id
+
+    @property
+    def generation(self) -> int:
+        """Of the newest members; grows with each restart."""
+        return self._newest.generation
+
+    @property
+    def size(self) -> int:
+        """The number of ranks: the world size. With a range of sizes, that of the newest members."""
+        return self._newest.size
+
+    @property
+    def members(self) -> tuple[GangMember, ...]:
+        """By rank."""
+        return self._newest.members
+
+    @property
+    def rendezvous(self) -> HostPort | None:
+        """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
+        return None if self._newest.rendezvous is None else self._newest.rendezvous.plain
+
+    @property
+    def fence(self) -> int:
+        """A number that grows over the whole system with each generation, for resources that refuse zombies."""
+        return self._newest.fence
+
+    @property
+    def restarts(self) -> int:
+        """How often it was formed again or repaired so far, for whatever reason: the generations before this one. The
+        same number stands in the ledger, in answers and in events."""
+        return self._owner.core.restarts
+
+    @property
+    def failures(self) -> int:
+        """How many failures count against `max_restarts` so far; drains and preemptions do not."""
+        return self._owner.core.failures
+
+    @property
+    def state(self) -> OwnedState:
+        """How it fares: formed, repairing, restarting, unconfirmed or ended."""
+        return self._owner.state
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending. What
+        was under way there has ended with GangRestarted; what is sent there waits for the replacement."""
+        return tuple(sorted(self._newest.lost))
+
+    @property
+    def lost(self) -> GanglineError | None:
+        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can, if
+        only to ranks that are not among `lost_ranks`."""
+        try:
+            self._owner.check()
+        except GanglineError as error:
+            return error
+        return self._newest.down() if self._newest.down is not None else None
+
+    # -- work -----------------------------------------------------------------------------------------------------
+
+    def options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+        retries: int | None = None,
+        partial: bool | None = None,
+    ) -> Gang:
+        """The same gang, with calls that are made so; what is not given stays as it is. Cheap.
+
+        Args:
+            timeout_s: deadline of each call or run from its start; tasks are cancelled when it passes.
+            idempotent: see CallOptions.
+            retries: see GangCallOptions.
+            partial: see GangCallOptions.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+        if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < 0):
+            raise InvalidSettings(f"retries is {retries!r}, it must be a whole number, at least 0")
+        mine = self._options
+        call = replace(
+            mine.call,
+            timeout_s=mine.call.timeout_s if timeout_s is None else timeout_s,
+            idempotent=mine.call.idempotent if idempotent is None else idempotent,
+        )
+        options = GangCallOptions(
+            call=call,
+            retries=mine.retries if retries is None else retries,
+            partial=mine.partial if partial is None else partial,
+        )
+        return Gang(self._owner, deadline=self._deadline, observe=self._observe, options=options)
+
+    async def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a task on all ranks, with the same arguments, and return the results by rank.
+
+        Waits for the next generation if the gang is just restarting. Cancelling cancels all ranks.
+
+        Args:
+            method: name of the task; each rank runs that of its own pool.
+            args, kwargs: the task's own arguments.
+
+        Raises:
+            GangFailed: a rank failed (`rank`, `__cause__`); the others were cancelled. The gang stays.
+            GangRestarted: the generation was torn down; the next one follows. See `options(retries=...)`.
+            GangEnded, GangFailed: the gang is over.
+            LeaseExpired: it could not be renewed in time; nothing was sent.
+            DeadlineExceeded, InvalidRequest: as for Client.call.
+        """
+        return await self._run(method, lambda size: same_for_all(size, args, kwargs))
+
+    async def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
+        """Run a task on all ranks, each with its own arguments; else as `run`.
+
+        Args:
+            arguments: by rank: a tuple or list of positional arguments, or a dict of named ones. Or a function that
+                makes this list of the world size, which a gang with a range of sizes may change when it restarts.
+
+        Raises:
+            InvalidArguments: not one item for each rank; nothing was sent.
+        """
+        return await self._run(
+            method, lambda size: by_rank(size, arguments(size) if callable(arguments) else arguments)
+        )
+
+    async def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on one rank and return its result. Waits while all slots of the member are in use.
+
+        Raises:
+            GanglineError: what the task raised; else as `run`.
+        """
+
+        async def once(formation: Formation, deadline: float | None) -> Any:
+            order = self._order(formation, rank, method, (args, kwargs), deadline)
+            with self._observe(order) as (_, span):
+                return await self._guarded(formation, rank, formation.lines[rank].call(order, span), deadline)
+
+        return await self._retried(method, once, rank)
+
+    async def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated.
+
+        Raises:
+            GanglineError: as `call`; StreamBroken when items were lost.
+        """
+        deadline = self._deadline(self._options.call)
+        formation = await self._living(deadline, rank)
+        order = self._order(formation, rank, method, (args, kwargs), deadline)
+        with self._observe(order) as (_, span):
+            items = formation.lines[rank].stream(order, span)
+            async with contextlib.aclosing(items):
+                while True:
+                    try:
+                        item = await self._guarded(formation, rank, anext(items), deadline)
+                    except StopAsyncIteration:
+                        return
+                    yield item
+
+    async def wait_formed(self) -> int:
+        """The living generation; between two, and while ranks of it are lost, wait for the next.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: no further one comes.
+        """
+        return (await self._owner.formed()).generation
+
+    async def ready(self) -> int:
+        """The living generation, once all its members have started: their `gang_start` functions have ended well. Waits
+        for that, also over restarts, until the deadline of `options(timeout_s=...)`, if there is one.
+
+        Raises:
+            GangNotFormed: not by the deadline; the gang stays.
+            GangEnded, GangFailed, ClosedError: it is over, for example because it failed at its start too often.
+        """
+        try:
+            async with asyncio.timeout_at(self._deadline(self._options.call)):
+                return (await self._owner.ready()).generation
+        except TimeoutError:
+            raise GangNotFormed(
+                f"gang {self.id} was not ready by the deadline: its members have not all started"
+            ) from (self._newest.down() if self._newest.down is not None else None)
+
+    def events(self) -> AsyncGenerator[GangEvent, None]:
+        """What is broadcast of this gang, from now until it is over. Events may be lost."""
+        return _events(self._owner.listen())
+
+    async def release(self) -> None:
+        """Give the gang back now; returns when its members have stopped. Idempotent. What is under way ends with
+        ClosedError."""
+        await asyncio.shield(self._owner.release())
+
+    def __repr__(self) -> str:
+        lost = self.lost
+        state = f"lost: {lost.code}" if lost else self.state.value
+        return f"Gang({self.id}, generation={self.generation}, size={self.size}, {state})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _newest(self) -> Formation:
+        assert self._owner.formation is not None, "acquired"
+        return self._owner.formation
+
+    async def _living(self, deadline: float | None, rank: int | None = None) -> Formation:
+        """The generation whose members (or that one) can be sent to."""
+        self._owner.check()
+        if self._newest.fate(rank) is None:
+            return self._newest
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._owner.formed(rank)
+        except TimeoutError:
+            fate = self._newest.fate(rank)
+            what = "was torn down and not formed again" if self._newest.down is not None else "was not repaired"
+            text = f"gang {self.id} {what} by the deadline; nothing was sent"
+            raise GangNotFormed(text) from (None if fate is None else fate())
+
+    async def _run(self, method: str, arguments: Callable[[int], list[Arguments]]) -> list[Any]:
+        async def once(formation: Formation, deadline: float | None) -> list[Any]:
+            given = arguments(formation.size)
+            run = formation.next_run()
+            attributes: Attributes = {"gangline.gang": self.id, "gangline.generation": formation.generation}
+
+            async def on_rank(rank: int, item: Arguments) -> Any:
+                order = self._order(formation, rank, method, item, deadline, run)
+                with self._observe(order) as (_, span):
+                    return await self._guarded(formation, rank, formation.lines[rank].call(order, span), deadline)
+
+            with tracer.span(f"gangline.gang.run {method}", kind="client", attributes=attributes):
+                return await run_on_all(formation, on_rank, given, partial=self._options.partial)
+
+        return await self._retried(method, once)
+
+    async def _retried(
+        self, method: str, once: Callable[[Formation, float | None], Awaitable[T]], rank: int | None = None
+    ) -> T:
+        """`rank`: the only one that it is about."""
+        deadline = self._deadline(self._options.call)
+        left, started = self._options.retries, False
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        while True:
+            try:
+                formation = await self._living(deadline, rank)
+                results = await once(formation, deadline)
+            except GanglineError as error:
+                again = left > 0 and self._worth_another(error, method)
+                started = error.may_have_started = started or error.may_have_started
+                if not again:
+                    raise
+                restarted = isinstance(error, GangRestarted)
+            else:
+                failed = [item for item in _items(results) if isinstance(item, GanglineError)]
+                if left == 0 or not any(self._worth_another(item, method) for item in failed):
+                    for item in failed:
+                        item.may_have_started = started or item.may_have_started
+                    return results
+                started = True
+                restarted = any(isinstance(item, GangRestarted) for item in failed)
+            left -= 1
+            if not restarted:
+                await asyncio.sleep(backoff.next_s(0.0))
+
+    def _worth_another(self, error: GanglineError, method: str) -> bool:
+        """Whether a run that ended so may be made again."""
+        if isinstance(error, GangRestarted):
+            return True
+        cause = error.__cause__ if isinstance(error, GangFailed) else error
+        if not isinstance(cause, _UNREACHED):
+            return False
+        return error.may_have_started is False or self._idempotent(method)
+
+    def _idempotent(self, method: str) -> bool:
+        if self._options.call.idempotent is not None:
+            return self._options.call.idempotent
+        name = method.rpartition(".")[2]
+        return all(line.idempotent(name) for line in self._newest.lines)
+
+    async def _guarded(self, formation: Formation, rank: int, work: Awaitable[Any], deadline: float | None) -> Any:
+        """Have an error that may come from the end of the rank, or of the whole generation, tell so, if that is known
+        by the deadline."""
+        try:
+            return await work
+        except (*_MEMBER_LOST, GangFailed) as error:
+            if isinstance(error, GangFailed) and not _did_not_start(error, formation):
+                raise
+            fate = formation.fate(rank)
+            if fate is None:
+                self._owner.suspect()
+                left_s = VERDICT_S if deadline is None else deadline - asyncio.get_running_loop().time()
+                fate = await formation.wait_fate(rank, max(0.0, min(VERDICT_S, left_s)))
+            if fate is None:
+                raise
+            whole = fate()
+            whole.may_have_started = error.may_have_started
+            raise whole from error
+
+    def _order(
+        self,
+        formation: Formation,
+        rank: int,
+        method: str,
+        arguments: Arguments,
+        deadline: float | None,
+        run: int = 0,
+    ) -> Order:
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < formation.size:
+            raise InvalidRequest(f"rank is {rank!r}: ranks of this gang go from 0 to {formation.size - 1}")
+        pool = formation.lines[rank].seat.pool
+        endpoint, dot, name = method.rpartition(".")
+        if dot and endpoint != pool:
+            raise WrongPool(f"rank {rank} is of pool {pool!r}, not of {endpoint!r}")
+        order = Order(
+            endpoint=pool,
+            method=name,
+            args=arguments[0],
+            kwargs=arguments[1],
+            options=self._options.call,
+            deadline=deadline,
+            run=run,
+        )
+        order.generation = formation.later
+        return order
+
+
+class Ganging:
+    """`async with client.gang(...) as gang`: waits until it is formed, releases on leaving.
+
+    Left normally, it returns when the members have stopped; left by an error, at once, and the release goes on.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[Gang]]) -> None:
+        self._make = make
+        self._gang: Gang | None = None
+
+    async def __aenter__(self) -> Gang:
+        if self._gang is not None:
+            raise SelectionUsed("this was entered already: call gang again")
+        self._gang = await self._make()
+        return self._gang
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._gang is None:
+            return
+        if error is not None:
+            # Nothing is awaited, so nothing can hold the body's error back or take its place: neither a coordinator
+            # that does not answer, nor a cancellation meanwhile.
+            self._gang._owner.release()
+            return
+        with contextlib.suppress(ClosedError):
+            await self._gang.release()
+
+
+def _did_not_start(error: GangFailed, formation: Formation) -> bool:
+    """Whether this is the word of a worker whose member did not start; the coordinator decides what comes of it."""
+    return error.may_have_started is False and error.generation == formation.generation
+
+
+async def _events(queue: EventQueue) -> AsyncGenerator[GangEvent, None]:
+    while (event := await queue.get()) is not None:
+        yield event
+
+
+def _items(results: object) -> list[object]:
+    """Results by rank, among which errors may stand; empty for the result of one rank."""
+    return list(results) if isinstance(results, list) else []

@@ -1,0 +1,436 @@
+"""The members of one generation, as whoever dispatches to them sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, Unavailable, WorkerLost
+from ...schemas.records.gangs import Rendezvous, Seat
+from ...schemas.text import count_of
+from ...telemetry.tracing import NO_SPAN, Span
+from ..calls.attempts import Caller, fate_of
+from ..calls.call import Order, result_of, too_late
+from ..calls.streaming import Streamer, StreamFlight, stream_fate
+from ..calls.two_phase_start import Together
+from ..leases.lease_slots import LeaseSlots
+from ..pools.pool import RoutedPool
+from ..routing.outcome import Backoff, Fate
+from ..routing.pool_core import outcome_unknown, stale
+from ..routing.request import Ticket
+from ..routing.settings import LOST_AFTER_S
+from ..routing.worker_table import Method, Worker
+from ..transport.flights import Books, TaskFlight
+
+if TYPE_CHECKING:
+    from .member_slots import GangHold
+
+PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
+"""Finds a pool of the router, by a deadline."""
+
+_SENT_AGAIN: Final = frozenset((Fate.UNSEEN, Fate.FULL, Fate.UNSENT))
+"""Nothing started, and the same member may take it yet."""
+_ABSENT: Final = frozenset((Fate.UNHEARD, Fate.GONE))
+"""Nothing started. The member's process may have died, which the coordinator finds out, or may be on its way back to a
+server that was restarted."""
+_ABSENT_S: Final = 10.0
+"""How long a call without a deadline tries to reach a member that is not there while its generation stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangMember:
+    """One rank of a generation: the worker on which its tasks run, and what is held there."""
+
+    rank: int
+    pool: str
+    worker: str
+    """`<pool>.<worker>`, as operators name it."""
+    node: str
+    zone: str
+    address: str
+    """Where others can reach the process, if it told; host or host:port."""
+    labels: Mapping[str, str]
+    slots: int
+    token: str
+    """Of the member's lease, as it stands in the ledger."""
+    extras: tuple[Seat, ...] = field(default=(), repr=False)
+    """Further parts that are held with it, licences for example."""
+
+    @classmethod
+    def of(cls, seats: list[Seat]) -> GangMember:
+        """From the seats of one rank, part 0 first."""
+        first, *extras = seats
+        return cls(
+            rank=first.rank,
+            pool=first.pool,
+            worker=f"{first.pool}.{first.worker}",
+            node=first.node,
+            zone=first.zone,
+            address=first.address,
+            labels=MappingProxyType(first.labels),
+            slots=first.slots,
+            token=first.token,
+            extras=tuple(extras),
+        )
+
+
+class HeldSlots(NamedTuple):
+    """Slots of a member that are held for a task."""
+
+    worker: Worker
+    token: str
+    books: Books
+    """Where the ticket counts until the task has ended."""
+    ticket: Ticket
+
+
+class MemberLine:
+    """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
+
+    def __init__(self, gang: str, seat: Seat, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+        self.seat = seat
+        self._gang = gang
+        self._caller = caller
+        self._streamer = streamer
+        self._pool = pool
+        self._loop = caller.exchange.loop
+        self._slots = LeaseSlots(seat.slots, self._loop)
+        self._flights: dict[TaskFlight | StreamFlight, None] = {}
+        self._methods: Mapping[str, Method] = {}
+        """Of the worker that was asked last."""
+        self.holds: dict[GangHold, None] = {}
+        """Slots of it that are held by tokens of their own: lost when it is no more."""
+        self._end: Callable[[], GanglineError] | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def used(self) -> int:
+        """Slots in use now."""
+        return self._slots.used
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.seat.rank} of gang {self._gang} ({self.seat.pool}.{self.seat.worker})"
+
+    def idempotent(self, method: str) -> bool:
+        """Whether its worker says so of the method."""
+        return method in self._methods and self._methods[method].idempotent
+
+    def end(self, error: Callable[[], GanglineError]) -> None:
+        """The member is no more: whatever is under way ends at once with the error (a fresh one for each), and the
+        worker is told to stop it. Idempotent, never waits."""
+        if self._end is not None:
+            return
+        self._end = error
+        self._ended.set()
+        for flight in list(self._flights):
+            if isinstance(flight, StreamFlight):
+                flight.stop(error())
+            elif not flight.future.done():
+                self._caller.abandon(flight)
+                flight.future.set_exception(_uncertain(error()))
+        for hold in list(self.holds):
+            hold.lose(error())
+        self._slots.close()
+
+    async def call(
+        self,
+        order: Order,
+        span: Span = NO_SPAN,
+        *,
+        patient: bool = True,
+        together: Together | None = None,
+        held: HeldSlots | None = None,
+    ) -> Any:
+        """Run a task on the member. Cancelling stops it.
+
+        Args:
+            patient: wait while all slots of the member are in use, and try again while nobody listens there, until the
+                deadline or the end of the generation; else LeaseBusy or WorkerLost.
+            together: with these others: it begins when all of them have their slots.
+            held: on these slots, and sent once at most.
+
+        Raises:
+            GanglineError: see Gang.call.
+        """
+        backoff = Backoff(0.025, 0.5)
+        attempts = 0
+        give_up_at: float | None = None
+        while True:
+            attempts += 1
+            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
+            ticket.attempts = max(ticket.attempts, attempts)
+            flight = self._caller.launch(books, order, worker, ticket, token=token, trace=span.traceparent())
+            self._flights[flight] = None
+            if together is not None:
+                together.sent(flight)
+            try:
+                outcome = await self._caller.answer(order, flight)
+            finally:
+                self._flights.pop(flight, None)
+            fate = fate_of(outcome)
+            if fate is None:
+                assert not isinstance(outcome, Fate)
+                try:
+                    return result_of(outcome)
+                except LeaseBusy as error:
+                    # A task of ours that was told to stop has not stopped yet.
+                    if not patient or error.may_have_started is not False:
+                        raise
+                fate = Fate.FULL
+            if held is None and patient and fate in _ABSENT:
+                now = self._loop.time()
+                give_up_at = now + _ABSENT_S if give_up_at is None else give_up_at
+                if order.deadline is None and now >= give_up_at:
+                    raise self._error(fate, worker)
+            elif held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
+                raise self._error(fate, worker)
+            await self._pause(backoff.next_s(0.0), order.deadline, order.target, self._error(fate, worker))
+
+    async def stream(
+        self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, held: HeldSlots | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Run a task on the member and yield its items."""
+        backoff = Backoff(0.025, 0.5)
+        while True:
+            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
+            flight = StreamFlight(self._caller.exchange.new_id(), worker, books, ticket)
+            self._flights[flight] = None
+            try:
+                items = self._streamer.read(order, flight, token=token, trace=span.traceparent())
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+            finally:
+                self._flights.pop(flight, None)
+            fate = stream_fate(flight)
+            if fate is None:
+                return
+            if held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
+                raise self._error(fate, worker)
+            await self._pause(backoff.next_s(0.0), order.deadline, order.target)
+
+    async def reach(self, deadline: float | None, target: str) -> Worker:
+        """The member's worker; `target`: what it is wanted for, for people.
+
+        Raises:
+            WorkerLost: it is gone; nothing was sent.
+            GanglineError: the member is no more, or the deadline passed; nothing was sent.
+        """
+        self._check()
+        seat = self.seat
+        pool = await self._pool(seat.pool, deadline)
+        worker = pool.core.view.workers.get(seat.worker)
+        backoff = Backoff(0.025, 0.5)
+        give_up_at = self._loop.time() + LOST_AFTER_S
+        while worker is None and pool.discovery is not None and self._loop.time() < give_up_at:
+            # The coordinator knows it. It may have registered a moment ago, or have been silent so long that we gave
+            # it up, and its next heartbeat is on the way. If it is gone indeed, the gang is torn down meanwhile.
+            limit = give_up_at if deadline is None else min(give_up_at, deadline)
+            with contextlib.suppress(Unavailable, TimeoutError):
+                async with asyncio.timeout_at(limit):
+                    await pool.discovery.pull()
+            worker = pool.core.view.workers.get(seat.worker)
+            if worker is None:
+                await self._pause(backoff.next_s(0.0), deadline, target)
+        self._check()
+        if worker is None:
+            raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
+        return worker
+
+    def __repr__(self) -> str:
+        return f"MemberLine({self.name}, {self.used}/{self.seat.slots} slots used)"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._end is not None:
+            error = self._end()
+            error.may_have_started = False
+            raise error
+
+    async def _slots_for(self, order: Order, patient: bool) -> HeldSlots:
+        """Slots of the member, which are taken on its own token."""
+        worker = await self.reach(order.deadline, order.target)
+        return HeldSlots(worker, self.seat.token, self._slots, await self._enter(order, worker, patient))
+
+    def _own(self, held: HeldSlots) -> HeldSlots:
+        try:
+            self._check()
+        except GanglineError:
+            held.books.settle(held.ticket)
+            held.books.pump()
+            raise
+        return held
+
+    async def _enter(self, order: Order, worker: Worker, patient: bool) -> Ticket:
+        """Take slots of the member for one task; they are given back when its flight has ended."""
+        ticket = order.ticket(1)
+        self._methods = worker.methods
+        method = worker.methods.get(order.method)
+        ticket.cost = method.slots if method is not None else 1
+        if ticket.cost > self.seat.slots:
+            raise LeaseBusy(
+                f"{order.target} takes {count_of(ticket.cost, 'slot')}, {self.name} has {self.seat.slots}: ask for more"
+            )
+        if not self._slots.take_nowait(ticket):
+            if not patient:
+                raise LeaseBusy(f"no slot of {self.name} is free ({self.seat.slots} in use); nothing was sent")
+            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
+        self._check()
+        ticket.worker = worker
+        return ticket
+
+    def _again(self, fate: Fate, worker: Worker) -> bool:
+        # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
+        return fate in _SENT_AGAIN or (fate is Fate.STALE and worker.epoch == self.seat.epoch)
+
+    async def _pause(
+        self, delay_s: float, deadline: float | None, target: str, why: GanglineError | None = None
+    ) -> None:
+        if deadline is not None and self._loop.time() + delay_s >= deadline:
+            raise too_late(target, may_have_started=False) from why
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(delay_s):
+                await self._ended.wait()
+        self._check()
+
+    def _error(self, fate: Fate, worker: Worker) -> GanglineError:
+        if fate.may_have_started:
+            return outcome_unknown(fate, str(worker.id), 1)
+        if fate is Fate.STALE:
+            return stale(worker, self.seat.epoch)
+        if fate is Fate.FULL:
+            return LeaseBusy(f"{self.name} says that all of its slots are in use; nothing started")
+        if fate is Fate.LATE:
+            return DeadlineExceeded(f"the task reached {self.name} too late; nothing started")
+        return WorkerLost(f"{self.name} cannot be reached: {fate.value}; nothing started", may_have_started=False)
+
+
+class Formation:
+    """One generation: its members and the ways to them."""
+
+    def __init__(
+        self,
+        gang: str,
+        generation: int,
+        seats: Sequence[Seat],
+        lines: list[MemberLine],
+        *,
+        fence: int = 0,
+        rendezvous: Rendezvous | None = None,
+    ) -> None:
+        """`lines` by rank."""
+        self.gang = gang
+        self.generation = generation
+        self.fence = fence
+        self.rendezvous = rendezvous
+        self.lines = lines
+        self._seats = seats
+        self.down: Callable[[], GanglineError] | None = None
+        """Makes the error that says why it is no more; None while it lives."""
+        self.lost: dict[int, Callable[[], GanglineError]] = {}
+        """Ranks that are lost and being replaced while the others go on; each makes the error that says so."""
+        self._runs = itertools.count(1)
+        self._went = asyncio.Event()
+        """Set, and another one takes its place, when it is no more or has lost ranks."""
+
+    @property
+    def size(self) -> int:
+        return len(self.lines)
+
+    @cached_property
+    def members(self) -> tuple[GangMember, ...]:
+        """By rank. Made for who asks: nobody has to wait for them when a gang is formed."""
+        by_rank: dict[int, list[Seat]] = {}
+        for seat in sorted(self._seats, key=lambda seat: (seat.rank, seat.part)):
+            by_rank.setdefault(seat.rank, []).append(seat)
+        return tuple(GangMember.of(here) for _, here in sorted(by_rank.items()))
+
+    @property
+    def later(self) -> int:
+        """Its number, if it is not the first: what a survivor's worker may have yet to be told of."""
+        return self.generation if self.generation > 1 else 0
+
+    def next_run(self) -> int:
+        """A number for one run on all ranks."""
+        return next(self._runs)
+
+    def end(self, error: GanglineError, stay: Set[str] = frozenset()) -> None:
+        """It is no more. Idempotent. Members whose tokens are in `stay` go on in the next one."""
+        if self.down is None:
+            self.down = make = copier(error)
+            self._tell()
+            for line in self.lines:
+                if line.seat.token not in stay:
+                    line.end(make)
+
+    def lose(self, ranks: Sequence[int], error: GanglineError) -> None:
+        """These ranks are no more; whatever is under way there ends with the error. Idempotent."""
+        make = copier(error)
+        for rank in ranks:
+            if self.down is None and rank not in self.lost and rank < self.size:
+                self.lost[rank] = make
+                self.lines[rank].end(make)
+        self._tell()
+
+    def fate(self, rank: int | None = None) -> Callable[[], GanglineError] | None:
+        """Makes the error that says why nothing can be sent to that rank (None: to all of them); None if it can."""
+        if self.down is not None:
+            return self.down
+        return next(iter(self.lost.values()), None) if rank is None else self.lost.get(rank)
+
+    async def wait_fate(self, rank: int, timeout_s: float) -> Callable[[], GanglineError] | None:
+        """Wait until it is known that this rank is no more; None when it still lives after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.fate(rank) is None:
+                    await self._went.wait()
+        return self.fate(rank)
+
+    def _tell(self) -> None:
+        went, self._went = self._went, asyncio.Event()
+        went.set()
+
+    def __repr__(self) -> str:
+        state = "down" if self.down is not None else "formed"
+        return f"Formation({self.gang}, generation {self.generation}, {self.size} ranks, {state})"
+
+
+class LineMaker:
+    """Opens the ways to members."""
+
+    def __init__(self, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+        self._caller = caller
+        self._streamer = streamer
+        self.pool = pool
+
+    def together(self, size: int) -> Together:
+        """For one try to begin on all ranks."""
+        return Together(self._caller, size)
+
+    def lines(self, gang: str, seats: Sequence[Seat], before: Formation | None = None) -> list[MemberLine]:
+        """By rank. Members that stayed from the generation before keep theirs."""
+        known = {line.seat.token: line for line in before.lines} if before is not None else {}
+        first = sorted((seat for seat in seats if seat.part == 0), key=lambda seat: seat.rank)
+        return [known.get(seat.token) or self._line(gang, seat) for seat in first]
+
+    def _line(self, gang: str, seat: Seat) -> MemberLine:
+        return MemberLine(gang, seat, caller=self._caller, streamer=self._streamer, pool=self.pool)
+
+
+def copier(error: GanglineError) -> Callable[[], GanglineError]:
+    """Makes fresh errors like this one: each of many waiters raises its own."""
+    return lambda: type(error)(error.message, details=dict(error.details), may_have_started=error.may_have_started)
+
+
+def _uncertain(error: GanglineError) -> GanglineError:
+    """For a task that was sent."""
+    error.may_have_started = True
+    return error

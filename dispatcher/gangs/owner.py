@@ -1,0 +1,355 @@
+"""Owning one gang: renewals, events, and what they say of its generations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Final, assert_never
+from weakref import WeakSet
+
+from pydantic import ValidationError
+
+from ...bus.port.bus import Bus, ConnectionEvent, Message, Subscription
+from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
+from ...schemas.errors.gangs import GangNotFormed
+from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest
+from ...schemas.names import GangOperation, Names
+from ...telemetry.logs import logger_for
+from .coordinator_client import GangDesk
+from .members import Formation, LineMaker, copier
+from .owner_core import ANSWER_S, Came, Effect, Over, OwnerCore, RanksLost, Renew, Went
+
+_log = logger_for("dispatcher")
+
+_TRUST_S: Final = 1.0
+"""How long after the deadline of an acquire its late answer may still be confirmed."""
+_EVENTS_KEPT: Final = 10_000
+"""Events that a listener may be behind; older ones are dropped."""
+
+EventQueue = asyncio.Queue[GangEvent | None]
+
+
+class OwnedState(StrEnum):
+    """How a gang fares, as its owner knows."""
+
+    FORMED = "formed"
+    """Tasks can be sent to all ranks."""
+    REPAIRING = "repairing"
+    """Some ranks are lost and being replaced; the others go on (`restart_member`)."""
+    RESTARTING = "restarting"
+    """Its generation was torn down, and the next one is not formed yet."""
+    UNCONFIRMED = "unconfirmed"
+    """It could not be renewed in time and may have ended: nothing is sent until a renewal is answered."""
+    ENDED = "ended"
+    """Released, or ended for good."""
+
+
+class GangOwner:
+    """Keeps one gang alive and knows its living generation. `start` after it was acquired, `stop` in the end."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        request: AcquireRequest,
+        *,
+        desk: GangDesk,
+        lines: LineMaker,
+    ) -> None:
+        """`request` names the gang and its owner token."""
+        self.on_released: Callable[[GangOwner], object] = _nothing
+        """Called once, when it was given back and nothing is left to do."""
+        assert request.id is not None and request.owner_token is not None
+        self.request = request
+        self.id = request.id
+        self.core = OwnerCore(request.id, request.ttl_s)
+        self.formation: Formation | None = None
+        """The newest that came; it may be down."""
+        self._bus = bus
+        self._names = names
+        self._desk = desk
+        self._lines = lines
+        self._owned = OwnedRequest(id=request.id, owner_token=request.owner_token)
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._listeners: WeakSet[EventQueue] = WeakSet()
+        self._subscription: Subscription | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._over: Callable[[], GanglineError] | None = None
+        self._released: asyncio.Task[None] | None = None
+        self._asking: asyncio.Timeout | None = None
+        """Ends the wait for the answer to the acquire, when what it would say is known."""
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def acquire(self, deadline: float | None, patience_s: float) -> None:
+        """Wait until the gang is formed. Whatever interrupts this gives it back."""
+        try:
+            self._subscription = await self._bus.subscribe(self._names.gang_event(self.id), self._on_event)
+            self._unlisten = self._bus.on_connection(self._on_connection)
+            await self._first(deadline, patience_s)
+            if self.core.over is not None:
+                raise self.core.over
+        except BaseException:
+            self._desk.release_unheard(self._owned)
+            await self.stop(ClosedError(f"gang {self.id} was not acquired"))
+            raise
+
+    async def _first(self, deadline: float | None, patience_s: float) -> None:
+        """Until the answer comes, or the event that tells of it: the answer may be lost with the leader."""
+        try:
+            async with asyncio.timeout(None) as self._asking:
+                await self._asked(deadline, patience_s)
+        except TimeoutError:
+            pass  # heard of otherwise
+        finally:
+            self._asking = None
+        if self.formation is not None or self.core.over is not None:
+            return
+        # Formed, and torn down before we could be sure of it: the next generation will do.
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.formed()
+        except TimeoutError:
+            text = f"gang {self.id} was formed and torn down, and not formed again by its deadline"
+            raise GangNotFormed(text) from None
+
+    async def _asked(self, deadline: float | None, patience_s: float) -> None:
+        reply, asked_at = await self._desk.acquire(self.request, deadline, patience_s)
+        if self._loop.time() - asked_at > self.core.ttl_s / 6:
+            # It may have been formed long before this answer came: ask anew, so that the trust has a beginning.
+            reply, asked_at = await self._trust(deadline, patience_s)
+        self._asking = None
+        self._carry_out(self.core.answered(reply, asked_at, self._loop.time()))
+
+    async def _trust(self, deadline: float | None, patience_s: float) -> tuple[GangReply, float]:
+        """Renew the gang before it is used. The caller's deadline may be over by now; whoever waited for it does not
+        wait much longer."""
+        now = self._loop.time()
+        limit = now + min(patience_s, self.core.ttl_s)
+        if deadline is not None:
+            limit = min(limit, max(deadline, now) + _TRUST_S)
+        while True:
+            asked_at = self._loop.time()
+            try:
+                renewed = await self._desk.ask(GangOperation.RENEW, self._owned, max(0.1, limit - asked_at))
+                return renewed, asked_at
+            except Unavailable:
+                if self._loop.time() + 0.2 > limit:
+                    raise
+                await asyncio.sleep(0.2)
+
+    def release(self) -> asyncio.Task[None]:
+        """Give the gang back; the task ends when its members have stopped. Idempotent, never fails."""
+        if self._released is None:
+            wanted = self.core.over is None
+            self._carry_out(self.core.close(ClosedError(f"gang {self.id} was released")))
+            self._released = self._loop.create_task(self._give_back(wanted), name=f"gangline-release-{self.id}")
+        return self._released
+
+    async def _give_back(self, wanted: bool) -> None:
+        if wanted:
+            await self._desk.release(self._owned, self.request.grace_s)
+        await self.stop()
+        self.on_released(self)
+
+    async def abandon(self, error: GanglineError) -> None:
+        """Give the gang back without waiting for its members (the router stops); what is under way ends with the error.
+        Idempotent."""
+        releasing = self._released
+        if releasing is not None and not releasing.done():
+            # It may not have been sent yet; the coordinator takes it twice.
+            releasing.cancel()
+            await asyncio.wait([releasing])
+            self._desk.release_unheard(self._owned)
+        elif releasing is None and self.core.over is None:
+            self._desk.release_unheard(self._owned)
+        await self.stop(error)
+
+    async def stop(self, error: GanglineError | None = None) -> None:
+        """Listen and renew no more. Idempotent."""
+        self._carry_out(self.core.close(error or ClosedError(f"gang {self.id} was released")))
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        if self._renewal is not None:
+            self._renewal.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewal
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    # -- generations ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Whether something may be sent to members now.
+
+        Raises:
+            LeaseExpired: not renewed in time.
+            GangEnded, GangFailed, ClosedError: it is over.
+        """
+        if self._over is not None:
+            raise self._over()
+        trouble = self.core.trouble(self._loop.time())
+        if trouble is not None:
+            raise trouble
+
+    @property
+    def state(self) -> OwnedState:
+        if self._over is not None:
+            return OwnedState.ENDED
+        if self.formation is None or self.formation.down is not None:
+            return OwnedState.RESTARTING
+        if self.core.trouble(self._loop.time()) is not None:
+            return OwnedState.UNCONFIRMED
+        return OwnedState.REPAIRING if self.formation.lost else OwnedState.FORMED
+
+    async def formed(self, rank: int | None = None) -> Formation:
+        """The living generation, waiting for the next one if need be: also while ranks of it (or this one) are lost.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: there will be none.
+        """
+        while True:
+            if self._over is not None:
+                raise self._over()
+            if self.formation is not None and self.formation.fate(rank) is None:
+                return self.formation
+            self._news.clear()
+            await self._news.wait()
+
+    async def ready(self) -> Formation:
+        """The living generation, when all its members have started.
+
+        Raises:
+            GangEnded, GangFailed, ClosedError: there will be none.
+        """
+        while True:
+            formation = await self.formed()
+            if self.core.ready >= formation.generation:
+                return formation
+            self._news.clear()
+            await self._news.wait()
+
+    def listen(self) -> EventQueue:
+        """A queue of the events from now on; None is the end. Let go of it to stop."""
+        queue: EventQueue = asyncio.Queue(_EVENTS_KEPT)
+        if self._over is not None:
+            queue.put_nowait(None)
+        self._listeners.add(queue)
+        return queue
+
+    def suspect(self) -> None:
+        """A member seems to be lost: ask the coordinator now rather than when it is due."""
+        self._carry_out(self.core.tick(self._loop.time()))
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _on_event(self, message: Message) -> None:
+        try:
+            event = GangEvent.model_validate_json(message.data)
+        except ValidationError as error:
+            first = str(error).splitlines()[0]
+            _log.warning("unreadable event on %s: %s", message.subject, first, extra={"action": "event.unreadable"})
+            return
+        for queue in self._listeners:
+            _put(queue, event)
+        ready = self.core.ready
+        self._carry_out(self.core.told(event, self._loop.time()))
+        if self.core.ready > ready:
+            self._news.set()
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.RECONNECTED and self.formation is not None:
+            self.suspect()  # events may have been missed
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._carry_out(self.core.tick(self._loop.time()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Came():
+                    self._came(effect)
+                case Went():
+                    if self.formation is not None:
+                        self.formation.end(effect.error)
+                case RanksLost():
+                    if self.formation is not None:
+                        self.formation.lose(effect.ranks, effect.error)
+                case Over():
+                    self._over = copier(effect.error)
+                    self._tell()
+                    for queue in self._listeners:
+                        _put(queue, None)
+                case Renew():
+                    self._renew()
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _came(self, came: Came) -> None:
+        before, reply = self.formation, came.reply
+        self.formation = Formation(
+            reply.id,
+            reply.generation,
+            reply.seats,
+            self._lines.lines(reply.id, reply.seats, before),
+            fence=reply.fence,
+            rendezvous=reply.rendezvous,
+        )
+        if before is not None and came.instead is not None:
+            before.end(came.instead, {seat.token for seat in reply.seats})
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever waits for news shall look."""
+        self._news.set()
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            # The answer that says why it is over says more than the event did, and is close behind it.
+            asking.reschedule(self._loop.time() + (0.0 if self._over is None else ANSWER_S))
+
+    def _renew(self) -> None:
+        if self._renewal is None:
+            self._renewal = self._loop.create_task(self._ask(), name=f"gangline-renew-{self.id}")
+
+    async def _ask(self) -> None:
+        asked_at = self._loop.time()
+        timeout_s = max(0.25, self.core.ttl_s / 4)
+        effects: list[Effect] = []
+        ready = self.core.ready
+        try:
+            reply = await self._desk.ask(GangOperation.RENEW, self._owned, timeout_s)
+            effects = self.core.answered(reply, asked_at, self._loop.time())
+        except GanglineError as error:
+            effects = self.core.refused(error, self._loop.time())
+        finally:
+            self._renewal = None
+        self._carry_out(effects)
+        if self.core.ready > ready:
+            self._news.set()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self.core.renew_at
+        if at is not None:
+            self._timer = self._loop.call_at(at, self._on_timer)
+
+
+def _put(queue: EventQueue, event: GangEvent | None) -> None:
+    if queue.full():
+        queue.get_nowait()
+    queue.put_nowait(event)
+
+
+def _nothing(_: GangOwner) -> None:
+    """Nobody wants to know."""

@@ -1,0 +1,594 @@
+"""One standing set as callers see it: each of its formed gangs is like one worker.
+
+To the routing core a gang *is* a worker: it has slots, takes its share by power of two choices, drains when it retires.
+So calls to a set wait, back off, stick to keys and are repeated exactly as calls to a pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ...schemas.errors.base import (
+    GanglineError,
+    InvalidRequest,
+    LeaseBusy,
+    LeaseError,
+    NoWorkers,
+    TaskCancelled,
+    WorkerLost,
+)
+from ...schemas.errors.gangs import GangFailed
+from ...schemas.names import WorkerId
+from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
+from ...schemas.records.workers import MethodInfo, Registration
+from ...schemas.wire.frames import Load, ReserveFlag
+from ...telemetry.tracing import Span
+from ..calls.call import Order
+from ..leases.held_slots import Reserver
+from ..pools.pool import RoutedPool
+from ..routing.outcome import Fate
+from ..routing.pool_core import outcome_unknown
+from ..routing.request import Ticket
+from ..routing.worker_table import Method, Worker
+from ..transport.flights import Books
+from .collective_call import Arguments, run_on_all, same_for_all
+from .member_slots import GangHold, hold_members
+from .members import Formation, HeldSlots, LineMaker
+
+if TYPE_CHECKING:
+    from ..leases.selection import Moving
+
+_WORD_S: Final = 1.0
+"""How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""
+
+
+_REMEMBERED: Final = 1000
+"""Gangs of which it is remembered what was told of them."""
+
+
+class SetPool(RoutedPool):
+    """The gangs of a set, as workers of a pool of that name."""
+
+    def formed(self, record: GangRecord, revision: int, methods: dict[str, Method], slots: int) -> Worker:
+        """A generation stands; returns the worker that stands for it."""
+        first = record.seats[0]
+        self.registered(
+            Registration(
+                pool=self.name,
+                worker=record.id,
+                epoch=record.generation,
+                instance=f"{record.id}.{record.generation}",
+                # Members may still start, beside those that stayed when others were replaced.
+                state="draining" if record.state is GangState.RETIRING or record.ready is False else "serving",
+                slots=slots,
+                methods={name: MethodInfo(**method._asdict()) for name, method in methods.items()},
+                node=first.node,
+                zone=first.zone,
+                address=first.address,
+            ),
+            revision,
+        )
+        return self.core.view.workers[record.id]
+
+    def expect(self, coming: bool) -> None:
+        """Whether the members of some gang are starting, so that requests wait for it though none is ready."""
+        if coming != self.core.coming:
+            self.core.expect(coming, self._loop.time())
+            self._arm_sooner()
+
+    def gone(self, gang: str) -> None:
+        """It is not there any more."""
+        known = self.core.view.workers.get(gang)
+        if known is not None and self.core.gone(known, self._loop.time()):
+            self._arm_sooner()
+
+    def full(self, worker: Worker) -> None:
+        """Its members say that others have all of its slots."""
+        if self.contains(worker) and not worker.draining:
+            load = Load(worker.total, 0, worker.total)
+            self.core.loaded(worker, load, worker.epoch, self._loop.time())
+
+    def took(self, worker: Worker) -> None:
+        """It took a task, so it has room again, as far as we know."""
+        if self.contains(worker) and worker.ongoing > worker.own and not worker.draining:
+            self.core.loaded(worker, Load(worker.own, 0, worker.total), worker.epoch, self._loop.time())
+
+    def tick(self, now: float) -> None:
+        """See RoutedPool. A gang is not heard of by heartbeats of its own: its coordinator says when it goes."""
+        for worker in self.core.view.workers.values():
+            worker.heard_at = now
+        super().tick(now)
+
+
+class RoutedSet:
+    """One standing set."""
+
+    def __init__(self, name: str, record: GangSetRecord, pool: SetPool, lines: LineMaker, draw: random.Random) -> None:
+        self.name = name
+        self.record = record
+        self.pool = pool
+        self._lines = lines
+        self._draw = draw
+        self._formations: dict[str, Formation] = {}
+        """By gang; those that retire are among them."""
+        self._gone: dict[str, int] = {}
+        """By gang: the newest generation that is known to be no more."""
+        self._starting: dict[str, int] = {}
+        """By gang: the generation whose members start, and that nothing can be sent to yet."""
+        self._leaving: dict[str, int] = {}
+        """... to be sent nothing new; an older reading of its record does not change that."""
+        self.suspected: dict[str, None] = {}
+        """Gangs whose members could not be reached; to be looked up."""
+
+    @property
+    def gangs(self) -> list[str]:
+        """Those that stand."""
+        return list(self._formations)
+
+    @property
+    def starting(self) -> list[str]:
+        """Those whose members start."""
+        return list(self._starting)
+
+    # -- what is told ---------------------------------------------------------------------------------------------
+
+    async def seen(self, record: GangRecord, revision: int) -> None:
+        """A gang's record stands in the ledger."""
+        standing = record.state in (GangState.FORMED, GangState.RETIRING)
+        if not standing or not record.seats:
+            gone = (
+                record.generation
+                if record.state in (GangState.TEARING_DOWN, GangState.ENDED)
+                else record.generation - 1
+            )
+            self.gone(record.id, gone, record.reason)
+            return
+        known = self._formations.get(record.id)
+        if record.ready is False and (known is None or not _stays(known, record)):
+            # Its members start. Whoever was on the generation before has lost it.
+            self.gone(record.id, record.generation - 1, record.reason)
+            if record.generation > self._gone.get(record.id, 0):
+                self._starts(record.id, record.generation)
+            return
+        pool = await self._lines.pool(record.seats[0].pool, None)
+        first = pool.core.view.workers.get(record.seats[0].worker)
+        if first is None and pool.discovery is not None:
+            with contextlib.suppress(GanglineError):
+                await pool.discovery.pull()
+            first = pool.core.view.workers.get(record.seats[0].worker)
+        # No await from here on: what was told meanwhile counts.
+        known = self._formations.get(record.id)
+        if record.generation <= self._gone.get(record.id, 0) or first is None:
+            return
+        if known is not None and known.generation > record.generation:
+            return
+        if known is None or known.generation < record.generation:
+            formation = Formation(
+                record.id,
+                record.generation,
+                record.seats,
+                self._lines.lines(record.id, record.seats, known),
+                fence=record.fence_at(revision),
+                rendezvous=record.rendezvous,
+            )
+            if known is not None:
+                stay = {seat.token for seat in record.seats}
+                known.end(_torn_down(self.name, known, "a newer generation was formed"), stay)
+            self._formations[record.id] = formation
+            for line in formation.lines:
+                for hold in line.holds:
+                    hold.formation = formation
+        worker = self.pool.formed(record, revision, dict(first.methods), self._slots(record))
+        self._starts(record.id, 0)
+        if record.generation <= self._leaving.get(record.id, 0):
+            self.pool.core.view.retire(worker)
+
+    def gone(self, gang: str, generation: int, reason: str) -> None:
+        """That generation of a gang (and those before it) is no more: what is under way on it ends now."""
+        _note(self._gone, gang, generation)
+        if self._starting.get(gang, generation + 1) <= generation:
+            self._starts(gang, 0)
+        known = self._formations.get(gang)
+        if known is not None and known.generation <= generation:
+            self._end(known, reason)
+
+    def vanished(self, gang: str) -> None:
+        """It is not in the ledger any more."""
+        self._starts(gang, 0)
+        if (known := self._formations.get(gang)) is not None:
+            self._end(known, "its record is gone")
+
+    def leaving(self, gang: str, generation: int) -> None:
+        """It is to be sent nothing new."""
+        _note(self._leaving, gang, generation)
+        known = self._formations.get(gang)
+        worker = self.pool.core.view.workers.get(gang)
+        if known is not None and worker is not None and known.generation <= generation:
+            self.pool.core.view.retire(worker)
+
+    def close(self, error: GanglineError) -> None:
+        """Refuse whoever waits, and end what is under way."""
+        self.pool.close(error)
+        for formation in self._formations.values():
+            formation.end(error)
+        self._formations.clear()
+
+    def statistics(self) -> dict[str, Any]:
+        """Gangs known, requests waiting and placed."""
+        return {"route": self.record.route.value, "gangs": self.gangs, **self.pool.statistics()}
+
+    def __repr__(self) -> str:
+        return f"RoutedSet({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    async def run(self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None) -> Any:
+        """The result: of rank 0, or of all ranks in order. Cancelling stops the task.
+
+        Args:
+            moving: the selection that it was to run on, told where it goes.
+
+        Raises:
+            GanglineError: see Client.call; GangFailed when a rank of several failed.
+        """
+        fate: Fate | None = None
+        try:
+            while True:
+                worker = await self._place(order.deadline, ticket, fate)
+                formation = self._formations.get(worker.id.worker)
+                try:
+                    if formation is None:
+                        fate = Fate.GONE
+                    else:
+                        _went(formation, moving)
+                        result = await self._on(formation, order, ticket, span)
+                        self._accepted(ticket, worker)
+                        return result
+                except GanglineError as error:
+                    assert formation is not None
+                    fate = await self._fate(error, formation, worker, order.deadline)
+                    if fate is None:
+                        self._accepted(ticket, worker)
+                        raise
+                finally:
+                    self.pool.settle(ticket)
+                    self.pool.pump()
+                self.pool.refused(ticket, worker, fate)
+        except GanglineError as error:
+            if ticket.uncertain is not None:
+                error.may_have_started = True
+            raise
+
+    async def stream(
+        self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """The items of rank 0. Tried again elsewhere like a call, until the first item has come. `moving`: see run.
+
+        Raises:
+            InvalidRequest: the set's calls go to all ranks.
+            GanglineError: see Client.stream.
+        """
+        if self.record.route is Route.ALL:
+            raise no_stream_of_all(self.name)
+        fate: Fate | None = None
+        while True:
+            worker = await self._place(order.deadline, ticket, fate)
+            formation = self._formations.get(worker.id.worker)
+            read = 0
+            try:
+                if formation is None:
+                    fate = Fate.GONE
+                else:
+                    _went(formation, moving)
+                    items = formation.lines[0].stream(order, span, patient=False)
+                    async with contextlib.aclosing(items):
+                        async for item in items:
+                            read += 1
+                            yield item
+                    self._accepted(ticket, worker)
+                    return
+            except GanglineError as error:
+                assert formation is not None
+                fate = await self._fate(error, formation, worker, order.deadline)
+                if fate is None or read:
+                    raise
+            finally:
+                self.pool.settle(ticket)
+                self.pool.pump()
+            self.pool.refused(ticket, worker, fate)
+
+    # -- slots that are held --------------------------------------------------------------------------------------
+
+    def stands(self, formation: Formation) -> bool:
+        """Whether that is what its gang is made of now."""
+        return self._formations.get(formation.gang) is formation
+
+    async def hold(
+        self, reserver: Reserver, ticket: Ticket, *, ttl_s: float, flags: ReserveFlag, deadline: float | None
+    ) -> GangHold:
+        """Hold slots of one gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back
+        whatever may have been granted.
+
+        Raises:
+            InvalidRequest: a record in the ledger was asked for.
+            Unavailable: see RoutedPool.place.
+            GanglineError: what a member answered.
+        """
+        if flags & ReserveFlag.SYNC:
+            raise InvalidRequest(
+                f"{self.name!r} is a standing set: the slots of its gangs stand in the ledger with the gang, and a "
+                "lease of them does not: ask with ledger='behind'"
+            )
+        fate: Fate | None = None
+        while True:
+            worker = await self._place(deadline, ticket, fate)
+            formation = self._formations.get(worker.id.worker)
+            result: GangHold | Fate = Fate.GONE
+            try:
+                if formation is not None:
+                    result = await hold_members(
+                        self,
+                        formation,
+                        reserver,
+                        ticket,
+                        on_all=self.record.route is Route.ALL,
+                        ttl_s=ttl_s,
+                        flags=flags,
+                        deadline=deadline,
+                    )
+            finally:
+                if not isinstance(result, GangHold):
+                    self.pool.settle(ticket)
+                    self.pool.pump()
+            if isinstance(result, GangHold):
+                self.pool.accepted(ticket)
+                self.pool.took(worker)
+                return result
+            if result is Fate.FULL:
+                self.pool.full(worker)
+            fate = result
+            self.pool.refused(ticket, worker, fate)
+
+    async def dispatch(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> Any:
+        """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
+        task has not started or may be repeated. Cancelling stops it."""
+        fate = Fate.GONE
+        if hold.trouble() is None:
+            charge = hold.ticket
+            charge.attempts = 1
+            hold.consume()
+            try:
+                return await self._on(hold.formation, order, charge, span, hold.slots_for(self.pool, charge), hold)
+            except BaseException as error:
+                # A task that did not arrive has not used its token up.
+                hold.give_back()
+                if not isinstance(error, GanglineError):
+                    raise
+                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
+                if found is None:
+                    raise
+                fate = found
+        else:
+            hold.release()
+        if fate.may_have_started and not hold.allows_repeat(order):
+            raise outcome_unknown(fate, str(hold.worker.id), 1)
+        return await self.run(order, moving.ticket(fate), span, moving)
+
+    async def stream_held(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> AsyncGenerator[Any, None]:
+        """As `dispatch`, for the items of rank 0; from another gang only until the first item has come."""
+        fate = Fate.GONE
+        if hold.trouble() is None:
+            charge = hold.ticket
+            charge.attempts = 1
+            hold.consume()
+            read = 0
+            (slots,) = hold.slots_for(self.pool, charge)
+            try:
+                each = for_rank(order, hold.formation, 0)
+                items = hold.lines[0].stream(each, span, patient=False, held=slots)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        read += 1
+                        yield item
+                return
+            except BaseException as error:
+                hold.give_back()
+                if not isinstance(error, GanglineError):
+                    raise
+                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
+                if found is None or read:
+                    raise
+                fate = found
+        else:
+            hold.release()
+        if fate.may_have_started and not hold.allows_repeat(order):
+            raise outcome_unknown(fate, str(hold.worker.id), 1)
+        items = self.stream(order, moving.ticket(fate), span, moving)
+        async with contextlib.aclosing(items):
+            async for item in items:
+                yield item
+
+    async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:
+        """Run a task on slots that stay held; the ticket, which counts in the books, is settled when it has ended.
+
+        Raises:
+            LeaseError, WorkerLost: the gang was torn down, or what is held was lost.
+            GanglineError: see Client.call; GangFailed when a rank of several failed.
+        """
+        try:
+            sent_at = asyncio.get_running_loop().time()
+            result = await self._on(hold.formation, order, ticket, span, hold.slots_for(books, ticket), hold)
+            hold.used(sent_at)
+            return result
+        except GanglineError as error:
+            lost = await self.lost_on(hold, error, order.deadline)
+            if lost is error:
+                raise
+            raise lost from error
+
+    async def lost_on(self, hold: GangHold, error: GanglineError, deadline: float | None) -> GanglineError:
+        """What a failed task says to who holds slots: that they are lost, if they are."""
+        cause = _cause_of(error)
+        if isinstance(cause, LeaseBusy):
+            return cause
+        fate = await self._fate(error, hold.formation, hold.stands_for, deadline)
+        if fate is None or fate is Fate.FULL:
+            return error
+        if not fate.may_have_started and (lost := hold.trouble()) is not None:
+            return lost
+        if isinstance(cause, (LeaseError, WorkerLost)) and cause.may_have_started == fate.may_have_started:
+            return cause
+        started = "the task may have started" if fate.may_have_started else "nothing started"
+        return WorkerLost(
+            f"{cause.message}, and the lease on it: {started}",
+            may_have_started=fate.may_have_started,
+            details=cause.details,
+        )
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
+        try:
+            return await self.pool.place(ticket, deadline, fate)
+        except NoWorkers as error:
+            if self._formations:
+                raise
+            raise NoWorkers(
+                f"no gang of standing set {self.name!r} is ready: 'gangline gangset status {self.name}' tells why",
+                details=error.details,
+            ) from error
+
+    async def _on(
+        self,
+        formation: Formation,
+        order: Order,
+        ticket: Ticket,
+        span: Span,
+        held: Sequence[HeldSlots] = (),
+        hold: GangHold | None = None,
+    ) -> Any:
+        """`held`: slots by rank that are held for it, on `hold`."""
+        on_all = self.record.route is Route.ALL if hold is None else hold.on_all
+        if not on_all:
+            slots = held[0] if held else None
+            return await formation.lines[0].call(for_rank(order, formation, 0), span, patient=False, held=slots)
+        run = 1 + self._draw.getrandbits(48)  # unlike those of other routers, which may use the same gang
+
+        together = self._lines.together(formation.size)
+        # After a refusal rank 0 goes first, so that of several routers that want one gang, one gets all of it.
+        in_order = ticket.attempts > 1 and not held
+
+        async def on_rank(rank: int, _: Arguments) -> Any:
+            if in_order and rank:
+                await together.first_held()
+            each = for_rank(order, formation, rank)
+            each.run, each.hold = run, True
+            slots = held[rank] if held else None
+            return await formation.lines[rank].call(each, span, patient=False, together=together, held=slots)
+
+        try:
+            return await run_on_all(formation, on_rank, same_for_all(formation.size, (), {}), partial=False)
+        except GanglineError as error:
+            if not together.begun:
+                error.may_have_started = False
+            raise
+        finally:
+            together.close()
+
+    def _accepted(self, ticket: Ticket, worker: Worker) -> None:
+        self.pool.accepted(ticket)
+        self.pool.settle(ticket)
+        self.pool.took(worker)
+
+    async def _fate(
+        self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
+    ) -> Fate | None:
+        """Why a try came to nothing and may be made again; None when the error is the task's own."""
+        cause = _cause_of(error)
+        started = error.may_have_started
+        if isinstance(cause, TaskCancelled) and formation.down is None:
+            left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
+            await formation.wait_fate(0, max(0.0, min(_WORD_S, left_s)))
+            if formation.down is None and started is False:
+                return Fate.FULL  # it was held, and heard nothing of us for too long
+        if formation.down is not None and isinstance(cause, (GangFailed, LeaseError, WorkerLost, TaskCancelled)):
+            return Fate.LOST if started else Fate.GONE
+        if isinstance(cause, LeaseBusy):
+            self.pool.full(worker)
+            return Fate.LOST if started else Fate.FULL
+        if isinstance(cause, (LeaseError, WorkerLost)):
+            self.suspected[formation.gang] = None
+            return Fate.LOST if started else Fate.GONE
+        return None
+
+    def _starts(self, gang: str, generation: int) -> None:
+        """Members of that generation start; 0: none of it do."""
+        if generation:
+            self._starting[gang] = generation
+        else:
+            self._starting.pop(gang, None)
+        self.pool.expect(bool(self._starting))
+
+    def _end(self, formation: Formation, reason: str) -> None:
+        self._formations.pop(formation.gang, None)
+        formation.end(_torn_down(self.name, formation, reason))
+        self.pool.gone(formation.gang)
+
+    def _slots(self, record: GangRecord) -> int:
+        """How many calls the gang takes at once."""
+        slots = [seat.slots for seat in sorted(record.seats, key=lambda seat: seat.rank) if seat.part == 0]
+        return slots[0] if self.record.route is Route.RANK0 else min(slots)
+
+
+def no_stream_of_all(name: str) -> InvalidRequest:
+    return InvalidRequest(f"calls to standing set {name!r} run on all ranks: none of them can be streamed")
+
+
+def _went(formation: Formation, moving: Moving | None) -> None:
+    if moving is not None:
+        seat = formation.lines[0].seat
+        moving.to_gang(WorkerId(seat.pool, seat.worker), formation.gang)
+
+
+def _note(newest: dict[str, int], gang: str, generation: int) -> None:
+    newest[gang] = max(generation, newest.pop(gang, 0))
+    if len(newest) > _REMEMBERED:
+        del newest[next(iter(newest))]
+
+
+def _cause_of(error: GanglineError) -> GanglineError:
+    """Of a failed rank: its own error."""
+    cause = error.__cause__
+    return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
+
+
+def _stays(known: Formation, record: GangRecord) -> bool:
+    """Whether members of that generation, or all, are in this one too."""
+    tokens = {line.seat.token for line in known.lines}
+    return known.generation == record.generation or any(seat.token in tokens for seat in record.seats)
+
+
+def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
+    return GangFailed(
+        f"gang {formation.gang} of standing set {name!r} was torn down ({reason})",
+        details={"generation": formation.generation, "rank": None, "reason": reason},
+    )
+
+
+def for_rank(order: Order, formation: Formation, rank: int) -> Order:
+    """The order as it goes to one rank."""
+    each = Order(
+        endpoint=formation.lines[rank].seat.pool,
+        method=order.method,
+        args=order.args,
+        kwargs=order.kwargs,
+        options=order.options,
+        deadline=order.deadline,
+        flags=order.flags,
+    )
+    each.generation = formation.later
+    return each

@@ -1,0 +1,269 @@
+"""The gateway: answers `<ns>.call.<endpoint>.<method>` for the stock `nats` CLI and for any language.
+
+Gateways of a namespace share the calls (queue group). A call without a reply subject is carried out all the same; when
+it fails, the gateway's log says so, since nobody else would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Final
+
+from ...bus.port.bus import BucketSettings, Bus, Message, Subscription
+from ...bus.rpc.listening import listen
+from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, GanglineError, QueueFull
+from ...schemas.names import Names
+from ...schemas.wire.codec import Format
+from ...schemas.wire.frames import TaskFlag
+from ...telemetry.logs import logger_for
+from ..jobs.storage import TaskStorage
+from ..router.router import Router
+from ..routing.policy import Policy
+from ..routing.settings import RouterSettings
+from .plain_request import PlainCall, write_error, write_result
+from .settings import GatewaySettings
+
+_log = logger_for("gateway")
+
+SERVICE: Final = "gangline-gateway"
+"""Name under which `nats service ls` shows gateways."""
+_ENDPOINT: Final = "call"
+
+
+class Gateway:
+    """Serves calls of one namespace. `start` and `stop` are idempotent; a stopped gateway is not started again.
+
+    ::
+
+        async with Gateway(bus) as gateway:
+            await gateway.wait_closed()
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        names: Names | None = None,
+        settings: GatewaySettings | None = None,
+        router_settings: RouterSettings | None = None,
+        bucket: BucketSettings | None = None,
+        policy: Callable[[str], Policy] | None = None,
+        ambient: Ambient | None = None,
+        name: str = "",
+    ) -> None:
+        """
+        Args:
+            bus: an open connection; it stays the caller's to close.
+            names: the namespace; `gangline` if not given.
+            settings, router_settings: see there.
+            bucket: how the ledger is made if it does not exist yet.
+            policy: makes the routing policy of a pool from its name; by default Sticky.
+            name: the owner of leases, as the ledger shows it.
+        """
+        self.bus = bus
+        self.names = names or Names()
+        self.settings = settings or GatewaySettings()
+        ambient = ambient or Ambient()
+        self.router = Router(
+            bus,
+            self.names,
+            settings=router_settings,
+            ambient=ambient,
+            bucket=bucket,
+            policy=policy,
+            name=name or SERVICE,
+            routes_bucket=TaskStorage.from_environment().bucket,
+            makes_routes=True,
+        )
+        self._service = ServiceResponder(bus, self._description(), statistics=self._counters, ambient=ambient)
+        self._subscription: Subscription | None = None
+        self._pending: dict[asyncio.Task[None], None] = {}
+        self._closed = asyncio.Event()
+        self._state = "new"
+        self._requests = 0
+        self._errors = 0
+        self._last_error = ""
+        self._busy_s = 0.0
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to answer.
+
+        Raises:
+            ClosedError: it was stopped.
+        """
+        if self._state in ("draining", "closed"):
+            raise ClosedError("this gateway was stopped: make a new one")
+        if self._state == "serving":
+            return
+        self._state = "serving"
+        await self.router.start()
+        self.router.routes.start()
+        subjects = self.names.both(self.names.calls)
+        self._subscription = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
+        await self._service.start()
+        await self.bus.flush()
+        _log.info("answers %s", self.names.calls, extra={"action": "gateway.started"})
+
+    async def drain(self, grace_s: float | None = None) -> None:
+        """Take nothing new, let what is under way finish for `grace_s` seconds (None: the setting), then stop."""
+        if self._state == "serving":
+            self._state = "draining"
+            await self._unsubscribe()
+            if self._pending:
+                limit = self.settings.drain_grace_s if grace_s is None else grace_s
+                await asyncio.wait(self._pending, timeout=limit)
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End at once: what is under way is answered with ClosedError and its tasks are told to stop."""
+        if self._state == "closed":
+            return
+        self._state = "closed"
+        await self._unsubscribe()
+        await self.router.stop()
+        if self._pending:
+            await asyncio.wait(self._pending, timeout=1.0)
+        for task in list(self._pending):
+            task.cancel()
+        self._closed.set()
+        _log.info("stopped", extra={"action": "gateway.stopped"})
+
+    async def wait_closed(self) -> None:
+        """Until it was stopped."""
+        await self._closed.wait()
+
+    async def __aenter__(self) -> Gateway:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def statistics(self) -> dict[str, object]:
+        """Calls so far, errors among them, calls under way, and the router's statistics."""
+        return {
+            "state": self._state,
+            "requests": self._requests,
+            "errors": self._errors,
+            "pending": len(self._pending),
+            "router": self.router.statistics(),
+        }
+
+    def __repr__(self) -> str:
+        return f"Gateway({self.names.namespace}, {self._state}, pending={len(self._pending)})"
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _on_call(self, message: Message) -> None:
+        self._requests += 1
+        if len(self._pending) >= self.settings.max_pending:
+            full = QueueFull(f"this gateway has {self.settings.max_pending} calls under way: ask again later")
+            self._answer_error(message, full, _format_of(message))
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(message), name="gangline-gateway-call")
+        self._pending[task] = None
+        task.add_done_callback(self._pending.pop)
+
+    async def _serve(self, message: Message) -> None:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        fmt = _format_of(message)
+        try:
+            Format.of(message.headers)
+            endpoint, method = self.names.parse_call(message.subject)
+            call = PlainCall.parse(message.data, message.headers, fmt, self.settings.default_timeout_s)
+            order = self.router.order(
+                f"{endpoint}.{method}",
+                call.args,
+                call.kwargs,
+                call.options,
+                flags=int(TaskFlag.JSON) if fmt is Format.JSON else 0,
+                parent=call.parent,
+            )
+            result, worker = await self.router.execute(order)
+            body, fields = write_result(result, fmt, worker, self.bus.max_payload)
+            self._publish(message, body, fields)
+        except GanglineError as error:
+            self._answer_error(message, error, fmt)
+        except Exception as error:  # a bug of ours must be answered too
+            _log.exception("call %s failed", message.subject, extra={"action": "gateway.bug"})
+            self._answer_error(message, GanglineError(f"internal error: {error!r}"), fmt)
+        finally:
+            self._busy_s += loop.time() - began_at
+
+    def _answer_error(self, message: Message, error: GanglineError, fmt: Format) -> None:
+        self._errors += 1
+        self._last_error = error.message
+        if not message.reply:
+            _log.warning(
+                "call %s without a reply subject failed: %s",
+                message.subject,
+                error.message,
+                extra={"action": "gateway.unheard_error", "subject": message.subject, "code": error.code},
+            )
+            return
+        self._publish(message, *write_error(error, fmt, self.bus.max_payload))
+
+    def _publish(self, message: Message, body: bytes, fields: dict[str, str]) -> None:
+        if not message.reply:
+            return
+        try:
+            self.bus.publish(message.reply, body, headers=fields or None)
+        except GanglineError as error:
+            # Whoever asked has a patience of seconds, and asks again.
+            _log.info(
+                "answer to %s not sent: %s",
+                message.subject,
+                error,
+                extra={"action": "gateway.answer_lost", "subject": message.subject},
+            )
+
+    # -- discovery ------------------------------------------------------------------------------------------------
+
+    async def _unsubscribe(self) -> None:
+        await self._service.stop()
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    def _description(self) -> ServiceDescription:
+        names = self.names
+        return ServiceDescription(
+            name=SERVICE,
+            version=package_version(),
+            description="Answers calls by tasks of Gangline workers",
+            metadata={"namespace": names.namespace, "node": self.router.settings.node or socket.gethostname()},
+            endpoints=(Endpoint(name=_ENDPOINT, subject=names.calls, queue_group=names.gateway_queue),),
+        )
+
+    def _counters(self) -> list[EndpointStatistics]:
+        return [
+            EndpointStatistics(
+                name=_ENDPOINT,
+                requests=self._requests,
+                errors=self._errors,
+                last_error=self._last_error,
+                processing_s=self._busy_s,
+                data={"pending": len(self._pending)},
+            )
+        ]
+
+
+def _format_of(message: Message) -> Format:
+    """The format to answer in, also when the request's own is unknown."""
+    try:
+        return Format.of(message.headers)
+    except GanglineError:
+        return Format.JSON
+
+
+__all__ = ["SERVICE", "Gateway", "GatewaySettings"]

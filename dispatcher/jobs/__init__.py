@@ -1,0 +1,1 @@
+"""Submitted tasks, the client's half. Imports only: calls, schemas."""

@@ -1,0 +1,363 @@
+"""Dead letters: tasks that will not be tried again. To be read, sent anew, or thrown away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from ...bus.port.bus import Conflict, StreamMessage
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import GanglineError, InvalidRequest
+from ...schemas.errors.tasks import JobError, UnknownJob
+from ...schemas.names import check_name
+from ...schemas.records.jobs import FailedTry, JobFailure, JobState
+from ...schemas.text import parse_duration
+from ...schemas.wire import codec, headers
+from ...schemas.wire.codec import Format
+from ..durable.persistence.records import buried_sequence
+from .queries import JobDesk, parse_result
+from .storage import TaskStreams
+from .stored import JobRef
+
+QUIET_S: Final = 5.0
+"""A reader that expects more letters, and got none for so long, was told of some that have gone since."""
+
+ENDING_LOOKS: Final = 20
+ENDING_LOOK_S: Final = 1.0
+"""How often, and how long each time, a dispatcher that has just buried a task is asked whether that is stored."""
+
+_DROPPED: Final = frozenset(
+    name.lower()
+    for name in (
+        headers.DEAD_REASON,
+        headers.DEAD_ERROR,
+        headers.DEAD_AT,
+        headers.DEAD_TRIES,
+        headers.DEAD_OBJECT,
+        headers.SUBJECT,
+        headers.DELAY,
+    )
+)
+"""Headers of a letter that its task does not get again; neither does it wait again for its time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """One task that will not be tried again."""
+
+    job: str
+    endpoint: str
+    """As it was published; may be no valid name."""
+    method: str
+    reason: str
+    """See schemas.records.jobs.DeadReason."""
+    attempts: int
+    error: JobFailure | None
+    """The last; of a task that raised, `details` has `type` and `traceback`."""
+    dead_at: float
+    """Unix time."""
+    sequence: int
+    """In the stream of dead letters."""
+    subject: str
+    """That it was published to."""
+    data: bytes
+    """Its body. Of a very large one, only `Client.dead_letter` reads it."""
+    headers: Mapping[str, str]
+    """All that it has."""
+    tries: tuple[FailedTry, ...] = ()
+    """That failed: the last ten, oldest first. Empty where a letter does not tell."""
+
+    @property
+    def target(self) -> str:
+        return f"{self.endpoint}.{self.method}"
+
+    @property
+    def trace(self) -> str | None:
+        """`traceparent` of whoever published it."""
+        return _header(self.headers, headers.TRACEPARENT)
+
+    @property
+    def arguments(self) -> Any:
+        """The body, read; as it is where it cannot be."""
+        try:
+            return codec.decode(self.data, Format.of(self.headers))
+        except GanglineError:
+            return self.data
+
+    @classmethod
+    def parse(cls, message: StreamMessage, prefix: str) -> DeadLetter:
+        """Read one; never fails.
+
+        Args:
+            prefix: of the subjects of tasks.
+        """
+        fields = message.headers or {}
+        subject = _header(fields, headers.SUBJECT) or ""
+        endpoint, _, method = subject.removeprefix(prefix).partition(".")
+        return cls(
+            job=_header(fields, headers.JOB) or f"dead-{message.sequence}",
+            endpoint=endpoint,
+            method=method,
+            reason=_header(fields, headers.DEAD_REASON) or "",
+            attempts=_number(_header(fields, headers.ATTEMPTS)),
+            error=_failure(_header(fields, headers.DEAD_ERROR)),
+            dead_at=_moment(_header(fields, headers.DEAD_AT)) or message.at,
+            sequence=message.sequence,
+            subject=subject,
+            data=message.data,
+            headers=dict(fields),
+            tries=_tries(_header(fields, headers.DEAD_TRIES)),
+        )
+
+
+class DeadLetters:
+    """Reads and empties the stream of dead letters. One per client."""
+
+    def __init__(self, streams: TaskStreams, ambient: Ambient, desk: JobDesk) -> None:
+        self._streams = streams
+        self._desk = desk
+        self._names = streams.names
+        self._ambient = ambient
+
+    async def newest(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
+        """The newest of them, oldest first.
+
+        Args:
+            limit: None: all of them.
+            bodies: without them, thousands of large ones are no burden.
+        """
+        if limit is not None and limit < 1:
+            raise InvalidRequest(f"limit is {limit}: give at least 1")
+        found: deque[DeadLetter] = deque(maxlen=limit)
+        await self._read(endpoint, lambda letter: found.append(letter if bodies else replace(letter, data=b"")))
+        return list(found)
+
+    async def find(self, job: str) -> DeadLetter:
+        """The newest letter of a job.
+
+        Raises:
+            UnknownJob: there is none.
+        """
+        check_name(job, "job")
+        found: deque[DeadLetter] = deque(maxlen=1)
+        await self._read(None, lambda letter: found.append(letter) if letter.job == job else None)
+        if not found:
+            raise UnknownJob(
+                f"there is no dead letter of job {job!r}: 'gangline dead ls' lists them", details={"job": job}
+            )
+        return await self._whole(found[0])
+
+    async def _now(self, letter: str | DeadLetter) -> DeadLetter:
+        """A letter as it stands in the stream; of a job, its newest."""
+        if isinstance(letter, str):
+            return await self.find(letter)
+        message = await (await self._streams.dead()).get(letter.sequence)
+        if message is None or DeadLetter.parse(message, self._names.tasks[:-1]).job != letter.job:
+            raise UnknownJob(
+                f"the dead letter of job {letter.job!r} is gone: somebody replayed or dropped it",
+                details={"job": letter.job},
+            )
+        return await self._whole(DeadLetter.parse(message, self._names.tasks[:-1]))
+
+    async def _whole(self, letter: DeadLetter) -> DeadLetter:
+        """With its body, wherever that is."""
+        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        if stored is None or letter.data:
+            return letter
+        body = await (await self._streams.objects()).get(stored)
+        return letter if body is None else replace(letter, data=body)
+
+    async def replay(self, which: str | DeadLetter) -> JobRef:
+        """Publish the task anew, as the same job, with as many attempts before it as it had. They are counted on from
+        the last, so that a fence made of them grows.
+
+        Whatever fails on the way leaves the letter where it is, and it can be replayed again: within two minutes that
+        makes no second task.
+
+        Raises:
+            UnknownJob: there is no such letter.
+            JobError: the job has ended otherwise since, or somebody else replays it.
+            InvalidRequest: its subject is none of a task.
+        """
+        letter = await self._now(which)
+        job = letter.job
+        prefix = self._names.tasks[:-1]
+        if headers.DEAD_OBJECT in letter.headers and not letter.data:
+            raise JobError(f"the body of job {job!r} is no longer kept: drop its dead letter", details={"job": job})
+        if not letter.subject.startswith(prefix):
+            raise InvalidRequest(
+                f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
+                "publish it yourself, or drop it"
+            )
+        if await self._wait_for_its_end(letter):
+            letter = await self._now(letter)  # somebody else may have been faster
+        await self._forget_message(letter)
+        await self._forget_result(letter)
+        await (await self._streams.jobs()).purge(self._names.job(job))
+        fields = self._fields_again(letter)
+        stored = await (await self._streams.tasks()).publish(letter.subject, letter.data, headers=fields)
+        await self._remove(letter)
+        try:
+            endpoint: str | None = check_name(letter.endpoint, "endpoint")
+        except InvalidRequest:
+            endpoint = None
+        return JobRef(id=job, endpoint=endpoint, method=letter.method or None, sequence=stored.sequence, submitted=True)
+
+    async def drop(self, which: str | DeadLetter) -> None:
+        """Throw a letter away; the job's result goes on saying that it is dead.
+
+        Raises:
+            UnknownJob: there is no such letter.
+        """
+        await self._remove(await self.find(which) if isinstance(which, str) else which)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _remove(self, letter: DeadLetter) -> None:
+        await (await self._streams.dead()).delete(letter.sequence)
+        stored = _header(letter.headers, headers.DEAD_OBJECT)
+        if stored is not None:
+            await (await self._streams.objects()).delete(stored)
+
+    def _pattern(self, endpoint: str | None) -> str:
+        if endpoint is None:
+            return self._names.all_dead
+        return f"{self._names.dead(check_name(endpoint, 'endpoint'), '_').removesuffix('_')}>"
+
+    async def _read(self, endpoint: str | None, take: Callable[[DeadLetter], object]) -> None:
+        """Every letter that is there now."""
+        stream = await self._streams.dead()
+        pattern = self._pattern(endpoint)
+        state = await stream.state(pattern)
+        expected = sum(state.subjects.values())
+        if not expected:
+            return
+        news: asyncio.Queue[StreamMessage] = asyncio.Queue()
+        reading = await stream.read(pattern, news.put_nowait)
+        try:
+            for _ in range(expected):
+                async with asyncio.timeout(QUIET_S):
+                    message = await news.get()
+                if message.sequence > state.last_sequence:
+                    break
+                take(DeadLetter.parse(message, self._names.tasks[:-1]))
+        except TimeoutError:
+            return
+        finally:
+            await reading.unsubscribe()
+
+    async def _wait_for_its_end(self, letter: DeadLetter) -> bool:
+        """Wait until no dispatcher has the message in hand: as long as it stores its death, it would take the new one
+        for a repetition. False: there was nothing to wait for.
+
+        Raises:
+            JobError: it takes too long.
+        """
+        sequence = buried_sequence(letter.headers)
+        try:
+            ref = JobRef(id=letter.job, endpoint=check_name(letter.endpoint, "endpoint"), sequence=sequence)
+        except InvalidRequest:
+            return False  # no dispatcher has it
+        for tries in range(ENDING_LOOKS if sequence is not None else 0):
+            if not await self._desk.in_hand(ref, ENDING_LOOK_S):
+                return tries > 0
+            await asyncio.sleep(min(ENDING_LOOK_S, 0.01 * 2**tries))
+        if sequence is None:
+            return False
+        raise JobError(
+            f"the end of job {letter.job!r} is still being stored: replay it again later", details={"job": letter.job}
+        )
+
+    async def _forget_message(self, letter: DeadLetter) -> None:
+        """Whoever buried it may have been killed before it acknowledged the message. Without a record that message
+        would be taken for a task that has not ended, and the new one for its repetition."""
+        sequence = buried_sequence(letter.headers)
+        tasks = await self._streams.tasks()
+        message = None if sequence is None else await tasks.get(sequence)
+        if message is None or message.subject != letter.subject:
+            return
+        if (_header(message.headers or {}, headers.JOB) or str(message.sequence)) == letter.job:
+            await tasks.delete(message.sequence)
+
+    async def _forget_result(self, letter: DeadLetter) -> None:
+        """Remove the record that says that the job is dead, so that it can get another one."""
+        job = letter.job
+        results, key = await self._streams.results(), self._names.result_key(job)
+        entry = await results.get(key)
+        if entry is None:
+            return
+        record = parse_result(job, entry.value)
+        if record.state is not JobState.DEAD:
+            raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
+        if record.attempts > letter.attempts:
+            # Somebody else was faster, and it has died again: what we would publish is taken for a repetition.
+            raise JobError(f"job {job!r} was replayed and is dead again: replay it anew", details={"job": job})
+        try:
+            await results.delete(key, revision=entry.revision)
+        except Conflict as error:
+            raise JobError(f"somebody else replays job {job!r} just now", details={"job": job}) from error
+
+    def _fields_again(self, letter: DeadLetter) -> dict[str, str]:
+        fields = {
+            name: value
+            for name, value in letter.headers.items()
+            if name.lower() not in _DROPPED and not name.lower().startswith("nats-")
+        }
+        deadline = _header(fields, headers.DEADLINE)
+        if deadline is not None and self._passed(deadline):
+            fields = {name: value for name, value in fields.items() if name.lower() != headers.DEADLINE.lower()}
+        fields = {name: value for name, value in fields.items() if name.lower() != headers.JOB.lower()}
+        return {
+            **fields,
+            headers.JOB: letter.job,
+            headers.MESSAGE_ID: f"replay-{letter.job}-{letter.sequence}",
+        }
+
+    def _passed(self, deadline: str) -> bool:
+        """Whether it is a moment that has gone by; one in words of time starts anew."""
+        try:
+            parse_duration(deadline)
+        except ValueError:
+            moment = _moment(deadline)
+            return moment is not None and moment <= self._ambient.wall()
+        return False
+
+
+def _header(fields: Mapping[str, str], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None:
+        return value
+    wanted = name.lower()
+    return next((text for key, text in fields.items() if key.lower() == wanted), None)
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _moment(text: str | None) -> float | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return None
+
+
+def _tries(text: str | None) -> tuple[FailedTry, ...]:
+    try:
+        return () if text is None else tuple(FailedTry.model_validate(each) for each in json.loads(text))
+    except (ValueError, TypeError):  # people can write there, too
+        return ()
+
+
+def _failure(text: str | None) -> JobFailure | None:
+    try:
+        return None if text is None else JobFailure.model_validate(json.loads(text))
+    except ValueError:
+        return JobFailure(code="unknown", message=text or "")

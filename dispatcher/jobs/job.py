@@ -1,0 +1,148 @@
+"""A durable task that was submitted, from its producer's side."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ...schemas.errors.base import DeadlineExceeded, InvalidRequest
+from ...schemas.errors.tasks import ResultNotKept
+from ...schemas.names import check_name
+from ...schemas.records.jobs import JobEvent, JobInfo, JobProgress, WhyReply
+from .events import events_of, items_of
+from .queries import JobDesk
+from .result import value_of, wait_for_record
+from .stored import JobRef
+
+ASK_TIMEOUT_S = 5.0
+"""How long a dispatcher is given to answer."""
+
+
+class Job:
+    """Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be closed; it may be dropped at
+    any time, and looked up again by its id from anywhere."""
+
+    def __init__(self, desk: JobDesk, ref: JobRef) -> None:
+        check_name(ref.id, "job")
+        if ref.endpoint is not None:
+            check_name(ref.endpoint, "endpoint")
+        self._desk = desk
+        self._ref = ref
+
+    @property
+    def id(self) -> str:
+        return self._ref.id
+
+    @property
+    def endpoint(self) -> str | None:
+        """None: it was looked up without."""
+        return self._ref.endpoint
+
+    @property
+    def method(self) -> str | None:
+        """None: it was looked up by its id."""
+        return self._ref.method
+
+    @property
+    def repeats(self) -> bool:
+        """It is a schedule (`cron`): each of its runs is a job of its own."""
+        return self._ref.repeats
+
+    async def result(self, timeout_s: float | None = None) -> Any:
+        """What the task returned; waits for its end, also over lost connections.
+
+        Args:
+            timeout_s: give up waiting after so long; the job goes on. None: never.
+
+        Cancelling stops the wait, not the job.
+
+        Raises:
+            JobDead: it is a dead letter; `reason`, and the last error as `__cause__`.
+            JobCancelled: it was cancelled.
+            ResultNotKept: it was submitted with `result_ttl_s=0`.
+            UnknownJob: there is no such job, or it ended so long ago that its result is no longer kept.
+            DeadlineExceeded: it has not ended in time.
+            InvalidRequest: it is a schedule.
+        """
+        self._check_kept("result")
+        try:
+            async with asyncio.timeout(timeout_s):
+                record = await wait_for_record(self._desk, self._ref)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"job {self.id!r} has not ended within {timeout_s:g} s; it goes on",
+                may_have_started=True,
+                details={"job": self.id},
+            ) from error
+        return await value_of(self._desk.streams, record)
+
+    async def status(self) -> JobInfo:
+        """What is known of it now: from its result, its dispatcher, or the stream.
+
+        Raises:
+            UnknownJob: nothing is.
+        """
+        return await self._desk.status(self._ref, ASK_TIMEOUT_S)
+
+    async def cancel(self) -> bool:
+        """Have it not start, or stop where it runs; of a schedule, run no more. False: it had ended.
+
+        Raises:
+            UnknownJob: nothing is known of it.
+        """
+        return await self._desk.cancel(self._ref, ASK_TIMEOUT_S)
+
+    async def why(self) -> WhyReply:
+        """What it waits for.
+
+        Raises:
+            UnknownJob: nothing is known of it.
+        """
+        return await self._desk.why(self._ref, ASK_TIMEOUT_S)
+
+    def events(self) -> AsyncGenerator[JobEvent | JobProgress, None]:
+        """What happened to it so far, and what happens, until its end: `async for event in job.events()`.
+
+        A JobEvent for each change of its state if it was submitted with `events=True`, and in any case one for its end;
+        a JobProgress for each `current_task().progress(...)`. Kept for an hour, so that it can be read late.
+
+        Raises:
+            UnknownJob: there is no such job.
+            ResultNotKept: it was submitted with `result_ttl_s=0` and without events, so that its end cannot be seen.
+        """
+        if not self._ref.events:
+            self._check_kept("events")
+        return events_of(self._desk, self._ref)
+
+    def items(self, *, skip: bool = False) -> AsyncGenerator[Any, None]:
+        """The items of a task that yields, from the first, as they come: `async for item in job.items()`.
+
+        When the task fails on the way it starts over. Who comes later reads the newest attempt only; for who has read
+        some items already:
+
+        Args:
+            skip: True: each attempt yields the same, so those places are left out that were read before. False: that
+                is an error, since what was read does not count.
+
+        Raises:
+            StreamBroken: an attempt started over (`details["attempt"]`), or items are no longer kept.
+            JobDead, JobCancelled: after the items of the last attempt.
+            InvalidRequest: the task does not yield.
+            UnknownJob, ResultNotKept: as `events`.
+        """
+        self._check_kept("items")
+        return items_of(self._desk, self._ref, skip=skip)
+
+    def _check_kept(self, what: str) -> None:
+        if self._ref.repeats:
+            raise InvalidRequest(
+                f"job {self.id!r} is a schedule, it has no {what}: each of its runs is a job of its own"
+            )
+        if not self._ref.result_kept:
+            raise ResultNotKept(
+                f"job {self.id!r} was submitted with result_ttl_s=0: nothing is kept of it", details={"job": self.id}
+            )
+
+    def __repr__(self) -> str:
+        return f"Job({self.id}, {self._ref.target})"

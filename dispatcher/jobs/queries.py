@@ -1,0 +1,370 @@
+"""What is known of jobs and queues: asked of the dispatchers, and read from the streams where they cannot tell."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ...bus.port.bus import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
+from ...schemas.errors.tasks import NoDispatcher, UnknownJob
+from ...schemas.names import QueueOperation, check_name
+from ...schemas.records.jobs import (
+    CancelReply,
+    JobInfo,
+    JobRequest,
+    JobState,
+    Obstacle,
+    QueueStats,
+    ResultRecord,
+    WhyReply,
+)
+from ...schemas.wire import codec
+from ..client.operations import raise_if_error
+from .storage import TaskStreams
+from .stored import SCANNED, Found, JobRef, find, info_of_schedule, info_of_task, target_of
+
+RESULT_TTL_S: Final = 3600.0
+"""Of the record of a job that is cancelled in the stream."""
+UNHELD_TTL_S: Final = 30 * 86_400.0
+"""... while its queue has no dispatcher: it must be there when one comes."""
+
+_AGAIN_S: Final = 1.5
+"""A question without an answer for so long is asked again, as all of them may be: whoever had it may have died."""
+
+TAKEN_WITHIN_S: Final = 3.0
+"""A dispatcher that runs looks for new queues every second (`look_s`), and takes one in less than that."""
+
+R = TypeVar("R", bound=BaseModel)
+
+
+class JobDesk:
+    """Asks and reads. One per client."""
+
+    def __init__(self, bus: Bus, streams: TaskStreams, ambient: Ambient) -> None:
+        self.bus = bus
+        self.streams = streams
+        self._names = streams.names
+        self._ambient = ambient
+
+    # -- one job --------------------------------------------------------------------------------------------------
+
+    async def record(self, job: str) -> ResultRecord | None:
+        """How the job ended; None: it has not, or so long ago that it is forgotten."""
+        entry = await (await self.streams.results()).get(self._names.result_key(job))
+        return None if entry is None else parse_result(job, entry.value)
+
+    async def status(self, ref: JobRef, timeout_s: float) -> JobInfo:
+        """What is known of the job now.
+
+        Raises:
+            UnknownJob: nothing is; `details["certain"]` is False when it may stand further down a very long queue.
+        """
+        if (record := await self.record(ref.id)) is not None:
+            return _info_of(record)
+        told, absent = await self._told(ref, timeout_s)
+        if told is not None:
+            return told
+        if (schedule := await self._schedule(ref)) is not None:
+            return info_of_schedule(ref, schedule, self._names)
+        found = await self._find(ref)
+        if found.message is not None:
+            info = info_of_task(ref, found.message, self._names)
+            reason = await self._absence(info.endpoint, found.message.at) if absent else None
+            return info.model_copy(update={"reason": reason}) if reason is not None else info
+        if (record := await self.record(ref.id)) is not None:  # it ended just now
+            return _info_of(record)
+        raise self._unknown(ref, absent=absent, certain=found.certain)
+
+    async def cancel(self, ref: JobRef, timeout_s: float) -> bool:
+        """Have it not run, or stop; False: it had ended.
+
+        Raises:
+            UnknownJob: nothing is known of it.
+        """
+        record = await self.record(ref.id)
+        if record is not None and record.state is not JobState.CANCELLED:
+            return False
+        if (schedule := await self._schedule(ref)) is not None:
+            return await self._unschedule(ref, schedule, timeout_s)
+        if record is not None:
+            return False
+        held = False
+        for endpoint in await self._endpoints_of(ref):
+            try:
+                request = JobRequest(job=ref.id)
+                return (await self._ask(endpoint, QueueOperation.CANCEL, request, CancelReply, timeout_s)).cancelled
+            except NoDispatcher:
+                continue
+            except UnknownJob:
+                held = True
+        found = (await self._find(ref)).message
+        if found is None:
+            return (await self.status(ref, timeout_s)).state is JobState.CANCELLED
+        if not await self._cancel_stored(ref, found, held=held):
+            return False
+        if await self._schedule(ref) is not None:  # its dispatcher gave it back to the server just before
+            await (await self.streams.tasks()).purge(self._names.schedule(ref.id))
+        await self._stop_started(ref, timeout_s)
+        return True
+
+    async def why(self, ref: JobRef, timeout_s: float) -> WhyReply:
+        """What it waits for.
+
+        Raises:
+            UnknownJob: nothing is known of it.
+        """
+        for endpoint in await self._endpoints_of(ref):
+            try:
+                return await self._ask(endpoint, QueueOperation.WHY, JobRequest(job=ref.id), WhyReply, timeout_s)
+            except (NoDispatcher, UnknownJob):
+                continue
+        info = await self.status(ref, timeout_s)
+        obstacles: tuple[Obstacle, ...] = ()
+        if info.state is JobState.SCHEDULED:
+            obstacles = (
+                Obstacle(kind="schedule", text=info.reason or "its time has not come", until=info.next_try_at),
+            )
+        elif info.state is JobState.QUEUED:
+            text = info.reason or "its dispatcher has not looked so far down the queue yet"
+            obstacles = (Obstacle(kind="position", text=text),)
+        return WhyReply(job=info, obstacles=obstacles)
+
+    async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
+        """Whether the dispatcher of its endpoint has that very message of it in hand, or cannot say yet."""
+        assert ref.endpoint is not None and ref.sequence is not None, ref
+        try:
+            info = await self._ask(ref.endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
+        except UnknownJob:
+            return False
+        except NoDispatcher as error:
+            return not isinstance(error.__cause__, NoResponders)
+        except RequestTimeout:
+            return True
+        return info.sequence == ref.sequence
+
+    # -- queues ---------------------------------------------------------------------------------------------------
+
+    async def queues(self, timeout_s: float) -> list[QueueStats]:
+        """Every queue that has tasks or a dispatcher, by endpoint; `dispatcher` is empty where nobody has it."""
+        depths = await self._depths()
+        endpoints = sorted({*depths, *await self._had()})
+        return list(await asyncio.gather(*(self._stats(name, depths.get(name, 0), timeout_s) for name in endpoints)))
+
+    async def _stats(self, endpoint: str, depth: int, timeout_s: float) -> QueueStats:
+        try:
+            return await self._ask(endpoint, QueueOperation.STATS, None, QueueStats, timeout_s)
+        except Unavailable:
+            oldest = await (await self.streams.tasks()).next(self._names.tasks_of(endpoint))
+            return QueueStats(
+                endpoint=endpoint,
+                dispatcher="",
+                depth=depth,
+                seen=0,
+                running=0,
+                waiting=0,
+                blocked=0,
+                credit=0,
+                leased=0,
+                oldest_s=None if oldest is None else max(0.0, self._ambient.wall() - oldest.at),
+            )
+
+    async def _depths(self) -> dict[str, int]:
+        """Messages in the stream by endpoint."""
+        found: dict[str, int] = {}
+        for subject, count in (await (await self.streams.tasks()).state(self._names.tasks)).subjects.items():
+            endpoint = subject.removeprefix(self._names.tasks[:-1]).partition(".")[0]
+            if _is_name(endpoint):
+                found[endpoint] = found.get(endpoint, 0) + count
+        return found
+
+    async def _had(self) -> set[str]:
+        """Endpoints whose queue some dispatcher has."""
+        prefix = self._names.tasks[:-1]
+        filters = (consumer.filter for consumer in await (await self.streams.tasks()).consumers())
+        return {name for text in filters if _is_name(name := text.removeprefix(prefix).removesuffix(".>"))}
+
+    def _unknown(self, ref: JobRef, *, absent: bool, certain: bool) -> UnknownJob:
+        text = "never submitted here, a cron that was cancelled, or ended so long ago that its result is no longer kept"
+        if not certain:
+            text = f"not among the first {SCANNED} that wait, nor among those that ended"
+            if ref.endpoint is None:
+                text += "; name its endpoint (--endpoint), so that the search begins there"
+        if ref.endpoint is not None and absent:
+            text += f" ({_nobody(ref.endpoint)})"
+        return UnknownJob(f"job {ref.id!r} is not known: {text}", details={"job": ref.id, "certain": certain})
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _absence(self, endpoint: str, published_at: float) -> str:
+        """What to say of a task whose queue nobody answers for."""
+        if self._ambient.wall() - published_at < TAKEN_WITHIN_S:
+            return (
+                f"no dispatcher has the queue of {endpoint!r} yet: one that runs takes it within seconds, and if none "
+                "does, start one with 'gangline dispatcher'"
+            )
+        with contextlib.suppress(GanglineError):
+            if endpoint in await self._had():
+                return (
+                    f"the queue of {endpoint!r} is changing hands, or its dispatcher has died: another one takes it "
+                    "within seconds, and if none runs, start one with 'gangline dispatcher'"
+                )
+        return _nobody(endpoint)
+
+    async def _ask(
+        self, endpoint: str, operation: QueueOperation, request: BaseModel | None, reply: type[R], timeout_s: float
+    ) -> R:
+        body = b"" if request is None else codec.to_json(request.model_dump(mode="json"))
+        answer = await self._answer(endpoint, operation, body, timeout_s)
+        raise_if_error(answer)
+        try:
+            return reply.model_validate_json(answer.data)
+        except ValidationError as error:
+            raise MalformedMessage(f"unreadable answer of the dispatcher of {endpoint}: {error}") from error
+
+    async def _answer(self, endpoint: str, operation: QueueOperation, body: bytes, timeout_s: float) -> Message:
+        subject, loop = self._names.private(self._names.queue(endpoint, operation)), asyncio.get_running_loop()
+        give_up_at = loop.time() + timeout_s
+        while True:
+            patience_s = min(_AGAIN_S, max(0.0, give_up_at - loop.time()))
+            try:
+                return await self.bus.request(subject, body, timeout_s=patience_s)
+            except NoResponders as error:
+                raise NoDispatcher(_nobody(endpoint)) from error
+            except RequestTimeout as error:
+                if loop.time() >= give_up_at:
+                    raise RequestTimeout(
+                        f"the dispatcher of {endpoint!r} did not answer within {timeout_s:g} s: ask again",
+                        details=error.details,
+                    ) from error
+
+    async def _endpoints_of(self, ref: JobRef) -> list[str]:
+        """Whom to ask: the job's endpoint, or all whose queue somebody has."""
+        return [ref.endpoint] if ref.endpoint is not None else sorted(await self._had())
+
+    async def _told(self, ref: JobRef, timeout_s: float) -> tuple[JobInfo | None, bool]:
+        """What dispatchers say, and whether there was none to ask."""
+        absent = True
+        for endpoint in await self._endpoints_of(ref):
+            try:
+                found = await self._ask(endpoint, QueueOperation.GET, JobRequest(job=ref.id), JobInfo, timeout_s)
+                return found, False
+            except NoDispatcher:
+                continue
+            except UnknownJob:
+                absent = False
+        return None, absent
+
+    async def _schedule(self, ref: JobRef) -> StreamMessage | None:
+        return await (await self.streams.tasks()).last(self._names.schedule(ref.id))
+
+    async def _unschedule(self, ref: JobRef, schedule: StreamMessage, timeout_s: float) -> bool:
+        """Take what the server keeps until its time. Its record comes first, for longer than until then: so it is
+        cancelled also when the answer to the purge is lost, or when its time comes just now. What repeats has none: it
+        is no job that ends, and may be declared again."""
+        info = info_of_schedule(ref, schedule, self._names)
+        if info.next_try_at is not None:
+            left_s = max(0.0, info.next_try_at - self._ambient.wall())
+            target = (info.endpoint, info.method)
+            try:
+                await self._write_cancelled(ref, target, schedule.at, left_s + RESULT_TTL_S)
+            except Conflict:
+                record = await self.record(ref.id)
+                if record is not None and record.state is not JobState.CANCELLED:
+                    return False  # its time came, and it ended
+            except NotPermitted:
+                pass  # the purge says what is lacking
+        if not await (await self.streams.tasks()).purge(self._names.schedule(ref.id)):
+            await self._stop_started(ref, timeout_s)
+        return True
+
+    async def _stop_started(self, ref: JobRef, timeout_s: float) -> None:
+        """A dispatcher may have taken it from the stream just before; it knows the job by now."""
+        for endpoint in await self._endpoints_of(ref):
+            with contextlib.suppress(GanglineError):
+                await self._ask(endpoint, QueueOperation.CANCEL, JobRequest(job=ref.id), CancelReply, timeout_s)
+
+    async def _find(self, ref: JobRef) -> Found:
+        return await find(await self.streams.tasks(), self._names, ref)
+
+    async def _cancel_stored(self, ref: JobRef, found: StreamMessage, *, held: bool) -> bool:
+        """Cancel a task that no dispatcher has looked at. Its record comes first: whoever starts it all the same, since
+        it was just then taken from the stream, finds that it cannot write a result.
+
+        Args:
+            held: its queue has a dispatcher. Else it may run since before that one died: the message is left for the
+                next, who finds the record, and stops what runs.
+        """
+        target = target_of(found, self._names)
+        try:
+            await self._write_cancelled(ref, target, found.at, RESULT_TTL_S if held else UNHELD_TTL_S)
+        except Conflict:
+            return False  # it ended just now
+        if held:
+            await (await self.streams.tasks()).delete(found.sequence)
+        return True
+
+    async def _write_cancelled(self, ref: JobRef, target: tuple[str, str], submitted_at: float, ttl_s: float) -> None:
+        """Write the record of a job that was cancelled.
+
+        Raises:
+            Conflict: there is one.
+        """
+        record = ResultRecord(
+            job=ref.id,
+            endpoint=target[0],
+            method=target[1],
+            state=JobState.CANCELLED,
+            submitted_at=submitted_at,
+            finished_at=self._ambient.wall(),
+        )
+        key, value = self._names.result_key(ref.id), record.model_dump_json().encode()
+        await (await self.streams.results()).put(key, value, ttl_s=ttl_s, revision=0)
+
+
+def parse_result(job: str, value: bytes) -> ResultRecord:
+    """Read a record of the bucket of results.
+
+    Raises:
+        MalformedMessage: somebody else wrote there.
+    """
+    try:
+        return ResultRecord.model_validate_json(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
+        raise MalformedMessage(
+            f"what stands under result.{job} is no record of a result: {where}{first['msg']}"
+        ) from error
+
+
+def _info_of(record: ResultRecord) -> JobInfo:
+    return JobInfo(
+        job=record.job,
+        endpoint=record.endpoint,
+        method=record.method,
+        state=record.state,
+        attempts=record.attempts,
+        worker=record.worker,
+        submitted_at=record.submitted_at or None,
+        started_at=record.started_at,
+        error=record.error,
+        reason=None if record.reason is None else record.reason.value,
+        tries=record.tries,
+    )
+
+
+def _nobody(endpoint: str | None) -> str:
+    return f"no dispatcher has the queue of {endpoint!r}: start one with 'gangline dispatcher'"
+
+
+def _is_name(text: str) -> bool:
+    try:
+        check_name(text, "endpoint")
+    except InvalidName:
+        return False
+    return True

@@ -1,0 +1,148 @@
+"""The streams and buckets of durable tasks: what each is called, keeps, and for how long.
+
+Whoever comes first makes them, client or dispatcher; one that exists is used as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from ...bus.port.bus import BucketSettings, Bus, KeyValue, ObjectStore, Retention, Storage, Stream, StreamSettings
+from ...schemas.errors.base import InvalidSettings
+from ...schemas.names import Names
+
+DUPLICATES_S: Final = 120.0
+"""The same `Nats-Msg-Id` within so long is the same task."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStorage:
+    """How the streams and buckets of durable tasks are made where they do not exist yet.
+
+    Raises:
+        InvalidSettings: a value out of its bounds.
+    """
+
+    storage: Storage = Storage.FILE
+    """File survives a restart of the server; with memory, tasks are as durable as the server's process."""
+    replicas: int = 1
+    """Servers of a cluster that keep a copy, 1 to 5. With 3 any one of them may die; one server alone can keep 1."""
+    dead_max_age_s: float = 30 * 86_400.0
+    """How long dead letters are kept. 0: for ever."""
+    jobs_max_age_s: float = 3600.0
+    """How long events, progress and items of jobs are kept, so that somebody who comes late can read them. 0: for
+    ever."""
+
+    def __post_init__(self) -> None:
+        BucketSettings(replicas=self.replicas)  # has the same bounds
+        for name in ("dead_max_age_s", "jobs_max_age_s"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise InvalidSettings(f"{name} is {value!r}, it must be a number of seconds, or 0 for no bound")
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> TaskStorage:
+        """What `GANGLINE_STORAGE` and `GANGLINE_REPLICAS` say, as for the ledger; files where the first is unset.
+
+        Raises:
+            InvalidSettings: names the variable and what it may be.
+        """
+        environ = os.environ if environ is None else environ
+        given = BucketSettings.from_environment({"GANGLINE_STORAGE": Storage.FILE.value, **_set(environ)})
+        return cls(storage=given.storage, replicas=given.replicas)
+
+    @property
+    def bucket(self) -> BucketSettings:
+        return BucketSettings(storage=self.storage, replicas=self.replicas)
+
+    def tasks(self, names: Names) -> StreamSettings:
+        """A work queue: a message stays until its task has ended, however long that takes."""
+        return StreamSettings(
+            subjects=(names.tasks, names.schedules),
+            retention=Retention.WORK_QUEUE,
+            storage=self.storage,
+            replicas=self.replicas,
+            duplicates_s=DUPLICATES_S,
+        )
+
+    def dead(self, names: Names) -> StreamSettings:
+        return StreamSettings(
+            subjects=(names.all_dead,),
+            storage=self.storage,
+            replicas=self.replicas,
+            max_age_s=self.dead_max_age_s,
+            duplicates_s=DUPLICATES_S,
+        )
+
+    def jobs(self, names: Names) -> StreamSettings:
+        return StreamSettings(
+            subjects=(names.jobs,),
+            storage=self.storage,
+            replicas=self.replicas,
+            max_age_s=self.jobs_max_age_s,
+            duplicates_s=DUPLICATES_S,
+        )
+
+
+def _set(environ: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if value}
+
+
+class TaskStreams:
+    """Opens each at its first use, once. Methods raise what `Bus.stream` and `Bus.bucket` do."""
+
+    def __init__(self, bus: Bus, names: Names, storage: TaskStorage | None = None) -> None:
+        """
+        Args:
+            storage: None: as the environment says, so that all of a system say the same.
+        """
+        self.names = names
+        self._bus = bus
+        self._storage = storage or TaskStorage.from_environment()
+        self._opened: dict[str, Any] = {}
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    async def tasks(self) -> Stream:
+        """What waits and what runs."""
+        names = self.names
+        return await self._once("tasks", lambda: self._bus.stream(names.tasks_stream, self._storage.tasks(names)))
+
+    async def dead(self) -> Stream:
+        """Dead letters."""
+        names = self.names
+        return await self._once("dead", lambda: self._bus.stream(names.dead_stream, self._storage.dead(names)))
+
+    async def jobs(self) -> Stream:
+        """What is told of single jobs."""
+        names = self.names
+        return await self._once("jobs", lambda: self._bus.stream(names.jobs_stream, self._storage.jobs(names)))
+
+    async def results(self) -> KeyValue:
+        """Results, and the tries of those that have none yet."""
+        return await self._once("results", lambda: self._bus.bucket(self.names.results_bucket, self._storage.bucket))
+
+    async def routes(self) -> KeyValue:
+        """Routes."""
+        return await self._once("routes", lambda: self._bus.bucket(self.names.routes_bucket, self._storage.bucket))
+
+    async def objects(self) -> ObjectStore:
+        """Results that are too large for a key."""
+        store = self.names.objects_store
+        return await self._once("objects", lambda: self._bus.object_store(store, self._storage.bucket))
+
+    async def _once(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+        if name not in self._opened:
+            async with self._opening.setdefault(name, asyncio.Lock()):
+                if name not in self._opened:
+                    self._opened[name] = await make()
+        opened: T = self._opened[name]
+        return opened
+
+    def __repr__(self) -> str:
+        return f"TaskStreams({self.names.namespace}, open={sorted(self._opened)})"

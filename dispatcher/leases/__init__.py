@@ -1,0 +1,1 @@
+"""Slots that are held. Imports only: calls, pools, transport, routing."""

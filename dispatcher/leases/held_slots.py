@@ -1,0 +1,549 @@
+"""Slots of one worker that this router holds by a token: asked for, kept alive, given back exactly once.
+
+Laws:
+
+1. Whatever was reserved ends in exactly one way: released (one RELEASE frame), used up by the task of a single-use
+   token, or lost with its worker. This holds on every path, cancellation at any await included; no clean-up awaits.
+2. A hold is trusted until its time to live, measured from before the request, less a margin: this end always stops
+   trusting first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Self, TypeVar
+
+from ...runtime.timeouts import Alarms
+from ...schemas.deadline import margin_s
+from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
+from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+from ..calls.call import Order, error_of
+from ..pools.pool import RoutedPool, by_its_deadline
+from ..routing.outcome import Fate
+from ..routing.pool_core import stale
+from ..routing.request import Ticket
+from ..routing.settings import RouterSettings
+from ..routing.worker_table import Worker
+from ..transport.exchange import Exchange
+from ..transport.flights import Awaited, Flight, Outcome, ReserveFlight
+
+_RENEWALS_PER_TTL: Final = 3
+
+H = TypeVar("H", bound="Hold")
+
+
+class RenewFlight(Flight):
+    """A RENEW; its answer goes to the hold."""
+
+    __slots__ = ("hold", "sent_at")
+
+    def __init__(self, id: int, worker: Worker, hold: Hold, sent_at: float) -> None:
+        super().__init__(id, worker)
+        self.hold = hold
+        self.sent_at = sent_at
+
+    def deliver(self, frame: Frame) -> bool:
+        self.hold.renewed(self, frame)
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        """The timer tries again for as long as the hold is trusted."""
+
+
+class Terms:
+    """For how long slots are asked for, and for how long they are trusted then. Made once for many."""
+
+    __slots__ = ("claim_s", "first_s", "renew_s", "ttl_ms", "ttl_s", "used_s")
+
+    def __init__(self, ttl_s: float, claim_s: float) -> None:
+        """
+        Args:
+            ttl_s: for how long they are good after a use or a renewal.
+            claim_s: for how long the grant is good without either, if that is less.
+        """
+        self.ttl_s = ttl_s
+        self.ttl_ms = round(ttl_s * 1000)
+        self.claim_s = min(claim_s, ttl_s)
+        self.first_s = self.claim_s - margin_s(self.claim_s)
+        """For how long a grant is trusted, measured from before the request."""
+        self.used_s = ttl_s - margin_s(ttl_s)
+        """For how long a use or a renewal is, likewise."""
+        self.renew_s = self.claim_s / _RENEWALS_PER_TTL
+        """When the first renewal is due, likewise."""
+
+
+class Hold:
+    """Slots held by a token. Whoever makes one sees to it that it is renewed: see Holds."""
+
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    slots = 1
+    failure: GanglineError | None = None
+    """Why it is lost; None while it is not known to be."""
+    keeper: Holds | None = None
+    """Who keeps it among those that are held now."""
+    charge: Ticket | None = None
+    """What counts for it on the worker. None: it counts as one slot, as a plain request does."""
+    _ended = False
+    _timer: asyncio.TimerHandle | None = None
+    _renewal: RenewFlight | None = None
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        pool: RoutedPool,
+        worker: Worker,
+        reserve_id: int,
+        granted: Frame,
+        terms: Terms,
+        asked_at: float,
+    ) -> None:
+        """
+        Args:
+            granted: the worker's answer.
+            terms: as they were asked for, `asked_at`: before the request.
+
+        One slot is held, without a ticket, unless `charged` says otherwise.
+        """
+        self._exchange = exchange
+        self.pool = pool
+        self.endpoint = pool.name
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        self.worker = worker
+        self.reserve_id = reserve_id
+        self.token: str = granted[2]
+        self.fence: int = granted[3]
+        self.epoch = worker.epoch
+        if granted[4] < terms.ttl_ms:
+            terms = Terms(granted[4] / 1000, terms.claim_s)
+        self.terms = terms
+        self.asked_at = asked_at
+        self.trusted_until = asked_at + terms.first_s
+        pool.held.count += 1
+
+    def allows_repeat(self, order: Order) -> bool:
+        """Whether a task that may have started here may be sent once more."""
+        if order.options.idempotent is not None:
+            return order.options.idempotent
+        method = self.worker.methods.get(order.method)
+        return method is not None and method.idempotent
+
+    def is_of(self, exchange: Exchange) -> bool:
+        """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
+        return self._exchange is exchange
+
+    def charged(self, ticket: Ticket) -> Self:
+        """Slots are held, as many as the ticket costs, which counts for them on the worker."""
+        self.charge = ticket
+        self.slots = ticket.cost
+        self.pool.held.count += ticket.cost - 1
+        return self
+
+    @property
+    def counts_on(self) -> Worker:
+        """Where the pool counts them: the worker, or the gang that they are slots of."""
+        return self.worker
+
+    @property
+    def leaving(self) -> bool:
+        """Whether they are slots of a gang that is to be sent nothing new. (A draining worker honours what is held.)"""
+        return False
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set that they are slots of; None: of none."""
+        return None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was released or used up."""
+        return self._ended
+
+    @property
+    def ticket(self) -> Ticket:
+        """Its `charge`, which is made now if there was none. After its end: what that would have been, settled."""
+        if self.charge is not None:
+            return self.charge
+        ticket = Ticket(method=None, slots=1)
+        self.pool.core.tried_plain(ticket, self.worker, self.reserve_id, self.asked_at)
+        if not self._ended:
+            ticket.worker = self.worker
+            self.charge = ticket
+        return ticket
+
+    def usable(self, now: float) -> bool:
+        """Whether it may be used now: there is no `trouble`, and it has not ended."""
+        worker = self.worker
+        return (
+            now < self.trusted_until
+            and worker.known
+            and worker.epoch == self.epoch
+            and not self._ended
+            and self.failure is None
+        )
+
+    def trouble(self) -> GanglineError | None:
+        """Why the hold must not be used, or None. Asked before each use."""
+        if not self.worker.known:
+            return WorkerLost(
+                f"{self.worker.id} is gone, and the lease with it; nothing was sent",
+                may_have_started=False,
+                details={"worker": str(self.worker.id)},
+            )
+        if self.worker.epoch != self.epoch:
+            return stale(self.worker, self.epoch)
+        if self.failure is not None:
+            return self.failure
+        if self._exchange.loop.time() >= self.trusted_until:
+            return LeaseExpired(
+                f"the lease on {self.worker.id} may have expired (not renewed in time); nothing was sent: lease again",
+                details={"worker": str(self.worker.id), "token": self.token},
+            )
+        return None
+
+    def used(self, sent_at: float) -> None:
+        """The worker took a task of it, which is as good as a renewal."""
+        until = sent_at + self.terms.used_s
+        if until > self.trusted_until:
+            self.trusted_until = until
+
+    def release(self, *, aside_s: float = 0.0) -> None:
+        """Give the slots back. Idempotent, never fails, never waits: it cannot be skipped, nor mask an error.
+
+        Args:
+            aside_s: for so long this router's own requests do not go for them. Else whoever of ours waits is there
+                before the worker can invite others.
+        """
+        if not self._ended:
+            self.consume()
+            self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+            if aside_s > 0:
+                self._exchange.loop.call_later(aside_s, self._settle_and_pump)
+            else:
+                self._settle_and_pump()
+
+    def settle(self) -> None:
+        """It no longer counts on the worker. Once; after `consume` by whoever took the slot over. Pump afterwards."""
+        if self.charge is None:
+            self.pool.core.end_plain(self.worker)
+        else:
+            self.pool.settle(self.charge)
+
+    def consume(self) -> None:
+        """It ends, and whoever calls takes over what counts for it, to settle it: the task of a single-use token."""
+        self._ended = True
+        if self._timer is not None or self._renewal is not None:
+            self._stop()
+        self.pool.held.count -= self.slots
+        if self.keeper is not None:
+            self.keeper.drop(self)
+
+    def give_back(self) -> None:
+        """After `consume`: the task may not have arrived, so that the token may still hold the slot."""
+        self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+
+    def _settle_and_pump(self) -> None:
+        self.settle()
+        self.pool.pump()
+
+    def renew(self) -> None:
+        """Ask for more time now; the answer comes later. No-op when it is over."""
+        if self._ended or self.failure is not None:
+            return
+        if self._renewal is not None:
+            self._exchange.forget(self._renewal)
+        now, terms = self._exchange.loop.time(), self.terms
+        flight = RenewFlight(self._exchange.new_id(), self.worker, self, now)
+        self._renewal = flight
+        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, terms.ttl_ms))
+        # Unanswered, it is asked again sooner; answered, the answer schedules the next.
+        self._schedule(now + terms.ttl_s / _RENEWALS_PER_TTL / 4)
+
+    def renewed(self, flight: RenewFlight, frame: Frame) -> None:
+        """The worker answered a renewal."""
+        if self._ended or flight is not self._renewal:
+            return
+        self._renewal = None
+        if frame[0] == Answer.RENEWED:
+            ttl_s = frame[2] / 1000
+            self.trusted_until = max(self.trusted_until, flight.sent_at + ttl_s - margin_s(ttl_s))
+            self._schedule(flight.sent_at + ttl_s / _RENEWALS_PER_TTL)
+        elif frame[0] == Answer.ERROR:
+            self._fail(error_of(frame))
+        elif Fate.of_reason(frame[2]) is Fate.STALE:
+            self._fail(stale(self.worker, self.epoch))
+
+    def renew_in_time(self) -> None:
+        """Renew it from now on by itself, until it ends."""
+        self._schedule(self.asked_at + self.terms.renew_s)
+
+    def _schedule(self, at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._exchange.loop.call_at(at, self.due)
+
+    def due(self) -> None:
+        """It is time to renew."""
+        self._timer = None
+        trouble = self.trouble()
+        if trouble is not None:
+            self._fail(trouble)
+        else:
+            self.renew()
+
+    def _fail(self, error: GanglineError) -> None:
+        self.failure = error
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._renewal is not None:
+            self._exchange.forget(self._renewal)
+            self._renewal = None
+
+    def __repr__(self) -> str:
+        state = "ended" if self._ended else f"lost: {self.failure.code}" if self.failure else "held"
+        return f"Hold({self.slots} slots of {self.worker.id}, {state})"
+
+
+class Reserver:
+    """Asks workers for slots."""
+
+    def __init__(self, exchange: Exchange, settings: RouterSettings, owner: str) -> None:
+        """`owner`: who holds, as the ledger says it."""
+        self._exchange = exchange
+        self._settings = settings
+        self._meta = {"owner": owner} if owner else None
+
+    async def reserve(
+        self,
+        pool: RoutedPool,
+        ticket: Ticket,
+        *,
+        ttl_s: float,
+        flags: ReserveFlag,
+        deadline: float | None,
+        tried: tuple[Worker, Fate] | None = None,
+    ) -> Hold:
+        """Hold slots on one worker of the pool. Cancelling releases whatever may have been granted.
+
+        Args:
+            tried: where a first try, made elsewhere, came to nothing, and why.
+
+        Raises:
+            Unavailable: see RoutedPool.place.
+            GanglineError: what the worker answered.
+        """
+        # With the ledger written first, an answer takes as long as storage does.
+        probe_s = self._settings.probe_max_s if flags & ReserveFlag.SYNC else self._settings.probe_first_s
+        fate: Fate | None = None
+        while True:
+            if tried is None:
+                worker = await pool.place(ticket, deadline, fate)
+                left_s = probe_s if deadline is None else min(probe_s, deadline - self._exchange.loop.time())
+                if left_s <= 0:
+                    pool.settle(ticket)
+                    pool.pump()
+                    assert deadline is not None
+                    raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
+                result = await self.ask(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
+                if isinstance(result, Hold):
+                    pool.accepted(ticket)
+                    return result
+            else:
+                (worker, result), tried = tried, None
+            if result is Fate.SLOW:
+                probe_s = min(self._settings.probe_max_s, 2 * probe_s)
+            fate = result
+            pool.refused(ticket, worker, fate)
+
+    async def ask(
+        self,
+        pool: RoutedPool,
+        ticket: Ticket,
+        worker: Worker,
+        *,
+        ttl_s: float,
+        flags: ReserveFlag,
+        probe_s: float,
+        seat: str | None = None,
+        make: type[H] | None = None,
+    ) -> H | Hold | Fate:
+        """Ask one worker, once, for as many slots as the ticket costs, which counts for them in the pool.
+
+        Args:
+            seat: token of a gang's seat there, whose slots they are to be.
+            make: what to make of the grant; a Hold if not given.
+
+        Raises:
+            GanglineError: what the worker answered.
+        """
+        exchange, loop = self._exchange, self._exchange.loop
+        flight = ReserveFlight(exchange.new_id(), worker, loop, pool, ticket)
+        terms, asked_at = Terms(ttl_s, self._settings.claim_s), loop.time()
+        exchange.launch(
+            flight,
+            (
+                Request.RESERVE,
+                flight.id,
+                ticket.cost,
+                terms.ttl_ms,
+                round(terms.claim_s * 1000),
+                int(flags),
+                max(1, round(probe_s * 1000)),
+                self._meta if seat is None else {**(self._meta or {}), "seat": seat},
+            ),
+        )
+        timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
+        try:
+            outcome = await flight.future
+            if isinstance(outcome, Fate) or outcome[0] != Answer.GRANTED:
+                return self.refused(flight, outcome)
+            hold = (make or Hold)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
+            return hold.charged(flight.ticket)
+        except asyncio.CancelledError:
+            # Granted or not, known or not: one release, and the books are straight.
+            self.undo(flight)
+            raise
+        finally:
+            timer.cancel()
+
+    def refused(self, flight: Awaited, outcome: Outcome) -> Fate:
+        """What an outcome that grants nothing comes to.
+
+        Raises:
+            GanglineError: what the worker answered.
+        """
+        if isinstance(outcome, Fate):
+            if outcome is Fate.SLOW:
+                self.undo(flight)
+            # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
+            return Fate.GONE if outcome.may_have_started else outcome
+        if outcome[0] == Answer.REJECTED:
+            return Fate.of_reason(outcome[2])
+        raise error_of(outcome)
+
+    def undo(self, flight: Awaited) -> None:
+        """Give back what may have been granted, or will be."""
+        exchange = self._exchange
+        if not exchange.recall(flight):
+            exchange.forget(flight)
+            exchange.post(flight.worker, (Request.RELEASE, flight.id, None))
+        flight.settle()
+        flight.books.pump()
+
+
+class Held:
+    """Whose slots they are, and what they are known by. Stays true after they were given back."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.hold = hold
+        """For the router."""
+
+    @property
+    def pool(self) -> str:
+        return self.hold.pool.name
+
+    @property
+    def endpoint(self) -> str:
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        return self.hold.endpoint
+
+    @property
+    def worker(self) -> str:
+        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is. The same goes for
+        what else is told of the worker."""
+        return str(self.hold.worker.id)
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set whose slots they are: of rank 0, or of every rank. None: of no gang."""
+        return self.hold.gang
+
+    @property
+    def node(self) -> str:
+        return self.hold.worker.node
+
+    @property
+    def zone(self) -> str:
+        return self.hold.worker.zone
+
+    @property
+    def address(self) -> str:
+        """Where others can reach the process, if it told; host or host:port."""
+        return self.hold.worker.address
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return MappingProxyType(self.hold.worker.labels)
+
+    @property
+    def token(self) -> str:
+        """As it stands in the ledger."""
+        return self.hold.token
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch; the token dies with it."""
+        return self.hold.epoch
+
+    @property
+    def fence(self) -> int:
+        """A number that grows with each lease of the worker, for resources that refuse zombies; of a lease with
+        `ledger="sync"` it grows over the whole system."""
+        return self.hold.fence
+
+    @property
+    def slots(self) -> int:
+        """How many; of a gang whose calls run on all ranks, so many of each."""
+        return self.hold.slots
+
+
+class Holds:
+    """Sees to it that each hold is renewed until it ends, and knows those that have not ended."""
+
+    __slots__ = ("_brief", "_kept", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        """All were released, and what is kept from now on must be released too."""
+        self._kept: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
+        self._brief: Alarms[Hold] = Alarms(self._outlast)
+        """Those that will nearly all be used up before they have to be renewed: they need no timer so far."""
+
+    def __len__(self) -> int:
+        return len(self._kept) + len(self._brief)
+
+    def keep(self, hold: Hold) -> None:
+        """Keep it, until it ends."""
+        hold.keeper = self
+        self._kept[hold] = None
+        hold.renew_in_time()
+
+    def keep_briefly(self, hold: Hold) -> None:
+        """Likewise, for one that will hardly live so long that it has to be renewed."""
+        hold.keeper = self
+        self._brief.add(hold, hold.asked_at + hold.terms.renew_s)
+
+    def drop(self, hold: Hold) -> None:
+        """It has ended."""
+        if not self._brief.drop(hold):
+            self._kept.pop(hold, None)
+
+    def release_all(self) -> None:
+        """The router stops."""
+        self.closed = True
+        for hold in [*self._kept, *self._brief]:
+            hold.release()
+        self._brief.close()
+
+    def _outlast(self, hold: Hold) -> None:
+        self._kept[hold] = None
+        hold.due()
+
+    def __repr__(self) -> str:
+        return f"Holds({len(self._kept)} kept, {len(self._brief)} briefly)"

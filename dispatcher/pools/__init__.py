@@ -1,0 +1,1 @@
+"""A pool as it is seen live. Imports only: transport, routing."""

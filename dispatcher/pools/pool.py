@@ -1,0 +1,394 @@
+"""One pool as a router sees it: the core that decides, the discovery that feeds it, and the callers that wait."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ...runtime.failure_detector import LOOK_S, PROMPT_S, FailureDetector
+from ...schemas.errors.base import GanglineError
+from ...schemas.records.workers import Heartbeat, Registration
+from ...schemas.wire.frames import Load, LoadFlag
+from ...telemetry.logs import logger_for
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ..routing.candidates import Draw
+from ..routing.outcome import Fate
+from ..routing.policy import Policy
+from ..routing.policy_guard import guarded
+from ..routing.pool_core import Effect, PoolCore, Refused
+from ..routing.request import Ticket
+from ..routing.settings import RouterSettings
+from ..routing.worker_table import Worker
+from ..transport.exchange import Exchange
+
+if TYPE_CHECKING:
+    from .discovery import Discovery
+
+_log = logger_for("dispatcher")
+
+
+class Moved(Exception):  # noqa: N818
+    """The request has to go to another pool, since its endpoint's route has changed. Nothing of it is under way; ask
+    where to, and place the same ticket there: it keeps its place in time."""
+
+
+Waiter = asyncio.Future[GanglineError | Moved | None]
+"""Ends with None when the ticket was placed."""
+
+
+def _never(_endpoint: str, _pool: str) -> bool:
+    return False
+
+
+class RoutedPool:
+    """Places tickets and settles them. Everything happens on the event loop, and nothing in between an `await`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        exchange: Exchange,
+        settings: RouterSettings,
+        policy: Policy,
+        metrics: RouterMetrics,
+        draw: Draw,
+        numbers: Iterator[int] | None = None,
+        strays: Callable[[str, str], bool] = _never,
+    ) -> None:
+        """
+        Args:
+            numbers: order of arrival, shared by all pools of a router.
+            strays: whether requests to an endpoint have no business in a pool (any more).
+        """
+        self.name = name
+        self.core = PoolCore(name, settings, guarded(policy, name), draw, numbers)
+        self.discovery: Discovery | None = None
+        self.used_at = self._opened_at = exchange.loop.time()
+        self.taken = metrics.taken(name, name)
+        """Counts requests that it took for the endpoint of its name."""
+        self.held = metrics.held(name)
+        """Counts slots that are held here."""
+        self._strays = strays
+        self._exchange = exchange
+        self._settings = settings
+        self._metrics = metrics
+        self._loop = exchange.loop
+        self.settle: Callable[[Ticket], None] = self.core.settle
+        """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
+        or by `pump`."""
+        self._suspects: FailureDetector[Worker] = FailureDetector(settings.unconfirmed_after_s)
+        self._looking: asyncio.Task[None] | None = None
+        self._questions: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed: GanglineError | None = None
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def place(self, ticket: Ticket, deadline: float | None, fate: Fate | None = None) -> Worker:
+        """Find a worker for a ticket, waiting in line if need be; it is charged then, until `settle`.
+
+        Args:
+            deadline: loop time at which to give up; None: see RouterSettings.saturated_wait_s.
+            fate: what became of the try before; None for the first.
+
+        Raises:
+            QueueFull, UnknownMethod: at once.
+            NoWorkers, Saturated, Draining, Disconnected: at once if it may not wait; else in vain until the deadline,
+                or so long as the settings say.
+            WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
+            Moved: another pool has to take it.
+        """
+        core, now = self.core, self._loop.time()
+        if ticket.asked_at is None:
+            ticket.asked_at = now
+        core.connected = self._exchange.bus.connected
+        if fate is not None and ticket.endpoint is not None and self._strays(ticket.endpoint, self.name):
+            core.judge(ticket, fate, now)
+            ticket.moved = True
+            raise Moved
+        if core.admit(ticket, now) if fate is None else core.again(ticket, fate, now):
+            assert ticket.worker is not None
+            return ticket.worker
+        if not ticket.in_line:
+            core.withdraw(ticket)
+            raise core.give_up(ticket, "right now")
+        return await self._wait(ticket, deadline, now)
+
+    def place_at_once(self, ticket: Ticket) -> bool:
+        """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
+        core = self.core
+        core.connected = self._exchange.bus.connected
+        return core.admit_at_once(ticket, self._loop.time())
+
+    def move(self, endpoint: str) -> None:
+        """Whoever waits here by that endpoint's route goes elsewhere: their `place` raises Moved."""
+        for ticket in self.core.take_out(endpoint):
+            waiter = ticket.waiter
+            assert isinstance(waiter, asyncio.Future), ticket
+            if not waiter.done():  # else its caller has just given up
+                waiter.set_result(Moved())
+
+    @property
+    def deserted(self) -> bool:
+        """Without workers for so long that nobody need wait for one."""
+        since = self.core.empty_since
+        if since is None:
+            return False
+        return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
+
+    async def _wait(self, ticket: Ticket, deadline: float | None, now: float) -> Worker:
+        self.used_at = now
+        waiter: Waiter = self._loop.create_future()
+        ticket.waiter = waiter
+        self._arm(now)
+        timer = None if deadline is None else self._loop.call_at(deadline, self._too_late, ticket, deadline)
+        self._metrics.queued(self.name, +1)
+        try:
+            error = await waiter
+        except asyncio.CancelledError:
+            # It may have been placed in the same turn of the loop: then the slot goes to the next.
+            self.core.withdraw(ticket)
+            self.pump()
+            raise
+        finally:
+            self._metrics.queued(self.name, -1)
+            ticket.waiter = None
+            if timer is not None:
+                timer.cancel()
+        if error is not None:
+            raise error
+        assert ticket.worker is not None
+        return ticket.worker
+
+    def accepted(self, ticket: Ticket) -> None:
+        """A worker took the ticket."""
+        self.core.accepted(ticket, self._loop.time())
+
+    def refused(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+        """A try there came to nothing; `place` the ticket again, or give up."""
+        self.core.settle(ticket)
+        self.core.turned_down(ticket, worker, fate)
+
+    def pump(self, freed: Worker | None = None) -> None:
+        """Serve whoever waits, as far as there is room; `freed`: the only worker that may have got some."""
+        if self.core.waiting:
+            self._carry_out(self.core.pump(self._loop.time(), freed))
+
+    def contains(self, worker: Worker) -> bool:
+        """Whether the worker is still the one known by its name."""
+        return self.core.view.workers.get(worker.id.worker) is worker
+
+    def suspect(self, worker: Worker, why: str) -> None:
+        """Nothing is heard of it, or whoever watches it more closely says that it is no more: it gets nothing new, and
+        is looked up in the ledger, which decides. Idempotent."""
+        if not self.contains(worker):
+            return
+        self.core.view.unreachable(worker)
+        if self._suspects.suspect(worker, why, self._loop.time()):
+            self._exchange.on_gap()
+        if self._looking is None and self.discovery is not None:
+            self._looking = self._loop.create_task(self._look_up(self.discovery), name=f"gangline-suspects-{self.name}")
+
+    # -- exchange.Listener ----------------------------------------------------------------------------------------
+
+    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+        now = self._loop.time()
+        if worker.ended:
+            self.core.ended(worker, now)
+        self.used_at = now
+        if self.contains(worker):
+            if self._suspects:
+                self._suspects.clear(worker)
+            self.core.loaded(worker, load, epoch, now)
+            self.pump(worker)
+
+    def invited(self, worker: Worker) -> None:
+        self.core.invited(worker)
+
+    def unreachable(self, worker: Worker) -> None:
+        self.core.view.unreachable(worker)
+
+    # -- discovery.Census -----------------------------------------------------------------------------------------
+
+    def registered(self, record: Registration, revision: int) -> None:
+        replaced = self.core.registered(record, revision, self._loop.time())
+        if replaced is not None and replaced.known:
+            self._exchange.lose_earlier(replaced, record.epoch)
+        elif replaced is not None:
+            self._lost(replaced, "another instance took its name")
+        self._arm_sooner()
+        self.pump()
+
+    def left(self, worker: str) -> None:
+        known = self.core.view.workers.get(worker)
+        if known is None:
+            return
+        if known.own == 0:
+            self.core.gone(known, self._loop.time())
+            self._suspects.clear(known)
+            self._exchange.lose_worker(known)
+            self._arm_sooner()
+        else:
+            # It answers what it still runs before it goes: its silence says when that is over.
+            self.core.view.loaded(
+                known, Load(known.ongoing, 0, known.total, LoadFlag.DRAINING), known.epoch, self._loop.time()
+            )
+
+    def beat(self, worker: str, beat: Heartbeat) -> bool:
+        known = self.core.view.workers.get(worker)
+        if known is None or known.instance != beat.instance:
+            return False
+        now = self._loop.time()
+        if now - known.heard_at > _GAP_S:
+            self._exchange.on_gap()
+        self._suspects.clear(known)
+        flags = LoadFlag.DRAINING if beat.draining else 0
+        self.core.view.confirm(known, beat.epoch)
+        self.core.loaded(known, Load(beat.running, beat.reserved, beat.total, flags), beat.epoch, now)
+        if known.max_models or beat.models:
+            self.core.view.has_models(known, beat.models, now)
+        self._exchange.confirmed(known)
+        self.pump(known)
+        return True
+
+    def knows(self, worker: str, instance: str) -> bool:
+        known = self.core.view.workers.get(worker)
+        return known is not None and known.instance == instance
+
+    def connection(self, connected: bool) -> None:
+        """The connection was lost, or is back."""
+        self.core.connected = connected
+        if connected:
+            # Nobody could be heard meanwhile; everybody gets the full time again.
+            self._suspects.clear_all()
+            for worker in self.core.view.workers.values():
+                worker.heard_at = self._loop.time()
+            self.pump()
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def tick(self, now: float) -> None:
+        """Called a few times a second while connected: who fell silent, whose load went stale."""
+        for worker in self.core.view.silent(now, self._settings.lost_after_s):
+            self.suspect(worker, f"not heard of for {self._settings.lost_after_s:g} s")
+        for worker in self._suspects.unconfirmed(now):
+            self._exchange.give_up(worker)
+        if self.core.view.age(now):
+            self.pump()
+
+    def idle(self, now: float) -> bool:
+        """Whether nobody would miss this pool: no workers, nothing waiting, nothing in flight."""
+        core = self.core
+        return not core.view.workers and not core.waiting and not core.placed and now - self.used_at > _IDLE_S
+
+    def close(self, error: GanglineError) -> None:
+        """Refuse whoever waits."""
+        self._carry_out(self.core.refuse_all(error))
+        self._suspects.clear_all()
+        for task in (self._looking, *self._questions):
+            if task is not None:
+                task.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def statistics(self) -> dict[str, int]:
+        """Workers known, requests waiting, requests placed, probes sent so far."""
+        core = self.core
+        return {
+            "workers": len(core.view.workers),
+            "waiting": core.waiting,
+            "placed": core.placed,
+            "probes": core.probes,
+        }
+
+    def __repr__(self) -> str:
+        return f"RoutedPool({self.core!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _lost(self, worker: Worker, why: str) -> None:
+        self._suspects.clear(worker)
+        # One that drained and owes us nothing has left in order; we merely kept it for its last answers.
+        level = logging.INFO if worker.draining and not worker.own else logging.WARNING
+        extra = {"action": "worker.lost", "worker": str(worker.id)}
+        _log.log(level, "worker %s is lost: %s", worker.id, why, extra=extra)
+        self._exchange.lose_worker(worker)
+        self._arm_sooner()
+
+    async def _look_up(self, discovery: Discovery) -> None:
+        """Ask the ledger for the heartbeat of each suspect, again and again, while there are some. One question at a
+        time: a ledger that does not answer need not be asked about everybody."""
+        try:
+            while self._suspects:
+                worker = self._suspects.due(self._loop.time())
+                if worker is None:
+                    await asyncio.sleep(LOOK_S)
+                    continue
+                question = self._loop.create_task(self._ask(discovery, worker), name="gangline-suspect")
+                self._questions.add(question)
+                question.add_done_callback(self._questions.discard)
+                await asyncio.wait([question], timeout=PROMPT_S)
+        finally:
+            self._looking = None
+
+    async def _ask(self, discovery: Discovery, worker: Worker) -> None:
+        asked_at = self._loop.time()
+        try:
+            alive = await discovery.beats(worker.id.worker, worker.instance)
+        except GanglineError as error:
+            extra = {"action": "worker.look_up", "worker": str(worker.id)}
+            _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
+            return
+        now = self._loop.time()
+        why = self._suspects.answered(worker, asked_at=asked_at, now=now, alive=alive)
+        if why is not None and self.core.gone(worker, now):
+            self._lost(worker, why)
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            waiter = effect.ticket.waiter
+            assert isinstance(waiter, asyncio.Future), effect
+            if waiter.done():
+                continue  # cancelled in this very turn: its own clean-up withdraws the ticket
+            waiter.set_result(effect.error if isinstance(effect, Refused) else None)
+
+    def _too_late(self, ticket: Ticket, deadline: float) -> None:
+        if ticket.waits:
+            self.core.withdraw(ticket)
+            self._carry_out([Refused(ticket, self.core.give_up(ticket, by_its_deadline(ticket, deadline)))])
+
+    def _arm(self, now: float) -> None:
+        if self._timer is None:
+            delay = self.core.next_wake_s(now)
+            if delay is not None:
+                self._timer = self._loop.call_later(delay, self._wake)
+
+    def _arm_sooner(self) -> None:
+        """The reason to wait has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._arm(self._loop.time())
+
+    def _wake(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        self.core.connected = self._exchange.bus.connected
+        self._metrics.backoff(self.name)
+        self._carry_out(self.core.wake(now))
+        self._arm(now)
+
+
+_GAP_S = 2.0
+"""Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
+_IDLE_S = 30.0
+
+
+def by_its_deadline(ticket: Ticket, deadline: float) -> str:
+    """For people: the time that a request had, as it was given, however often it was tried."""
+    if ticket.asked_at is None or deadline <= ticket.asked_at:
+        return "by its deadline"
+    return f"by its deadline, {deadline - ticket.asked_at:.3g} s after it was asked for"

@@ -1,0 +1,560 @@
+"""The router: finds workers, sends them tasks, and holds their slots. One per connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from ...bus.port.bus import BucketSettings, Bus, KeyValue
+from ...runtime.clock import Ambient
+from ...schemas.deadline import current_deadline
+from ...schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, WrongClient
+from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
+from ...schemas.names import Names, check_name, split_target
+from ...schemas.text import plain
+from ...schemas.wire.frames import ReserveFlag
+from ...telemetry.logs import logger_for
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ...telemetry.tracing import Span
+from ..calls.call import CallOptions, Order
+from ..calls.fast_requests import Detour, PlainFlight
+from ..calls.telemetry import Observed
+from ..gangs.gang_lease import GangLease
+from ..gangs.member_slots import GangHold
+from ..gangs.standing_set import RoutedSet
+from ..leases.held_slots import Hold
+from ..leases.lease import Lease, Leasing
+from ..leases.selection import Choice, Choosing, Selection
+from ..pools.pool import Moved, RoutedPool
+from ..routing.policy import Policy, Sticky
+from ..routing.request import Ticket
+from ..routing.settings import RouterSettings
+from ..transport.flights import Outcome
+from .wiring import Parts
+
+_log = logger_for("dispatcher")
+
+_DEFAULTS = CallOptions()
+_MAX_TARGETS = 4096
+
+
+class Router:
+    """Routes tasks to the workers of all pools."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        *,
+        settings: RouterSettings | None = None,
+        ambient: Ambient | None = None,
+        bucket: BucketSettings | None = None,
+        policy: Callable[[str], Policy] | None = None,
+        metrics: RouterMetrics | None = None,
+        name: str = "",
+        routes_bucket: BucketSettings | None = None,
+        makes_routes: bool = False,
+    ) -> None:
+        """
+        Args:
+            bus: a connection; it stays the caller's to close.
+            bucket: how the ledger's bucket is made if it does not exist yet.
+            policy: makes the policy of a pool from its name; by default Sticky.
+            name: shown in the ledger as the owner of leases.
+            routes_bucket, makes_routes: see RouteTable.
+        """
+        self.bus = bus
+        self.names = names
+        self.settings = settings or RouterSettings()
+        self.metrics = metrics or RouterMetrics()
+        self._max_attempts = self.settings.max_attempts
+        self._state = "new"
+        parts = Parts(
+            self,
+            bus,
+            names,
+            settings=self.settings,
+            ambient=ambient or Ambient(),
+            bucket=bucket or BucketSettings(),
+            policy=policy or (lambda _pool: Sticky()),
+            metrics=self.metrics,
+            owner=name or bus.name,
+            routes_bucket=routes_bucket,
+            makes_routes=makes_routes,
+        )
+        self.exchange = parts.exchange
+        self.caller = parts.caller
+        self.gangs = parts.gangs
+        self.sets = parts.sets
+        self.routes = parts.routes
+        self._pools = parts.pools
+        self._targets = parts.targets
+        self._following = parts.following
+        self._traffic = parts.traffic
+        self._streamer = parts.streamer
+        self._dispatcher = parts.dispatcher
+        self._reserving = parts.reserving
+        self._express = parts.express
+        self._held_express = parts.held_express
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin. Idempotent; no storage is touched before the first request."""
+        if self._state == "stopped":
+            raise ClosedError("this router was stopped: make a new one")
+        if self._state == "running":
+            return
+        await self.exchange.start()
+        self._following.start()
+        self._state = "running"
+
+    async def stop(self) -> None:
+        """Refuse new requests with ClosedError, end those that wait or run with it (their tasks are told to stop), and
+        give back all slots. Idempotent; safe before `start`."""
+        if self._state == "stopped":
+            return
+        self._state = "stopped"
+        self._following.refuse(ClosedError("this router was stopped"))
+        self._reserving.release_all()
+        self.sets.refuse(ClosedError("this router was stopped"))
+        self._traffic.refuse(ClosedError("this router was stopped"))
+        await self.exchange.stop()
+        await self.routes.stop()
+        await self.gangs.stop()
+        await self.sets.stop()
+        await self._following.stop()
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        target: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = _DEFAULTS,
+        parent: str | None = None,
+        flags: int = 0,
+    ) -> Any:
+        """Run `ENDPOINT.METHOD` on some worker and return its result; see Client.call for errors."""
+        flight = self._express.launch(target, args, kwargs, options, flags) if self._state == "running" else None
+        if flight is None:
+            order = self.order(target, args, kwargs or {}, options, flags=flags, parent=parent)
+            with self._observed_routed(order) as (ticket, span):
+                return await self._run(order, ticket, span)
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            self._express.failed(flight, error)
+            raise
+        if type(outcome) is Detour:
+            order = self.order(target, args, kwargs or {}, options, flags=flags)
+            return await self._go_on(flight, outcome.outcome, order)
+        if self.exchange.measured:
+            self._express.answered(flight)
+        return outcome
+
+    async def execute(self, order: Order) -> tuple[Any, str]:
+        """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
+        with self._observed_routed(order) as (ticket, span):
+            result = await self._run(order, ticket, span)
+            return result, str(ticket.last or "")
+
+    async def stream(
+        self,
+        target: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = _DEFAULTS,
+        parent: str | None = None,
+    ) -> AsyncGenerator[Any, None]:
+        """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
+        order = self.order(target, args, kwargs or {}, options, parent=parent)
+        with self._observed_routed(order) as (ticket, span):
+            try:
+                while True:
+                    to = await self._target(order, ticket, span)
+                    if isinstance(to, RoutedSet):
+                        items = to.stream(order, ticket, span)
+                    else:
+                        items = self._streamer.run(to, order, ticket, span)
+                    try:
+                        async with contextlib.aclosing(items):
+                            async for item in items:
+                                yield item
+                        return
+                    except Moved:  # nothing was read so far
+                        continue
+                    except NoWorkers:
+                        if not self._traffic.elsewhere(ticket):
+                            raise
+            finally:
+                if ticket.visit is not None:
+                    self._traffic.over(ticket)
+
+    def choose_worker(
+        self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
+    ) -> Choosing:
+        """Choose a worker and hold a slot of it; see Client.choose_worker."""
+        if slots is None and options.submit is None and target in self._traffic.plain:
+            choosing = Choosing(self._reserving.choose, target, options)
+        else:
+            pool, method = self._split_pool(target, options)
+            _check_slots(slots)
+            if slots is None and not method:
+                slots = 1
+            choosing = Choosing(self._choose, pool, method, slots, options)
+        if options.labels or options.key is not None or not move:
+            choosing.choice = Choice(labels=options.labels, key=options.key, move=move)
+        return choosing
+
+    async def _choose(
+        self, choosing: Choosing, pool: str, method: str | None, slots: int | None, options: CallOptions
+    ) -> Selection:
+        ttl_s = max(MIN_TTL_S, self.settings.claim_s)
+        return choosing.chosen(await self._reserve(pool, method, slots, ttl_s, ReserveFlag.SINGLE_USE, options))
+
+    async def dispatch(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = _DEFAULTS,
+    ) -> Any:
+        """Run a task on the worker that was chosen; see Client.dispatch."""
+        self.check_open()
+        self._check_ours(selection)
+        flight = self._held_express.dispatch(selection, method, args, kwargs, options)
+        if flight is None:
+            return await self._dispatch(selection, method, args, kwargs or {}, options)
+        try:
+            outcome = await flight.future
+        except BaseException as error:
+            self._express.failed(flight, error)
+            # The task may not have reached the worker: then the token still has the slot.
+            selection.hold.give_back()
+            raise
+        if type(outcome) is Detour:
+            order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
+            order.pool = selection.pool
+            with self.observed(order, since=flight.sent_at) as (_, span):
+                return await self._dispatcher.go_on(selection, order, outcome.outcome, span)
+        if self.exchange.measured:
+            self._express.answered(flight)
+        return outcome
+
+    async def _dispatch(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> Any:
+        order = self._order_on(selection, method, args, kwargs, options)
+        with self.observed(order) as (_, span):
+            return await self._dispatcher.dispatch(selection, order, span)
+
+    async def stream_on(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        options: CallOptions = _DEFAULTS,
+    ) -> AsyncGenerator[Any, None]:
+        """Run a task on the worker that was chosen and yield its items; see Client.stream."""
+        self.check_open()
+        self._check_ours(selection)
+        order = self._order_on(selection, method, args, kwargs or {}, options)
+        with self.observed(order) as (_, span):
+            items = self._dispatcher.stream(selection, order, span)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+
+    def _order_on(
+        self,
+        selection: Selection,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+    ) -> Order:
+        endpoint, dot, name = method.rpartition(".")
+        order = self.order(f"{endpoint if dot else selection.endpoint}.{name}", args, kwargs, options)
+        if order.pool == selection.endpoint:
+            order.pool = selection.pool
+        selection.check_usable(order.pool)
+        return order
+
+    def _check_ours(self, selection: Selection) -> None:
+        if not selection.hold.is_of(self.exchange):
+            raise WrongClient(
+                f"this selection of {selection.worker} was made by another client: dispatch it with that one"
+            )
+
+    def lease(
+        self,
+        target: str,
+        *,
+        slots: int = 1,
+        ttl_s: float = 15.0,
+        ledger: str = "behind",
+        wait: bool = True,
+        options: CallOptions = _DEFAULTS,
+    ) -> Leasing:
+        """Hold slots of one worker for many tasks; see Client.lease."""
+        pool, method = self._split_pool(target, options)
+        _check_slots(slots)
+        if not MIN_TTL_S <= ttl_s <= MAX_TTL_S:
+            raise InvalidSettings(f"ttl_s is {ttl_s!r}, it must be between {plain(MIN_TTL_S)} and {plain(MAX_TTL_S)}")
+        if ledger not in ("behind", "sync"):
+            raise InvalidSettings(f"ledger is {ledger!r}, it must be 'behind' or 'sync'")
+        flags = ReserveFlag.SYNC if ledger == "sync" else ReserveFlag(0)
+
+        async def make() -> Lease:
+            hold = await self._reserve(pool, method, slots, ttl_s, flags, options)
+            kind = GangLease if isinstance(hold, GangHold) else Lease
+            return kind(
+                hold,
+                caller=self.caller,
+                express=self._held_express,
+                streamer=self._streamer,
+                make=self._lease_order,
+                observe=self.observed,
+                options=options,
+                wait=wait,
+            )
+
+        return Leasing(make)
+
+    # -- for clients and gateways ---------------------------------------------------------------------------------
+
+    def order(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        options: CallOptions,
+        *,
+        flags: int = 0,
+        parent: str | None = None,
+    ) -> Order:
+        """What is to be done, with its deadline: the earlier of the caller's own and the surrounding task's."""
+        options.check_for_call()
+        split = self._targets.get(target)
+        if split is None:
+            split = split_target(target)
+            if len(self._targets) < _MAX_TARGETS:
+                self._targets[target] = split
+        endpoint, method = split
+        return Order(
+            endpoint=endpoint,
+            method=method,
+            args=args,
+            kwargs=kwargs,
+            options=options,
+            deadline=self.deadline(options),
+            flags=flags,
+            span_parent=parent,
+        )
+
+    def deadline(self, options: CallOptions) -> float | None:
+        """Loop time by which a request made now must be done."""
+        timeout_s = options.timeout_s if options.timeout_s is not None else self.settings.default_timeout_s
+        inherited = current_deadline()
+        if timeout_s is None:
+            return inherited
+        own = asyncio.get_running_loop().time() + timeout_s
+        return own if inherited is None else min(own, inherited)
+
+    async def pool(self, name: str, deadline: float | None = None) -> RoutedPool:
+        """The pool of that name, its workers pulled; see Pools.get.
+
+        Raises:
+            ClosedError: the router does not run.
+        """
+        self.check_open()
+        return await self._following.get(name, deadline)
+
+    async def target(self, name: str, deadline: float | None = None) -> RoutedPool:
+        """The pool of that name, or what stands for the standing set of that name: its gangs, as workers of a pool.
+
+        Raises:
+            ClosedError: the router does not run.
+            Unavailable: who serves it could not be read.
+        """
+        self.check_open()
+        routed = await self.sets.find_if_permitted(name, deadline)
+        return await self._following.get(name, deadline) if routed is None else routed.pool
+
+    def known_target(self, name: str) -> RoutedPool | None:
+        """The same, if it is known."""
+        return self.sets.pool_of(name) or self._pools.get(name)
+
+    async def hold(self, pool: str, *, slots: int, ttl_s: float, method: str | None = None) -> Hold:
+        """Slots of one worker of the pool, or of one gang of the standing set of that name (a GangHold then), for
+        whoever sends on them by itself; released by `Hold.release`, or by `stop`. Cancelling gives back what may have
+        been granted. Errors as of `lease`.
+
+        Args:
+            method: only of a worker that has this task.
+        """
+        self.check_open()
+        options = CallOptions(pool=pool)
+        return await self._reserving.reserve(
+            pool,
+            method,
+            slots,
+            ttl_s=ttl_s,
+            flags=ReserveFlag(0),
+            options=options,
+            deadline=self.deadline(options),
+            sets=True,
+        )
+
+    def observed(self, order: Order, since: float | None = None) -> Observed:
+        """Count and trace one request: `with ... as (ticket, span)`.
+
+        Args:
+            since: when it was sent, and counted, elsewhere.
+        """
+        if since is None:
+            self.check_open()
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, since=since)
+
+    def check_open(self) -> None:
+        """
+        Raises:
+            ClosedError: the router does not run.
+        """
+        if self._state != "running":
+            why = "was not started" if self._state == "new" else "was stopped"
+            raise ClosedError(f"this router {why}")
+
+    @property
+    def running(self) -> bool:
+        return self._state == "running"
+
+    @property
+    def pools(self) -> Mapping[str, RoutedPool]:
+        """Pools in use."""
+        return self._pools
+
+    async def ledger(self) -> KeyValue:
+        """The ledger's bucket."""
+        return await self._following.ledger()
+
+    def statistics(self) -> dict[str, Any]:
+        """Pools with their workers and queues, flights, holds."""
+        return {
+            "state": self._state,
+            "holds": len(self._reserving),
+            **self.gangs.statistics(),
+            **self.exchange.statistics(),
+            "gangsets": self.sets.statistics(),
+            "pools": {name: pool.statistics() for name, pool in self._pools.items()},
+            "routes": self._traffic.statistics(),
+        }
+
+    def __repr__(self) -> str:
+        return f"Router({self._state}, pools={sorted(self._pools)}, {self.exchange!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        pool = self._traffic.plain.get(order.pool)
+        if pool is not None:
+            if order.options.pool is None:
+                ticket.endpoint = order.endpoint
+            try:
+                return await self.caller.run(pool, order, ticket, span)
+            except Moved:
+                pass  # a route was made while it waited
+        return await self._run_routed(order, ticket, span)
+
+    async def _run_routed(self, order: Order, ticket: Ticket, span: Span) -> Any:
+        try:
+            while True:
+                target = await self._target(order, ticket, span)
+                try:
+                    if isinstance(target, RoutedSet):
+                        return await target.run(order, ticket, span)
+                    return await self.caller.run(target, order, ticket, span)
+                except Moved:
+                    continue
+                except NoWorkers:
+                    if not self._traffic.elsewhere(ticket):
+                        raise
+        finally:
+            if ticket.visit is not None:
+                self._traffic.over(ticket)
+
+    async def _target(self, order: Order, ticket: Ticket, span: Span) -> RoutedPool | RoutedSet:
+        """Where the order goes now. Who names a pool means the pool."""
+        self.check_open()
+        if order.options.pool is not None:
+            return await self._following.get(order.options.pool, order.deadline)
+        target = await self._traffic.find(order.endpoint, ticket, order.deadline, order)
+        if (visit := self._traffic.visit_of(ticket)) is not None and visit.pool is not None:
+            order.pool = visit.pool
+            visit.span = span
+            span.set(gangline__pool=visit.pool)
+            if isinstance(target, RoutedSet):
+                visit.sent()  # as near to it as can be: its members are sent to one by one
+        return target
+
+    def _observed_routed(self, order: Order) -> Observed:
+        """`observed`, for an order whose pool may not be known yet."""
+        self.check_open()
+        counted = order.options.pool is not None or order.endpoint in self._traffic.plain
+        return Observed(order, order.ticket(self._max_attempts), self.metrics, self.exchange.loop, counted=counted)
+
+    async def _go_on(self, flight: PlainFlight, outcome: Outcome, order: Order) -> Any:
+        """A plain call was not simply answered: from here on it goes the general way."""
+        pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
+        ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
+        ticket.endpoint = order.endpoint
+        with Observed(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
+            try:
+                return await self.caller.run(pool, order, ticket, span, tried=(flight.worker, outcome))
+            except Moved:
+                return await self._run_routed(order, ticket, span)
+
+    async def _reserve(
+        self,
+        pool: str,
+        method: str | None,
+        slots: int | None,
+        ttl_s: float,
+        flags: ReserveFlag,
+        options: CallOptions,
+    ) -> Hold:
+        self.check_open()
+        return await self._reserving.reserve(
+            pool, method, slots, ttl_s=ttl_s, flags=flags, options=options, deadline=self.deadline(options)
+        )
+
+    def _lease_order(self, target: str, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> Order:
+        self.check_open()
+        return self.order(target, args, kwargs, options)
+
+    def _split_pool(self, target: str, options: CallOptions) -> tuple[str, str | None]:
+        options.check_for_call()
+        endpoint, dot, method = target.partition(".")
+        if dot:
+            endpoint, method = split_target(target)
+        return options.pool or check_name(endpoint, "pool"), method or None
+
+
+def _check_slots(slots: int | None) -> None:
+    if slots is not None and not 1 <= slots <= MAX_SLOTS:
+        raise InvalidSettings(f"slots is {slots!r}, it must be between 1 and {MAX_SLOTS}")

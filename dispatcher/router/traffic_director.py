@@ -1,0 +1,210 @@
+"""Where requests go: endpoints without a route to the pool (or standing set) of their name, the others by their route.
+
+Nearly all requests are to endpoints without a route; they find their pool by one look into `plain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.records.routes import RouteRecord
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ..gangs.set_registry import GangSets
+from ..gangs.standing_set import RoutedSet
+from ..pools.pool import RoutedPool
+from ..pools.registry import Pools
+from ..routing.request import Ticket
+from ..routing.settings import RouterSettings
+from ..traffic.admission import Route, Visit
+from ..traffic.route_core import Draw
+from ..traffic.shadowing import Shadows
+from ..traffic.table import RouteTable
+
+if TYPE_CHECKING:
+    from ..calls.call import Order
+
+Target = RoutedPool | RoutedSet
+
+
+class Traffic:
+    """Finds the target of each request, and moves those that wait when routes change."""
+
+    def __init__(
+        self,
+        table: RouteTable,
+        *,
+        pools: Mapping[str, RoutedPool],
+        following: Pools,
+        sets: GangSets,
+        shadows: Shadows,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        draw: Draw,
+        numbers: Iterator[int],
+    ) -> None:
+        """`pools`: those that are open; `numbers`: order of arrival over all of them."""
+        self.plain: dict[str, RoutedPool] = {}
+        """Open pools of endpoints that have no route and are no standing sets, for certain. Kept by this object."""
+        self.shadows = shadows
+        self._table = table
+        self._pools = pools
+        self._following = following
+        self._sets = sets
+        self._settings = settings
+        self._metrics = metrics
+        self._draw = draw
+        self._numbers = numbers
+        self._routes: dict[str, Route] = {}
+        """Of endpoints that were asked for."""
+        self._unlisten: Callable[[], None] | None = table.listen(self._changed)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def find(self, endpoint: str, ticket: Ticket, deadline: float | None, order: Order | None = None) -> Target:
+        """Where a request to the endpoint goes; asked again for one that was moved.
+
+        Args:
+            order: what shadows get copies of.
+
+        Raises:
+            Unavailable: who serves it could not be read, or too many wait; nothing was sent.
+        """
+        visit = self.visit_of(ticket)
+        if visit is not None:
+            visit.leave()
+        ticket.endpoint = endpoint
+        if not (self._table.settled and self._sets.none):
+            self._table.start()  # so that both are read at once
+            await self._sets.find(endpoint, deadline)
+            await self._table.ready(deadline)
+        while True:
+            route = self._route(endpoint)
+            if route is None:
+                target = await self._open(endpoint, deadline)
+                if isinstance(target, RoutedSet):
+                    if self._route(endpoint) is None:
+                        return target
+                elif self._route(endpoint) is None and self._sets.pool_of(endpoint) is None:
+                    self.plain[endpoint] = target
+                    return target
+                continue  # it got a route, or a set of its name, while its pool was opened
+            if visit is None or visit.route is not route:
+                visit = ticket.visit = Visit(route, order)
+            pool = await route.enter(ticket, visit, deadline)
+            target = await self._open(pool, deadline)
+            if route.core.takes(pool):
+                return target
+            visit.leave()  # the route changed while the pool was opened
+
+    def visit_of(self, ticket: Ticket) -> Visit | None:
+        """The request's stay with a route; None: it has none."""
+        return ticket.visit if isinstance(ticket.visit, Visit) else None
+
+    def over(self, ticket: Ticket) -> None:
+        """Nobody waits for the request any more; it counts until its task has ended."""
+        if (visit := self.visit_of(ticket)) is not None:
+            visit.end(ticket)
+
+    def elsewhere(self, ticket: Ticket) -> bool:
+        """Whether a request that found no worker in its pool may go to another pool of its route, which has some."""
+        visit = self.visit_of(ticket)
+        if visit is None or visit.pool is None or ticket.uncertain is not None:
+            return False
+        return self.deserted(visit.pool) and visit.route.core.others(visit.pool)
+
+    def strays(self, endpoint: str, pool: str) -> bool:
+        """Whether requests to the endpoint have no business in that pool (any more)."""
+        record = self._table.get(endpoint)
+        if record is None or not record.to:
+            return pool != endpoint
+        return record.to.get(pool, 0.0) <= 0
+
+    def deserted(self, pool: str) -> bool:
+        """Whether a pool is known to have been without workers for so long that callers need not wait for them."""
+        known = self._known(pool)
+        return known is not None and known.deserted
+
+    # -- what changes ---------------------------------------------------------------------------------------------
+
+    def forget(self, name: str) -> None:
+        """The pool of that name was closed, or the name is a standing set's from now on (or no longer): whoever waits
+        in a pool of that name looks again."""
+        self.plain.pop(name, None)
+        pool = self._pools.get(name)
+        if pool is not None:
+            pool.move(name)
+
+    def poke(self) -> None:
+        """Called now and then: pools may have got workers."""
+        for endpoint, route in list(self._routes.items()):
+            route.poke()
+            if route.deleted and route.core.idle:
+                del self._routes[endpoint]
+
+    def refuse(self, error: GanglineError) -> None:
+        """Tell whoever waits for a limit; follow no routes any more."""
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        for route in self._routes.values():
+            route.close(error)
+
+    def statistics(self) -> dict[str, Any]:
+        """What is known of routes, who is inside, what became of copies."""
+        return {
+            **self._table.statistics(),
+            "traffic": {endpoint: route.statistics() for endpoint, route in self._routes.items()},
+            "shadows": self.shadows.statistics(),
+        }
+
+    def __repr__(self) -> str:
+        return f"Traffic({len(self.plain)} plain, {len(self._routes)} routed)"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _route(self, endpoint: str) -> Route | None:
+        route = self._routes.get(endpoint)
+        if route is None:
+            record = self._table.get(endpoint)
+            if record is None:
+                return None
+            route = self._routes[endpoint] = Route(
+                endpoint,
+                record,
+                settings=self._settings,
+                metrics=self._metrics,
+                shadows=self.shadows,
+                draw=self._draw,
+                deserted=self.deserted,
+                numbers=self._numbers,
+            )
+            self.shadows.open(record)
+        if route.deleted and route.core.idle:
+            del self._routes[endpoint]
+            return None
+        return route
+
+    def _changed(self, endpoint: str, record: RouteRecord | None) -> None:
+        self.plain.pop(endpoint, None)
+        route = self._routes.get(endpoint)
+        if route is not None:
+            if record is not None:
+                # Whoever is drawn to a new pool should not have to wait for its opening.
+                for pool, weight in record.to.items():
+                    if weight > 0 and self._known(pool) is None:
+                        self._following.open_soon(pool)
+                self.shadows.open(record)
+            route.changed(record)
+        for open_ in [*self._pools.values(), *self._sets.pools()]:
+            if self.strays(endpoint, open_.name):
+                open_.move(endpoint)
+
+    def _known(self, name: str) -> RoutedPool | None:
+        return self._sets.pool_of(name) or self._pools.get(name)
+
+    async def _open(self, name: str, deadline: float | None) -> Target:
+        if not self._sets.none and (routed := await self._sets.find(name, deadline)) is not None:
+            return routed
+        return await self._following.get(name, deadline)

@@ -1,0 +1,244 @@
+"""What a router is made of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cached_property
+from typing import Protocol
+
+from ...bus.port.bus import BucketSettings, Bus
+from ...runtime.clock import Ambient
+from ...schemas.names import Names
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ..calls.attempts import Caller
+from ..calls.call import CallOptions, Order
+from ..calls.fast_path import Express
+from ..calls.streaming import Streamer
+from ..calls.telemetry import Observed
+from ..gangs.gangs import Gangs
+from ..gangs.members import LineMaker
+from ..gangs.set_registry import GangSets
+from ..leases.fast_path import HeldExpress
+from ..leases.held_slots import Reserver
+from ..leases.selection import Dispatcher
+from ..pools.pool import RoutedPool
+from ..pools.registry import Pools
+from ..routing.policy import Policy
+from ..routing.settings import RouterSettings
+from ..traffic.shadowing import Shadows
+from ..traffic.table import RouteTable
+from ..transport.exchange import Exchange
+from .endpoint_reserver import Reserving
+from .queue_lengths import QueueLengths
+from .traffic_director import Traffic
+
+
+class Whole(Protocol):
+    """What parts ask of the router that they belong to."""
+
+    def check_open(self) -> None:
+        """Raises ClosedError when it does not run."""
+
+    def deadline(self, options: CallOptions) -> float | None:
+        """Of a request that is made now."""
+
+    def observed(self, order: Order, since: float | None = None) -> Observed:
+        """Counts and traces a request."""
+
+    async def pool(self, name: str, deadline: float | None = None) -> RoutedPool:
+        """The pool of that name."""
+
+
+class Parts:
+    """Each part is made once, when it is asked for first, of the parts that it needs. Where two need each other, one of
+    them asks for the other when the router runs."""
+
+    def __init__(
+        self,
+        router: Whole,
+        bus: Bus,
+        names: Names,
+        *,
+        settings: RouterSettings,
+        ambient: Ambient,
+        bucket: BucketSettings,
+        policy: Callable[[str], Policy],
+        metrics: RouterMetrics,
+        owner: str,
+        routes_bucket: BucketSettings | None,
+        makes_routes: bool,
+    ) -> None:
+        """See Router; `owner`: who holds, as the ledger says it."""
+        self._router = router
+        self._bus = bus
+        self._names = names
+        self._settings = settings
+        self._ambient = ambient
+        self._bucket = bucket
+        self._policy = policy
+        self._metrics = metrics
+        self._owner = owner
+        self._routes_bucket = routes_bucket
+        self._makes_routes = makes_routes
+        self.pools: dict[str, RoutedPool] = {}
+        """Those that are open."""
+        self.targets: dict[str, tuple[str, str]] = {}
+        """Endpoint and method of targets that were taken apart and found right."""
+
+    # -- the wire -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        return Exchange(self._bus, self._names, self._ambient, self._settings, self.pools.get)
+
+    @cached_property
+    def caller(self) -> Caller:
+        return Caller(self.exchange, self._settings)
+
+    @cached_property
+    def streamer(self) -> Streamer:
+        return Streamer(self.caller, self._settings.stream_window)
+
+    @cached_property
+    def express(self) -> Express:
+        return Express(
+            self.exchange, self.caller, self._settings, self._metrics, self.targets, plain_pools=self.traffic.plain
+        )
+
+    @cached_property
+    def lengths(self) -> QueueLengths:
+        router = self._ambient.token()  # not the exchange's name: that one is for its workers alone
+        return QueueLengths(
+            self._bus, self._names, self._waiting, router=router, owner=self._owner, node=self._settings.node
+        )
+
+    # -- who serves -----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def following(self) -> Pools:
+        return Pools(
+            self._bus,
+            self._names,
+            pools=self.pools,
+            exchange=self.exchange,
+            settings=self._settings,
+            bucket=self._bucket,
+            policy=self._policy,
+            metrics=self._metrics,
+            draw=self._chance.random,
+            numbers=self.exchange.numbers,
+            strays=self._strays,
+            on_close=self._forget,
+            on_tick=self._tick,
+        )
+
+    @cached_property
+    def sets(self) -> GangSets:
+        return GangSets(
+            self._bus,
+            self._names,
+            self._settings,
+            exchange=self.exchange,
+            lines=self._lines,
+            policy=self._policy,
+            metrics=self._metrics,
+            random=self._chance,
+            ledger=self.following.ledger,
+            numbers=self.exchange.numbers,
+            strays=self._strays,
+            on_change=self._forget,
+        )
+
+    @cached_property
+    def routes(self) -> RouteTable:
+        return RouteTable(
+            self._bus,
+            self._names,
+            bucket=self._routes_bucket,
+            make=self._makes_routes,
+            reconcile_s=self._settings.reconcile_s,
+        )
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        shadows = Shadows(
+            self.exchange,
+            self._settings,
+            self._metrics,
+            pools=self.pools,
+            open_soon=self.following.open_soon,
+            draw=self._chance.random,
+        )
+        return Traffic(
+            self.routes,
+            pools=self.pools,
+            following=self.following,
+            sets=self.sets,
+            shadows=shadows,
+            settings=self._settings,
+            metrics=self._metrics,
+            draw=self._chance.random,
+            numbers=self.exchange.numbers,
+        )
+
+    # -- what is held ---------------------------------------------------------------------------------------------
+
+    @cached_property
+    def held_express(self) -> HeldExpress:
+        return HeldExpress(self.express, self._settings, self._metrics, self._owner)
+
+    @cached_property
+    def reserving(self) -> Reserving:
+        return Reserving(
+            Reserver(self.exchange, self._settings, self._owner),
+            self.held_express,
+            self.traffic,
+            self.following,
+            self.sets,
+            check_open=self._router.check_open,
+            deadline=self._router.deadline,
+            settings=self._settings,
+        )
+
+    @cached_property
+    def dispatcher(self) -> Dispatcher:
+        return Dispatcher(self.caller, self.streamer, self._settings.max_attempts)
+
+    @cached_property
+    def gangs(self) -> Gangs:
+        return Gangs(
+            self._bus,
+            self._names,
+            self._ambient,
+            self._settings,
+            lines=self._lines,
+            deadline=self._router.deadline,
+            observe=self._router.observed,
+            owner=self._owner,
+        )
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _chance(self) -> random.Random:
+        # A generator of its own: the system's is a system call for every draw.
+        return random.Random(self._ambient.random.getrandbits(64))
+
+    @cached_property
+    def _lines(self) -> LineMaker:
+        return LineMaker(caller=self.caller, streamer=self.streamer, pool=self._router.pool)
+
+    def _strays(self, endpoint: str, pool: str) -> bool:
+        return self.traffic.strays(endpoint, pool)
+
+    def _waiting(self) -> dict[str, int]:
+        pools = {name: pool.core.waiting for name, pool in self.pools.items() if pool.core.waiting}
+        return {**pools, **self.sets.waiting()}
+
+    def _tick(self) -> None:
+        self.traffic.poke()
+        self.lengths.tick(self.exchange.loop.time())
+
+    def _forget(self, name: str) -> None:
+        self.traffic.forget(name)

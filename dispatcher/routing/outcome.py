@@ -1,0 +1,87 @@
+"""What became of a try, whether there may be another, and how long to wait before it. Pure.
+
+=============  ==========================================================  =======================================
+fate           how it is known                                             another try
+=============  ==========================================================  =======================================
+UNSENT         we had no connection                                        yes: nothing was sent
+UNHEARD        the server answered 503, nobody listens there               yes: nothing was received
+UNSEEN         CHECK: the worker never saw it, and refuses it from now on  yes: nothing started
+FULL           REJECTED full                                               yes
+DRAINING       REJECTED draining                                           yes
+STALE          REJECTED stale                                              yes
+LATE           REJECTED expired                                            yes, if there is time left
+NOT_HERE       REJECTED unknown_job                                        yes: nothing started
+SLOW           a reservation without an answer, now released               yes
+GONE           the worker left or died before anything was sent            yes
+LOST           the worker vanished and had (or may have had) it            only if the task is idempotent
+FORGOTTEN      CHECK: it ran, but its answer is no longer kept             only if the task is idempotent
+=============  ==========================================================  =======================================
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from ...schemas.wire.frames import Reason
+
+
+class Fate(Enum):
+    """Why a try came to nothing. The value is for people."""
+
+    UNSENT = "not sent: no connection to the server"
+    UNHEARD = "nobody listens there"
+    UNSEEN = "the worker never received it"
+    FULL = "the worker is full"
+    DRAINING = "the worker is draining"
+    STALE = "the worker has a newer epoch"
+    LATE = "it arrived after its deadline"
+    NOT_HERE = "the worker knows no such job"
+    SLOW = "the worker did not answer in time"
+    GONE = "the worker is gone"
+    LOST = "the worker vanished"
+    FORGOTTEN = "the answer is no longer kept"
+
+    @property
+    def may_have_started(self) -> bool:
+        """Whether some of the task may have run."""
+        return self in _UNCERTAIN
+
+    def allows_retry(self, idempotent: bool) -> bool:
+        """Whether it may be sent again."""
+        return idempotent or self not in _UNCERTAIN
+
+    @classmethod
+    def of_reason(cls, reason: str) -> Fate:
+        """The fate that a REJECTED frame tells. An unknown reason (a newer worker's) counts as full."""
+        return _BY_REASON.get(reason, cls.FULL)
+
+
+_UNCERTAIN: Final = frozenset((Fate.LOST, Fate.FORGOTTEN))
+_BY_REASON: Final[dict[str, Fate]] = {
+    Reason.FULL: Fate.FULL,
+    Reason.DRAINING: Fate.DRAINING,
+    Reason.STALE: Fate.STALE,
+    Reason.EXPIRED: Fate.LATE,
+    Reason.UNKNOWN_JOB: Fate.NOT_HERE,
+}
+
+
+class Backoff:
+    """25 ms, doubling to 0.5 s, of which jitter takes off up to half. Reset by any success."""
+
+    __slots__ = ("_first_s", "_max_s", "failures")
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self.failures = 0
+
+    def next_s(self, draw: float) -> float:
+        """How long to wait now, in seconds; counts one more failure. `draw` is a random number in [0, 1)."""
+        delay = min(self._max_s, self._first_s * 2.0 ** min(self.failures, 32))
+        self.failures += 1
+        return delay * (1.0 - draw / 2)
+
+    def reset(self) -> None:
+        self.failures = 0

@@ -1,0 +1,563 @@
+"""Routing of one pool: which request goes to which worker, and which waits. Pure: no IO, no clock, no await.
+
+Laws, which `check` asserts and tests quote:
+
+1. A ticket is in one place at a time: waiting in line, placed on one worker, or neither (not yet admitted, or over).
+2. A placement is charged to its worker once and discharged once; the policy's `routed` and `completed` come with them,
+   so they are always paired.
+3. Tickets of one class are placed in order of arrival. A retry keeps its number, and with it its place.
+4. A ticket is placed on a worker that is not known to have room only as a *probe*: at most once in each backoff
+   interval and class.
+5. A ticket is placed at most `max_attempts` times. A try that may have started something is followed by another only if
+   the task is idempotent.
+6. With no worker left, whoever waits is told so within `no_workers_wait_s`; nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable, Iterator
+from typing import NamedTuple
+
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    Disconnected,
+    Draining,
+    GanglineError,
+    InvalidRequest,
+    NoWorkers,
+    QueueFull,
+    ResultLost,
+    Saturated,
+    StaleEpoch,
+    UnknownMethod,
+    WorkerLost,
+)
+from ...schemas.records.workers import Registration
+from ...schemas.text import count_of, plain
+from ...schemas.wire.frames import Load
+from .candidates import Candidates, Draw, cost, cost_on, sample
+from .outcome import Backoff, Fate
+from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
+from .request import Ticket
+from .settings import RouterSettings
+from .wait_queue import WaitingLine
+from .worker_table import PoolView, Worker
+
+
+class Placed(NamedTuple):
+    """The ticket's turn has come: send it to `ticket.worker`."""
+
+    ticket: Ticket
+
+
+class Refused(NamedTuple):
+    """The ticket will not be placed any more."""
+
+    ticket: Ticket
+    error: GanglineError
+
+
+Effect = Placed | Refused
+
+
+class PoolCore:
+    """Decides for one pool. Every method that can let others go on returns the effects, in order."""
+
+    def __init__(
+        self, pool: str, settings: RouterSettings, policy: Policy, draw: Draw, numbers: Iterator[int] | None = None
+    ) -> None:
+        """`numbers`: order of arrival; shared by pools between which requests may move."""
+        self.pool = pool
+        self.view = PoolView(pool, node=settings.node, zone=settings.zone, stale_after_s=settings.stale_after_s)
+        self.policy = policy
+        hooks = (getattr(type(policy), "routed", None), getattr(type(policy), "completed", None))
+        self._tells_policy = hooks != (Hooks.routed, Hooks.completed)
+        self._plain = type(policy).choose in (PowerOfTwo.choose, Sticky.choose) and not self._tells_policy
+        """A request that is not choosy may be placed without asking the policy, nor telling it."""
+        self.connected = True
+        self._settings = settings
+        self._draw = draw
+        self._candidates = Candidates(self.view, draw)
+        self._line: WaitingLine[Ticket] = WaitingLine()
+        self._backoff = Backoff(settings.backoff_first_s, settings.backoff_max_s)
+        self._numbers = numbers or itertools.count(1)
+        self._placed = 0
+        self._progress: dict[Hashable, float] = {}
+        """When a request of each class was last taken by a worker, while others wait."""
+        self._empty_since = 0.0
+        """When the pool last became empty; meaningful while it is."""
+        self.coming = False
+        """Somebody who will serve it is on the way; see `expect`."""
+        self._changed_at = 0.0
+        """When a worker last came or went."""
+        self._moving = False
+        """Whether a worker took something since the last interval began."""
+        self.probes = 0
+        """How often a backoff interval ended with a probe."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in line."""
+        return len(self._line)
+
+    @property
+    def placed(self) -> int:
+        """Requests charged to workers now."""
+        return self._placed
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket, now: float) -> bool:
+        """Take a new request: True when it was placed (see `ticket.worker`), False when it waits. One that was moved
+        has a number already, and with it its place.
+
+        Raises:
+            UnknownMethod: there are workers, and none has the task.
+            InvalidRequest: it names a model, and no worker has models.
+            Saturated: no worker has so many slots, busy or not.
+            QueueFull: it would have to wait, and `max_queued` do so already.
+        """
+        if not ticket.number:
+            ticket.number = next(self._numbers)
+        ticket.queued_at = now
+        ticket.queue = self._class_of(ticket)
+        if self.view.workers:
+            if (error := self._impossible(ticket) or self._too_large(ticket)) is not None:
+                raise error
+            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+                return True
+        if len(self._line) >= self._settings.max_queued and not ticket.moved:
+            raise QueueFull(
+                f"{len(self._line)} requests already wait for pool {self.pool!r}: slow down, or raise max_queued",
+                details={"pool": self.pool, "max_queued": self._settings.max_queued},
+            )
+        self._line.add(ticket)
+        return False
+
+    def admit_at_once(self, ticket: Ticket, now: float) -> bool:
+        """Take a new request only if it need not wait, nor overtake one that does; it is forgotten otherwise."""
+        ticket.queue = self._class_of(ticket)
+        if not self.connected or not self.view.workers or self._line.has_line(ticket.queue):
+            return False
+        ticket.number = next(self._numbers)
+        return self._impossible(ticket) is None and self._try(ticket, now)
+
+    def place_plain(self, method: str | None) -> Worker | None:
+        """Take and place a request for one slot of any worker that has the task, the way of nearly every call: what
+        `admit` would do, without the general machinery and without a ticket. It counts there until `ended` or
+        `end_plain`.
+
+        None: nothing was done, it is not as plain as that (nobody has room, somebody waits, workers differ, the policy
+        is the user's own).
+
+        Args:
+            method: None: the slot alone is asked for.
+        """
+        view = self.view
+        table = view.table
+        if table is None or not self.connected or not self._plain or self._line.size:
+            return None
+        if method is not None:
+            declared = table.get(method)
+            if declared is None or declared.slots != 1:
+                return None
+        for row in view.open:
+            if row:
+                break
+        else:
+            return None
+        worker = row[0] if len(row) == 1 else less_loaded(sample(row, 2, self._draw))
+        self._placed += 1
+        view.charge(worker, 1)
+        return worker
+
+    def end_plain(self, worker: Worker, count: int = 1) -> None:
+        """So many plain requests no longer count on the worker. Pump afterwards."""
+        self._placed -= count
+        self.view.discharge(worker, count)
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """The worker took those plain requests that `worker.ended` counts, and they are over."""
+        count, worker.ended = worker.ended, 0
+        self.end_plain(worker, count)
+        self.progressed(None, now)
+
+    def tried_plain(self, ticket: Ticket, worker: Worker, number: int, since: float) -> Ticket:
+        """What the ticket of a plain request would be by now, had it had one: the try on that worker is over, and
+        settled.
+
+        Args:
+            number: its place in the order of arrival.
+            since: when it was taken.
+        """
+        ticket.number, ticket.queued_at = number, since
+        ticket.attempts, ticket.cost, ticket.last = 1, 1, worker.id
+        if ticket.method is not None and ticket.method in worker.methods:
+            ticket.repeatable = worker.methods[ticket.method].idempotent
+        return ticket
+
+    def again(self, ticket: Ticket, fate: Fate, now: float) -> bool:
+        """A try came to nothing and was settled: place it again (True), or let it wait at its old place (False).
+
+        Raises:
+            WorkerLost, ResultLost: it may have started and is not idempotent.
+            Saturated, ...: `max_attempts` are used up; see `give_up`.
+        """
+        self.judge(ticket, fate, now)
+        if self.view.workers:
+            if (error := self._impossible(ticket)) is not None:
+                raise error
+            if self.connected and not self._waits_before(ticket) and self._try(ticket, now):
+                return True
+        self._line.add(ticket)
+        return False
+
+    def judge(self, ticket: Ticket, fate: Fate, now: float) -> None:
+        """Whether there may be another try after one of that fate.
+
+        Raises:
+            GanglineError: there may not; as `again`.
+        """
+        assert ticket.worker is None and not ticket.waits, ticket
+        ticket.fate = fate
+        if fate.may_have_started or fate is Fate.UNSEEN:
+            ticket.queued_at = now  # until now it was in a worker's hands, so far as anybody knew
+        if not fate.allows_retry(ticket.repeatable):
+            raise self.outcome_unknown(ticket, fate)
+        if fate.may_have_started:
+            ticket.uncertain = fate
+        if ticket.attempts >= ticket.max_attempts:
+            raise self.give_up(ticket, f"after {count_of(ticket.attempts, 'attempt')}")
+
+    def take_out(self, endpoint: str) -> list[Ticket]:
+        """Let go of all that wait and follow that endpoint's route, oldest first."""
+        found = [ticket for ticket in self._line if ticket.endpoint == endpoint]
+        for ticket in found:
+            self._line.remove(ticket)
+            ticket.moved = True
+        self._line.sweep()
+        return found
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """The caller gave up while the ticket waited or was placed. Idempotent. Pump afterwards."""
+        if not self._line.remove(ticket):
+            self.settle(ticket)
+
+    def accepted(self, ticket: Ticket, now: float) -> None:
+        """A worker took it."""
+        self.progressed(ticket.queue, now)
+
+    def progressed(self, queue: Hashable, now: float) -> None:
+        """A worker took a request of that class: the pool makes progress, so the others need not be so patient nor so
+        careful."""
+        self._moving = True
+        self._backoff.failures = 0
+        if self._line.size:
+            self._progress[queue] = now
+        elif self._progress:
+            self._progress.clear()
+
+    def settle(self, ticket: Ticket) -> None:
+        """The ticket no longer counts on its worker. Idempotent: law 2. Pump afterwards."""
+        worker = ticket.worker
+        if worker is None:
+            return
+        ticket.worker = None
+        self._placed -= 1
+        self.view.discharge(worker, ticket.cost)
+        if self._tells_policy:
+            self.policy.completed(worker, ticket)
+        if ticket.visit is not None:
+            ticket.visit.settled()
+
+    def turned_down(self, ticket: Ticket, worker: Worker, fate: Fate) -> None:
+        """The try came to nothing there: not there again until the next backoff is over. But once more at once, if only
+        our idea of the worker's epoch was old."""
+        if fate is Fate.STALE and ticket.fate is not Fate.STALE:
+            return
+        if ticket.avoid is None:
+            ticket.avoid = set()
+        ticket.avoid.add(worker)
+
+    def invited(self, worker: Worker) -> None:
+        """The worker says that it has room again: that it turned somebody down no longer counts. Pump afterwards."""
+        for head in self._line.heads():
+            if head.avoid:
+                head.avoid.discard(worker)
+
+    # -- workers --------------------------------------------------------------------------------------------------
+
+    def registered(self, record: Registration, revision: int, now: float) -> Worker | None:
+        """Learn a registration that stands in the ledger; returns the worker whose process it replaced, which is dead.
+        That worker is still `known` if its answers told of the new process before: see PoolView.register."""
+        count = len(self.view.workers)
+        _, replaced = self.view.register(record, revision, now)
+        if replaced is not None or len(self.view.workers) != count:
+            self._changed_at = now
+        if replaced is not None:
+            self.policy.worker_lost(replaced)
+        return replaced
+
+    def gone(self, worker: Worker, now: float) -> bool:
+        """The worker left or is lost; False when that was known."""
+        if self.view.workers.get(worker.id.worker) is not worker:
+            return False
+        self.view.remove(worker)
+        self.policy.worker_lost(worker)
+        self._changed_at = now
+        if not self.view.workers:
+            self._empty_since = now
+        return True
+
+    def loaded(self, worker: Worker, load: Load, epoch: int, now: float) -> None:
+        """An answer or a heartbeat came, with the load as of its sending."""
+        self.view.heard(worker, now)
+        self.view.loaded(worker, load, epoch, now)
+
+    # -- progress -------------------------------------------------------------------------------------------------
+
+    def pump(self, now: float, freed: Worker | None = None) -> list[Effect]:
+        """Place whoever can be placed now, oldest first. Cheap when nobody waits or nobody has room.
+
+        Args:
+            freed: the only worker that may have got room since the last time. With thousands of classes (keys) in
+                line, all of which wait for others, looking at each of them at each answer would take all our time.
+        """
+        if not self._line or not self.connected or not self._has_room(freed):
+            return []
+        effects: list[Effect] = []
+        for head in self._line.heads():
+            following: Ticket | None = head
+            while following is not None and self._try(following, now):
+                self._line.remove(following)
+                effects.append(Placed(following))
+                following = self._line.next_after(following)
+            if not self._has_room(freed):
+                break
+        return effects
+
+    def wake(self, now: float) -> list[Effect]:
+        """A backoff interval is over: forget refusals, probe, and tell those who wait in vain."""
+        effects = self._refuse_hopeless(now)
+        if not self.connected or not self.view.workers:
+            return effects
+        for head in self._line.heads():
+            head.avoid = None
+        effects += self.pump(now)
+        # While requests are being taken, answers tell where there is room, and a probe would only be refused.
+        for head in [] if self._moving else self._line.heads():
+            if self._try(head, now, anyhow=True):
+                self.probes += 1
+                self._line.remove(head)
+                effects.append(Placed(head))
+        return effects
+
+    def next_wake_s(self, now: float) -> float | None:
+        """Seconds until `wake` is to be called; None: nobody waits. Each call counts as one backoff."""
+        if not self._line:
+            return None
+        if not self.connected:
+            return self._settings.backoff_max_s
+        if not self.view.workers and self.coming:
+            return self._settings.backoff_max_s
+        if not self.view.workers:
+            oldest = next(iter(self._line))
+            return max(0.0, self._hopeless_at(oldest) - now)
+        self._moving = False
+        return self._backoff.next_s(self._draw())
+
+    def expect(self, coming: bool, now: float) -> None:
+        """Somebody who will serve the pool is on the way, or no longer: requests wait for that as for a full pool."""
+        if self.coming and not coming:
+            self._empty_since = now
+        self.coming = coming
+
+    def refuse_all(self, error: GanglineError) -> list[Effect]:
+        """Nobody will be placed any more (the router closes)."""
+        effects: list[Effect] = []
+        for ticket in list(self._line):
+            self._line.remove(ticket)
+            effects.append(Refused(ticket, error))
+        return effects
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def give_up(self, ticket: Ticket, after: str) -> GanglineError:
+        """The error for a request that may not be tried any longer, and of which nothing started so far as is known."""
+        details = {"pool": self.pool, "attempts": ticket.attempts}
+        if ticket.uncertain is not None:
+            return self.outcome_unknown(ticket, ticket.uncertain)
+        if not self.connected:
+            return Disconnected(f"no connection to the server {after}; nothing was sent", details=details)
+        workers = self.view.workers
+        if not workers:
+            return NoWorkers(
+                f"no worker serves pool {self.pool!r} ({after}): start one, or check the pool's name", details=details
+            )
+        if ticket.fate is Fate.LATE:
+            return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
+        if all(worker.draining for worker in workers.values()):
+            return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
+        if ticket.fate is Fate.UNHEARD and not any(worker.reachable for worker in workers.values()):
+            return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
+        if (unlabelled := self._unlabelled(ticket)) is not None:
+            return unlabelled
+        because = f"; last: {ticket.fate.value}" if ticket.fate is not None else ""
+        largest = max(worker.total for worker in workers.values())
+        if (needed := cost(self.view, ticket)) > largest:
+            because = f"; it takes {count_of(needed, 'slot')}, and the largest worker has {largest}"
+        return Saturated(
+            f"no worker of pool {self.pool!r} had room {after}{because}: add workers or slots, or wait longer",
+            details=details,
+        )
+
+    def outcome_unknown(self, ticket: Ticket, fate: Fate) -> GanglineError:
+        """The error for a try that may have started something and is not to be repeated."""
+        return outcome_unknown(fate, str(ticket.last or self.pool), ticket.attempts)
+
+    # -- checking -------------------------------------------------------------------------------------------------
+
+    @property
+    def empty_since(self) -> float | None:
+        """Since when there have been no workers; 0: ever. None: there are some."""
+        return None if self.view.workers else self._empty_since
+
+    def check(self) -> None:
+        """Assert the laws; tests call it after every event."""
+        self.view.check()
+        for ticket in self._line:
+            assert ticket.worker is None, ticket
+        assert self._placed >= 0
+
+    def __repr__(self) -> str:
+        return f"PoolCore({self.pool}, {len(self.view.workers)} workers, waiting={self.waiting}, placed={self._placed})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _has_room(self, freed: Worker | None) -> bool:
+        return self.view.has_room if freed is None else freed.has_room
+
+    def _class_of(self, ticket: Ticket) -> Hashable:
+        labels = frozenset(ticket.labels.items()) if ticket.labels else None
+        # During a roll-out, a task that only the new workers have must not hold up the others.
+        method = None if self.view.uniform else ticket.method
+        if labels is None and method is None and ticket.key is None:
+            return None
+        return (labels, method, ticket.key)
+
+    def _waits_before(self, ticket: Ticket) -> bool:
+        """Whether somebody of the same class with an older number waits."""
+        if not self._line.has_line(ticket.queue):
+            return False
+        head = self._line.next_after(ticket)
+        return head is not None and head.number < ticket.number
+
+    def _try(self, ticket: Ticket, now: float, *, anyhow: bool = False) -> bool:
+        worker = self.policy.choose(self._candidates.of(ticket, anyhow=anyhow), ticket)
+        if worker is None:
+            return False
+        if ticket.idempotent is None and ticket.method is not None:
+            ticket.repeatable = worker.methods[ticket.method].idempotent if ticket.method in worker.methods else False
+        self._charge(ticket, worker, cost_on(worker, ticket))
+        if ticket.model is not None:
+            self.view.routed_model(worker, ticket.model, now)
+        return True
+
+    def _charge(self, ticket: Ticket, worker: Worker, slots: int) -> None:
+        ticket.cost = slots
+        ticket.worker = worker
+        ticket.last = worker.id
+        ticket.attempts += 1
+        self._placed += 1
+        self.view.charge(worker, slots)
+        if self._tells_policy:
+            self.policy.routed(worker, ticket)
+
+    def _impossible(self, ticket: Ticket) -> GanglineError | None:
+        """Why none of the workers could ever take it; to be asked while there are some."""
+        if ticket.method is not None and not self.view.serves(ticket.method):
+            known = self.view.methods
+            return UnknownMethod(
+                f"pool {self.pool!r} has no task {ticket.method!r}; it has: {', '.join(known) or 'none'}",
+                details={"pool": self.pool, "methods": known},
+            )
+        if ticket.model is not None and not any(
+            worker.max_models or worker.models for worker in self.view.workers.values()
+        ):
+            return InvalidRequest(
+                f"pool {self.pool!r} has no models (its max_models is 0): ask without model {ticket.model[:80]!r}",
+                details={"pool": self.pool, "model": ticket.model[:80]},
+            )
+        return None
+
+    def _too_large(self, ticket: Ticket) -> Saturated | None:
+        """Slots were asked for that no worker has even when idle. A paused worker (0 slots) may have any number."""
+        if ticket.slots is None:
+            return None  # what a task costs was declared for its workers: one that was resized may grow again
+        workers = self.view.workers.values()
+        if any(worker.total >= ticket.slots or worker.total == 0 for worker in workers):
+            return None
+        largest = max(worker.total for worker in workers)
+        return Saturated(
+            f"{ticket.slots} slots were asked for and the largest worker of pool {self.pool!r} has {largest}: "
+            "ask for fewer, or start a larger worker",
+            details={"pool": self.pool, "slots": ticket.slots, "largest": largest},
+        )
+
+    def _unlabelled(self, ticket: Ticket) -> NoWorkers | None:
+        """No worker has the labels that were asked for; to be asked while there are some."""
+        wanted = ticket.labels
+        if not wanted or any(wanted.items() <= worker.labels.items() for worker in self.view.workers.values()):
+            return None
+        return NoWorkers(
+            f"no worker of pool {self.pool!r} has the labels {', '.join(f'{name}={wanted[name]}' for name in wanted)}: "
+            "start one that has, or ask for others",
+            details={"pool": self.pool, "labels": dict(wanted)},
+        )
+
+    def _hopeless_at(self, ticket: Ticket) -> float:
+        return max(ticket.queued_at, self._empty_since) + self._settings.no_workers_wait_s
+
+    def _refuse_hopeless(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for ticket in list(self._line):
+            error = self._hopeless(ticket, now)
+            if error is not None:
+                self._line.remove(ticket)
+                effects.append(Refused(ticket, error))
+        return effects
+
+    def _hopeless(self, ticket: Ticket, now: float) -> GanglineError | None:
+        limit_s = self._settings.saturated_wait_s
+        if not ticket.patient and max(ticket.queued_at, self._progress.get(ticket.queue, 0.0)) + limit_s <= now:
+            return self.give_up(ticket, f"for {plain(limit_s)} s")
+        if not self.connected:
+            return None
+        if not self.view.workers:
+            if not self.coming and self._hopeless_at(ticket) <= now:
+                return self.give_up(ticket, f"for {plain(self._settings.no_workers_wait_s)} s")
+            return None
+        # A large worker that restarts, or comes after smaller ones, is waited for like the only one.
+        waited_s = now - max(ticket.queued_at, self._changed_at)
+        unfit: GanglineError | None = None
+        if waited_s >= self._settings.no_workers_wait_s:
+            unfit = self._too_large(ticket) or self._unlabelled(ticket)
+        return self._impossible(ticket) or unfit
+
+
+def outcome_unknown(fate: Fate, worker: str, attempts: int) -> GanglineError:
+    """The error for a task that may have started on that worker, and is not to be sent again."""
+    details = {"worker": worker, "attempts": attempts}
+    hint = "check what it did before sending it again, or mark the task idempotent"
+    if fate is Fate.FORGOTTEN:
+        return ResultLost(f"the task ran on {worker}, but its answer was lost: {hint}", details=details)
+    return WorkerLost(f"{worker} vanished with the task, which may have started: {hint}", details=details)
+
+
+def stale(worker: Worker, epoch: int) -> StaleEpoch:
+    """The error for a token of an epoch that is over."""
+    return StaleEpoch(
+        f"worker {worker.id} is in epoch {worker.epoch}, the lease is of epoch {epoch}: lease again",
+        details={"worker": str(worker.id), "epoch": worker.epoch},
+    )

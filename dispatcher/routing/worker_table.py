@@ -1,0 +1,448 @@
+"""What one router knows of the workers of one pool.
+
+The view is told of registrations, heartbeats, answers and of what the router itself sends; it answers who may take a
+request. Pure: no clock, no randomness of its own, no IO. Time comes with every event, in seconds of a monotonic clock.
+
+Laws:
+
+1. `own` is what this router has placed on a worker and not yet settled; `ongoing >= own` always.
+2. A worker is in the open list of its tier exactly when it serves, is reachable and has room for one more slot.
+3. Loads of an older epoch than the known one change nothing.
+4. Choosing costs the same whether ten workers are known or ten thousand: two draws from an indexed list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import NamedTuple, TypeVar
+
+from ...schemas.names import WorkerId
+from ...schemas.records.workers import Registration
+from ...schemas.wire.frames import Load
+from .rendezvous import fingerprint
+
+SAME_NODE, SAME_ZONE, ANYWHERE = 0, 1, 2
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class Method(NamedTuple):
+    """What a router needs of a task's declaration."""
+
+    slots: int = 1
+    idempotent: bool = False
+    streams: bool = False
+
+
+class Worker:
+    """One process of a pool, as far as one router knows it. Policies read it and never write it."""
+
+    __slots__ = (
+        "_index",
+        "acks",
+        "address",
+        "channel",
+        "chosen",
+        "confirmed",
+        "draining",
+        "ended",
+        "epoch",
+        "heard_at",
+        "id",
+        "instance",
+        "known",
+        "labels",
+        "link",
+        "loaded_at",
+        "max_models",
+        "methods",
+        "models",
+        "node",
+        "ongoing",
+        "own",
+        "print",
+        "reachable",
+        "revision",
+        "routed_models",
+        "tier",
+        "total",
+        "zone",
+    )
+
+    def __init__(self, id: WorkerId, instance: str) -> None:
+        self.id = id
+        self.instance = instance
+        self.acks = False
+        """It wants to be told when the end of a durable task is stored."""
+        self.channel = ""
+        """See Registration.channel."""
+        self.known = False
+        """Whether it is in its pool's view: false again for one that left or is lost."""
+        self.epoch = 0
+        """The newest that we know of. An answer may name it before we know that another process gave it."""
+        self.confirmed = 0
+        """The newest that this instance is known to have had, by its registration or heartbeat."""
+        self.node = ""
+        self.zone = ""
+        self.address = ""
+        self.labels: dict[str, str] = _NO_LABELS
+        self.methods: dict[str, Method] = _NO_METHODS
+        self.models: tuple[str, ...] = ()
+        self.max_models = 0
+        self.routed_models: dict[str, float] | None = None
+        """Models of requests routed here lately, with the time: it will have them before it reports them."""
+        self.total = 0
+        self.ongoing = 0
+        """Estimate of running + reserved, from all routers: + when sent, - when settled, absolute on answers."""
+        self.own = 0
+        """The part of it that is certainly there, since it is this router's."""
+        self.ended = 0
+        """Of these, slots of plain requests that the message being read answers; see PoolCore.ended."""
+        self.draining = False
+        self.reachable = True
+        """False after the server said that nobody listens there, until the worker is heard again."""
+        self.tier = ANYWHERE
+        self.revision = 0
+        self.loaded_at = 0.0
+        self.heard_at = 0.0
+        self.chosen = 0
+        """Serial of the last time it was chosen: equals take turns."""
+        self.print = fingerprint(id.worker)
+        self.link: object | None = None
+        """The shell's own attachment."""
+        self._index = -1
+
+    @property
+    def free(self) -> int:
+        """Slots that are free as far as known; not negative."""
+        return max(0, self.total - self.ongoing)
+
+    @property
+    def has_room(self) -> bool:
+        """Takes new work now: it is in the view's open list."""
+        return self._index >= 0
+
+    @property
+    def eligible(self) -> bool:
+        """Takes new work once it has room."""
+        return self.reachable and not self.draining
+
+    def __repr__(self) -> str:
+        flags = ("" if self.reachable else ", unreachable") + (", draining" if self.draining else "")
+        return f"Worker({self.id}, epoch={self.epoch}, {self.ongoing}/{self.total} ongoing, own={self.own}{flags})"
+
+
+_NO_LABELS: dict[str, str] = {}
+_NO_METHODS: dict[str, Method] = {}
+_ROUTED_MODEL_S = 5.0
+
+
+class PoolView:
+    """The workers of one pool and who of them has room."""
+
+    def __init__(self, pool: str, *, node: str = "", zone: str = "", stale_after_s: float = 10.0) -> None:
+        self.pool = pool
+        self.version = 0
+        """Grows whenever the set of eligible workers changes; caches key on it."""
+        self.workers: dict[str, Worker] = {}
+        self.open: tuple[list[Worker], list[Worker], list[Worker]] = ([], [], [])
+        """Workers with room, by locality tier. Order has no meaning."""
+        self.by_label: dict[tuple[str, str], list[Worker]] = {}
+        self.by_model: dict[str, list[Worker]] = {}
+        self.table: dict[str, Method] | None = None
+        """The tasks that all workers have; None while they differ, or there are none."""
+        self._serving: dict[str, int] = {}  # method -> workers that have it
+        self._tables: dict[tuple[tuple[str, Method], ...], dict[str, Method]] = {}
+        self._table_users: dict[int, int] = {}
+        self._labels: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+        self._node = node
+        self._zone = zone
+        self._stale_after_s = stale_after_s
+        self._serial = 0
+
+    # -- questions ------------------------------------------------------------------------------------------------
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all workers have the same tasks, so that the method of a request is no constraint."""
+        return len(self._table_users) <= 1
+
+    @property
+    def has_room(self) -> bool:
+        near, zone, far = self.open
+        return bool(near or zone or far)
+
+    def serves(self, method: str) -> bool:
+        """Whether some known worker has the task."""
+        return method in self._serving
+
+    @property
+    def methods(self) -> list[str]:
+        return sorted(self._serving)
+
+    def method(self, name: str) -> Method | None:
+        """The declaration of a task by some worker that has it; they differ only during a roll-out."""
+        for table in self._tables.values():
+            if id(table) in self._table_users and (found := table.get(name)) is not None:
+                return found
+        return None
+
+    def streams(self, name: str) -> bool:
+        """Whether some worker that has the task streams it."""
+        return any(
+            id(table) in self._table_users and name in table and table[name].streams for table in self._tables.values()
+        )
+
+    # -- what workers say -----------------------------------------------------------------------------------------
+
+    def register(self, record: Registration, revision: int, now: float) -> tuple[Worker, Worker | None]:
+        """Learn a registration that is known to stand in the ledger; returns the worker and whom it replaced.
+
+        Another instance under the same name is another worker: the one returned second is gone for good. Except where
+        its answers, which name its epoch, came before its registration: then the worker is known already, and returned
+        second as well, since only what was sent to it under earlier epochs went to the instance before.
+        """
+        known = self.workers.get(record.worker)
+        replaced = None
+        if known is not None and known.instance != record.instance:
+            if revision and revision < known.revision:
+                return known, None
+            replaced = known
+            if known.confirmed < known.epoch == record.epoch:
+                known.instance = record.instance
+                known.routed_models = None
+            else:
+                self.remove(known)
+                known = None
+        if known is None:
+            known = Worker(WorkerId(record.pool, record.worker), record.instance)
+            known.heard_at = now
+            known.tier = self._tier(record)
+            known.known = True
+            self.workers[record.worker] = known
+            self.version += 1
+        elif record.epoch < known.epoch or (revision and revision < known.revision):
+            return known, None
+        self._describe(known, record)
+        known.revision = max(known.revision, revision)
+        if known.loaded_at == 0.0 or known.epoch != record.epoch:
+            known.epoch = record.epoch
+        known.confirmed = max(known.confirmed, record.epoch)
+        known.total = record.slots
+        self._set_draining(known, record.state == "draining")
+        self._place(known)
+        return known, replaced
+
+    def heard(self, worker: Worker, now: float) -> None:
+        """The worker gave a sign of life."""
+        worker.heard_at = now
+        if not worker.reachable:
+            worker.reachable = True
+            self.version += 1
+            self._place(worker)
+
+    def loaded(self, worker: Worker, load: Load, epoch: int, now: float) -> None:
+        """Absolute load, as of the sending of an answer or a heartbeat. What we sent meanwhile is in `own`."""
+        if epoch < worker.epoch:
+            return
+        worker.epoch = epoch
+        worker.total = load.total
+        worker.ongoing = max(load.ongoing, worker.own)
+        worker.loaded_at = now
+        if load.draining != worker.draining:
+            self._set_draining(worker, load.draining)
+        self._place(worker)
+
+    def confirm(self, worker: Worker, epoch: int) -> None:
+        """A heartbeat of this instance named an epoch. A later one that none has named was another process's."""
+        worker.confirmed = max(worker.confirmed, epoch)
+        worker.epoch = min(worker.epoch, worker.confirmed)
+
+    def has_models(self, worker: Worker, models: tuple[str, ...], now: float) -> None:
+        """The models that a worker says it has; those routed there a moment ago are believed to come."""
+        kept = models
+        if worker.routed_models:
+            recent = {name: at for name, at in worker.routed_models.items() if now - at < _ROUTED_MODEL_S}
+            worker.routed_models = recent or None
+            kept = tuple(dict.fromkeys((*models, *recent)))
+        self._index_models(worker, kept)
+
+    # -- what the router does -------------------------------------------------------------------------------------
+
+    def charge(self, worker: Worker, slots: int) -> None:
+        """Something that takes so many slots was placed on the worker."""
+        worker.own += slots
+        worker.ongoing += slots
+        self._serial += 1
+        worker.chosen = self._serial
+        if worker.ongoing >= worker.total or worker._index < 0:
+            self._place(worker)
+
+    def discharge(self, worker: Worker, slots: int) -> None:
+        """What was charged is settled."""
+        worker.own -= slots
+        ongoing = worker.ongoing - slots
+        worker.ongoing = ongoing if ongoing > worker.own else worker.own
+        if worker._index < 0:
+            self._place(worker)
+
+    def routed_model(self, worker: Worker, model: str, now: float) -> None:
+        """A request for a model was placed on the worker, which will load it."""
+        if worker.routed_models is None:
+            worker.routed_models = {}
+        worker.routed_models[model] = now
+        if model not in worker.models:
+            self._index_models(worker, (*worker.models, model))
+
+    def unreachable(self, worker: Worker) -> None:
+        """The server said that nobody listens there. Not a candidate until it is heard again."""
+        if worker.reachable:
+            worker.reachable = False
+            self.version += 1
+            self._place(worker)
+
+    def retire(self, worker: Worker) -> None:
+        """It is known to take nothing new, before it says so itself."""
+        self._set_draining(worker, True)
+        self._place(worker)
+
+    def remove(self, worker: Worker) -> None:
+        """Forget a worker that left or is lost. No-op for one that is not in the view."""
+        if self.workers.get(worker.id.worker) is not worker:
+            return
+        del self.workers[worker.id.worker]
+        worker.known = worker.reachable = False
+        self._place(worker)
+        methods, labels = worker.methods, worker.labels
+        self._index_models(worker, ())
+        self._index_labels(worker, _NO_LABELS)
+        self._use_table(worker, _NO_METHODS)
+        # Whoever still has something there may ask what it was.
+        worker.methods, worker.labels = methods, labels
+        self.version += 1
+
+    def silent(self, now: float, lost_after_s: float) -> list[Worker]:
+        """Workers not heard of for so long."""
+        limit = now - lost_after_s
+        return [worker for worker in self.workers.values() if worker.heard_at < limit]
+
+    def forgive(self, seconds: float) -> None:
+        """We ourselves could not hear anybody for so long (a stall, a lost connection): nobody is to blame for it."""
+        for worker in self.workers.values():
+            worker.heard_at += seconds
+
+    def age(self, now: float) -> bool:
+        """Let loads go stale that were not confirmed for too long; True when that made room somewhere."""
+        limit = now - self._stale_after_s
+        made_room = False
+        for worker in self.workers.values():
+            if worker.loaded_at < limit and worker.ongoing > worker.own:
+                worker.ongoing = worker.own
+                self._place(worker)
+                made_room = True
+        return made_room
+
+    def check(self) -> None:
+        """Assert the laws; tests call it after every event."""
+        for worker in self.workers.values():
+            assert worker.known and not worker.ended, worker
+            assert worker.own >= 0, worker
+            assert worker.ongoing >= worker.own, worker
+            is_open = worker._index >= 0
+            assert is_open == (worker.eligible and worker.ongoing < worker.total), worker
+            if is_open:
+                assert self.open[worker.tier][worker._index] is worker
+        assert sum(map(len, self.open)) == sum(worker._index >= 0 for worker in self.workers.values())
+        tables = {id(worker.methods): worker.methods for worker in self.workers.values() if worker.methods}
+        assert self.table is (next(iter(tables.values())) if len(tables) == 1 else None)
+        assert sum(self._table_users.values()) == sum(bool(worker.methods) for worker in self.workers.values())
+        for model, holders in self.by_model.items():
+            assert holders and all(model in worker.models for worker in holders)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _tier(self, record: Registration) -> int:
+        if self._node and record.node == self._node:
+            return SAME_NODE
+        return SAME_ZONE if self._zone and record.zone == self._zone else ANYWHERE
+
+    def _describe(self, worker: Worker, record: Registration) -> None:
+        # Tables and labels are shared between workers: with thousands of equals they would be most of the memory.
+        table = {
+            name: Method(info.slots, info.idempotent, info.streams) for name, info in sorted(record.methods.items())
+        }
+        self._use_table(worker, self._tables.setdefault(tuple(table.items()), table))
+        labels = dict(sorted(record.labels.items()))
+        self._index_labels(worker, self._labels.setdefault(tuple(labels.items()), labels))
+        worker.channel = record.channel
+        worker.node, worker.zone, worker.address = record.node, record.zone, record.address
+        worker.max_models = record.max_models
+        worker.acks = record.acks
+        if record.models != worker.models and not worker.routed_models:
+            self._index_models(worker, record.models)
+
+    def _set_draining(self, worker: Worker, draining: bool) -> None:
+        if worker.draining != draining:
+            worker.draining = draining
+            self.version += 1
+
+    def _use_table(self, worker: Worker, table: dict[str, Method]) -> None:
+        if worker.methods is table:
+            return
+        if worker.methods:
+            _count(self._serving, worker.methods, -1)
+            _count(self._table_users, (id(worker.methods),), -1)
+        worker.methods = table
+        if table:
+            _count(self._serving, table, +1)
+            _count(self._table_users, (id(table),), +1)
+        self.table = None
+        if len(self._table_users) == 1:
+            self.table = next(known for known in self._tables.values() if id(known) in self._table_users)
+
+    def _index_labels(self, worker: Worker, labels: dict[str, str]) -> None:
+        if worker.labels is labels:
+            return
+        _reindex(self.by_label, worker, worker.labels.items(), labels.items())
+        worker.labels = labels
+
+    def _index_models(self, worker: Worker, models: tuple[str, ...]) -> None:
+        if models != worker.models:
+            _reindex(self.by_model, worker, worker.models, models)
+            worker.models = models
+
+    def _place(self, worker: Worker) -> None:
+        """Keep law 2."""
+        index = worker._index
+        if worker.ongoing < worker.total and worker.reachable and not worker.draining:
+            if index < 0:
+                row = self.open[worker.tier]
+                worker._index = len(row)
+                row.append(worker)
+        elif index >= 0:
+            row = self.open[worker.tier]
+            last = row.pop()
+            if last is not worker:
+                row[index] = last
+                last._index = index
+            worker._index = -1
+
+
+def _count(counts: dict[_K, int], keys: Iterable[_K], step: int) -> None:
+    for key in keys:
+        left = counts.get(key, 0) + step
+        if left:
+            counts[key] = left
+        else:
+            del counts[key]
+
+
+def _reindex(index: dict[_K, list[Worker]], worker: Worker, old: Iterable[_K], new: Iterable[_K]) -> None:
+    before, after = set(old), set(new)
+    for key in before - after:
+        row = index[key]
+        row.remove(worker)
+        if not row:
+            del index[key]
+    for key in after - before:
+        index.setdefault(key, []).append(worker)

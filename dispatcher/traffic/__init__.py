@@ -1,0 +1,1 @@
+"""Routes: which pools serve an endpoint. Imports only: calls, routing."""

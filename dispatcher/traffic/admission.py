@@ -1,0 +1,208 @@
+"""One endpoint's route at work: who may go to which pool now, who waits for a limit, who gets a copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...schemas.errors.base import GanglineError, QueueFull, Saturated
+from ...schemas.records.routes import RouteRecord
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ...telemetry.tracing import NO_SPAN, Span
+from ..routing.settings import RouterSettings
+from .route_core import Admitted, Draw, RouteCore
+
+if TYPE_CHECKING:
+    from ..calls.call import Order
+    from ..routing.request import Ticket
+    from .shadowing import Shadows
+
+Waiter = asyncio.Future[str | GanglineError]
+"""Ends with the pool, or why there is none."""
+
+
+class Visit:
+    """One request's stay with a route, from its entering a pool to its end; `settled` and `sent` are told by the pool.
+
+    It counts against the pool's limit until its task has really ended, also when its caller is gone by then.
+    """
+
+    __slots__ = ("_over", "_sent", "order", "pool", "route", "span")
+
+    def __init__(self, route: Route, order: Order | None) -> None:
+        """`order`: what is mirrored; None: nothing is."""
+        self.route = route
+        self.order = order
+        self.pool: str | None = None
+        self.span: Span = NO_SPAN
+        self._over = False
+        self._sent = False
+
+    def sent(self) -> None:
+        """The request itself is on its way; copies follow in the next turn of the loop."""
+        if not self._sent:
+            self._sent = True
+            if self.order is not None and self.route.core.record.shadow:
+                asyncio.get_running_loop().call_soon(self.route.mirror, self.order, self.span)
+
+    def settled(self) -> None:
+        """It no longer counts on a worker."""
+        if self._over:
+            self.leave()
+
+    def leave(self) -> None:
+        """It is in no pool now. Idempotent."""
+        pool, self.pool = self.pool, None
+        if pool is not None:
+            self.route.leave(pool)
+
+    def end(self, ticket: Ticket) -> None:
+        """Nobody waits for it any more."""
+        self._over = True
+        if ticket.worker is None:
+            self.leave()
+
+
+class Route:
+    """One endpoint's route, in one router."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        record: RouteRecord,
+        *,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        shadows: Shadows,
+        draw: Draw,
+        deserted: Callable[[str], bool],
+        numbers: Iterator[int],
+    ) -> None:
+        self.endpoint = endpoint
+        self.core = RouteCore(endpoint, record, draw=draw, deserted=deserted, numbers=numbers)
+        self.deleted = False
+        """It stands here only for those who are still in its pools."""
+        self._settings = settings
+        self._metrics = metrics
+        self._shadows = shadows
+        self._timers: dict[Ticket, asyncio.TimerHandle] = {}
+        """Of those who wait: when they give up."""
+        self._moved_at = 0.0
+        """When somebody was last let in while others wait."""
+
+    async def enter(self, ticket: Ticket, visit: Visit, deadline: float | None) -> str:
+        """The pool to go to; the ticket counts there until `visit` ends. Waits while all pools are at their limits.
+
+        Raises:
+            QueueFull: at once.
+            Saturated: nobody was let in for so long, or not before the deadline; nothing was sent.
+        """
+        full = self.core.waiting >= self._settings.max_queued
+        pool = self.core.enter(ticket)
+        if pool is None:
+            if full:
+                self.core.withdraw(ticket)
+                raise QueueFull(
+                    f"{self.core.waiting} requests already wait for the limits of route {self.endpoint!r}: slow down, "
+                    "or raise max_queued",
+                    details={"endpoint": self.endpoint, "max_queued": self._settings.max_queued},
+                )
+            pool = await self._wait(ticket, deadline)
+        visit.pool = pool
+        return pool
+
+    def leave(self, pool: str) -> None:
+        """One that entered the pool is over, or goes elsewhere."""
+        self._let_in(self.core.leave(pool))
+
+    def changed(self, record: RouteRecord | None) -> None:
+        """Another route from now on; None: none."""
+        self.deleted = record is None
+        self._let_in(self.core.changed(record or RouteRecord()))
+
+    def poke(self) -> None:
+        """Something outside may let somebody in: a pool has workers again."""
+        self._let_in(self.core.pump())
+
+    def mirror(self, order: Order, span: Span) -> None:
+        """Send copies of a request."""
+        self._shadows.mirror(self.core.record, order, span)
+
+    def close(self, error: GanglineError) -> None:
+        """Refuse whoever waits."""
+        for ticket in self.core.line():
+            self.core.withdraw(ticket)
+            _wake(ticket, error)
+
+    def statistics(self) -> dict[str, Any]:
+        """Requests inside by pool, and waiting for a limit."""
+        return {"inside": dict(self.core.inside), "waiting": self.core.waiting}
+
+    def __repr__(self) -> str:
+        return f"Route({self.core!r})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _wait(self, ticket: Ticket, deadline: float | None) -> str:
+        loop = asyncio.get_running_loop()
+        waiter: Waiter = loop.create_future()
+        ticket.waiter = waiter
+        began_at = loop.time()
+        self._metrics.held_back(self.endpoint, +1)
+        until = began_at + self._settings.saturated_wait_s if deadline is None else deadline
+        self._timers[ticket] = loop.call_at(until, self._too_late, ticket, deadline, began_at)
+        try:
+            found = await waiter
+        except asyncio.CancelledError:
+            self._give_up(ticket, waiter)
+            raise
+        finally:
+            self._timers.pop(ticket).cancel()
+            self._metrics.held_back(self.endpoint, -1)
+            ticket.waiter = None
+        if isinstance(found, GanglineError):
+            raise found
+        return found
+
+    def _give_up(self, ticket: Ticket, waiter: Waiter) -> None:
+        if self.core.withdraw(ticket):
+            self._let_in(self.core.pump())
+        elif waiter.done() and not waiter.cancelled() and isinstance(found := waiter.result(), str):
+            self.leave(found)  # let in, in the very turn in which its caller left
+
+    def _too_late(self, ticket: Ticket, deadline: float | None, began_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        limit_s = self._settings.saturated_wait_s
+        if deadline is None and (again_at := max(began_at, self._moved_at) + limit_s) > loop.time():
+            # Others were let in meanwhile: the route moves, so its turn will come.
+            self._timers[ticket] = loop.call_at(again_at, self._too_late, ticket, deadline, began_at)
+            return
+        if not self.core.withdraw(ticket):
+            return
+        _wake(
+            ticket,
+            Saturated(
+                f"all pools of route {self.endpoint!r} were at their limits for {loop.time() - began_at:.3g} s; "
+                "nothing was sent: raise the limits, or wait longer",
+                details={"endpoint": self.endpoint, "limits": dict(self.core.record.limits)},
+            ),
+        )
+        self._let_in(self.core.pump())
+
+    def _let_in(self, admitted: list[Admitted]) -> None:
+        if admitted:
+            self._moved_at = asyncio.get_running_loop().time()
+        for request, pool in admitted:
+            if not _wake(request, pool):
+                self.leave(pool)
+
+
+def _wake(ticket: Any, found: str | GanglineError) -> bool:
+    """False when its caller has just given up: whoever cancelled it cleans up by itself, without a pool to leave."""
+    waiter = ticket.waiter
+    assert isinstance(waiter, asyncio.Future), ticket
+    if waiter.done():
+        return False
+    waiter.set_result(found)
+    return True

@@ -1,0 +1,251 @@
+"""Which pool of its route a request goes to, and which requests wait because all pools are at their limits. Pure.
+
+Laws, which `check` asserts and tests quote:
+
+1. Without a key, the chance of a pool is the share of its weight among the pools that may take the request: those that
+   have a weight above 0, have workers and are below their limit.
+2. With a key (and `by_key`), the pool depends on the key and on the weights alone. When weights change, only as many
+   keys move as the shares change (weighted rendezvous hashing).
+3. A request that entered a pool counts there until it left, once. A limit is never exceeded by entering; when it is
+   lowered, nobody enters until those inside are fewer.
+4. Requests that wait are let in by age; one whose key has its home in a full pool holds up only those of that pool.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple, Protocol
+
+from ...schemas.records.routes import RouteRecord
+from ..routing.rendezvous import fingerprint, score
+from ..routing.wait_queue import Waiting, WaitingLine
+
+Draw = Callable[[], float]
+"""A random number in [0, 1)."""
+
+_FULL: Final = 2.0**64
+
+
+def draw_pool(weights: Iterable[tuple[str, float]], chance: float) -> str | None:
+    """One pool by its weight; `chance` is a random number in [0, 1). None: there is none with a weight above 0."""
+    row = [(pool, weight) for pool, weight in weights if weight > 0]
+    total = math.fsum(weight for _, weight in row)
+    reached = 0.0
+    for pool, weight in row:
+        reached += weight
+        if chance * total < reached:
+            return pool
+    return row[-1][0] if row else None
+
+
+def home_pool(weights: Iterable[tuple[str, float]], key: str) -> str | None:
+    """Where a key lives: weighted rendezvous hashing (Schindelhauer & Schomaker 2005). The same in every process."""
+    print_ = fingerprint(key)
+    best: str | None = None
+    least = math.inf
+    for pool, weight in weights:
+        if weight > 0:
+            # An exponential variate of rate `weight`: the pool with the smallest wins, with a chance of its share.
+            distance = -math.log((score(print_, _print_of(pool)) + 0.5) / _FULL) / weight
+            if distance < least:
+                best, least = pool, distance
+    return best
+
+
+def choose_pool(route: RouteRecord, endpoint: str, key: str | None, chance: float) -> str:
+    """The pool of one request, looking at nothing but the route."""
+    weights = route.pools(endpoint).items()
+    found = home_pool(weights, key) if key is not None and route.by_key else draw_pool(weights, chance)
+    assert found is not None, "a route has a weight above 0"
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _print_of(pool: str) -> int:
+    # Not the name alone: a worker of that name would then prefer the same keys.
+    return fingerprint(f"pool {pool}")
+
+
+class Request(Waiting, Protocol):
+    """What is routed."""
+
+    @property
+    def key(self) -> str | None:
+        """Session or shard key."""
+
+
+class Admitted(NamedTuple):
+    """A request that waited goes to that pool now."""
+
+    request: Request
+    pool: str
+
+
+class RouteCore:
+    """One endpoint's traffic over its pools."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        record: RouteRecord,
+        *,
+        draw: Draw,
+        deserted: Callable[[str], bool],
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        """
+        Args:
+            deserted: whether a pool has been without workers for so long that others take its share.
+            numbers: order of arrival, shared with the pools that requests go on to.
+        """
+        self.endpoint = endpoint
+        self.record = record
+        self.inside: dict[str, int] = {}
+        """Requests in each pool that entered by this route and did not leave. No entry is 0."""
+        self._draw = draw
+        self._deserted = deserted
+        self._numbers = numbers or itertools.count(1)
+        self._line: WaitingLine[Request] = WaitingLine()
+        self._weights: Sequence[tuple[str, float]] = ()
+        self._limits: Mapping[str, int] = {}
+        self._follow(record)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait because of limits."""
+        return len(self._line)
+
+    @property
+    def idle(self) -> bool:
+        """Nobody inside, nobody waits."""
+        return not self.inside and not self._line
+
+    def takes(self, pool: str) -> bool:
+        """Whether requests of this endpoint may be in that pool."""
+        return any(name == pool for name, _ in self._weights)
+
+    def others(self, pool: str) -> bool:
+        """Whether another pool of the route has workers."""
+        return any(name != pool and not self._deserted(name) for name, _ in self._weights)
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    def enter(self, request: Request) -> str | None:
+        """The pool where it counts from now on, until `leave`; None: it waits. A request that was there before keeps
+        its place in time."""
+        if not request.number:
+            request.number = next(self._numbers)
+        if self._line:
+            # Somebody waits, so some pool is full; whoever came before goes first.
+            request.queue = self._class_of(request)
+            if self._waits_before(request):
+                self._line.add(request)
+                return None
+        pool = self._choose(request)
+        if pool is None:
+            request.queue = self._class_of(request)
+            self._line.add(request)
+            return None
+        self.inside[pool] = self.inside.get(pool, 0) + 1
+        return pool
+
+    def leave(self, pool: str) -> list[Admitted]:
+        """A request that entered the pool is over, or goes elsewhere."""
+        left = self.inside[pool] - 1
+        if left:
+            self.inside[pool] = left
+        else:
+            del self.inside[pool]
+        return self._pump() if self._line else []
+
+    def withdraw(self, request: Request) -> bool:
+        """Its caller gave up while it waited; False when it did not wait. Others of its class may go on then."""
+        return self._line.remove(request)
+
+    def changed(self, record: RouteRecord) -> list[Admitted]:
+        """The route is this one from now on. Those inside stay where they are."""
+        self.record = record
+        self._follow(record)
+        waiting = list(self._line)
+        for request in waiting:
+            self._line.remove(request)
+        for request in waiting:
+            request.queue = self._class_of(request)
+            self._line.add(request)
+        return self._pump()
+
+    def pump(self) -> list[Admitted]:
+        """Let in whoever can be."""
+        return self._pump() if self._line else []
+
+    def line(self) -> list[Request]:
+        """Who waits, oldest first."""
+        return list(self._line)
+
+    def check(self) -> None:
+        """Assert the laws; tests call it after every event."""
+        assert all(count > 0 for count in self.inside.values()), self.inside
+        assert self._weights, self.record
+        for head in self._line.heads():
+            assert self._choose(head) is None, head
+
+    def __repr__(self) -> str:
+        return f"RouteCore({self.endpoint}, inside={self.inside}, waiting={self.waiting})"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, record: RouteRecord) -> None:
+        self._weights = [(pool, weight) for pool, weight in record.pools(self.endpoint).items() if weight > 0]
+        self._limits = record.limits
+
+    def _class_of(self, request: Request) -> str | None:
+        """Those of one class go to the same pools."""
+        return self._home(request.key) if self._keyed(request) else None
+
+    def _keyed(self, request: Request) -> bool:
+        return request.key is not None and self.record.by_key
+
+    def _home(self, key: str | None) -> str:
+        assert key is not None
+        alive = [(pool, weight) for pool, weight in self._weights if not self._deserted(pool)]
+        home = home_pool(alive or self._weights, key)
+        assert home is not None
+        return home
+
+    def _choose(self, request: Request) -> str | None:
+        if self._keyed(request):
+            home = self._home(request.key)
+            return home if self._has_room(home) else None
+        drawn = draw_pool(self._weights, self._draw())
+        assert drawn is not None
+        if self._has_room(drawn) and not self._deserted(drawn):
+            return drawn
+        open_ = [(pool, weight) for pool, weight in self._weights if self._has_room(pool)]
+        alive = [(pool, weight) for pool, weight in open_ if not self._deserted(pool)]
+        if alive or all(self._deserted(pool) for pool, _ in self._weights):
+            return draw_pool(alive or open_, self._draw())
+        return None  # those with workers are full: their slots come back sooner than workers
+
+    def _has_room(self, pool: str) -> bool:
+        limit = self._limits.get(pool)
+        return limit is None or self.inside.get(pool, 0) < limit
+
+    def _waits_before(self, request: Request) -> bool:
+        if not self._line.has_line(request.queue):
+            return False
+        head = self._line.next_after(request)
+        return head is not None and head.number < request.number
+
+    def _pump(self) -> list[Admitted]:
+        admitted: list[Admitted] = []
+        for head in self._line.heads():
+            following: Request | None = head
+            while following is not None and (pool := self._choose(following)) is not None:
+                self._line.remove(following)
+                self.inside[pool] = self.inside.get(pool, 0) + 1
+                admitted.append(Admitted(following, pool))
+                following = self._line.next_after(following)
+        return admitted

@@ -1,0 +1,218 @@
+"""Copies of requests to shadow pools: sent after the request itself, never waited for, never queued, never repeated.
+
+A copy goes out at once to a worker that has room, or not at all. What becomes of it is counted, and forgotten:
+
+=========  ========================================================================================================
+sent       to a worker, which then ends as one of:
+ok         it answered; items of a stream are read and dropped
+failed     the task raised, or does not exist there
+refused    the worker had no room after all, or drains
+late       not within `shadow_timeout_s`; it was told to stop
+lost       the worker vanished
+dropped    not sent: no worker with room, none at all, too many copies under way, or the pool is only being opened
+=========  ========================================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.records.routes import RouteRecord
+from ...schemas.wire.frames import Answer, Frame, Request
+from ...telemetry.logs import logger_for
+from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ...telemetry.tracing import NO_SPAN, Span, tracer
+from ..calls.call import Order
+from ..pools.pool import RoutedPool
+from ..routing.outcome import Fate
+from ..routing.request import Ticket
+from ..routing.settings import RouterSettings
+from ..routing.worker_table import Worker
+from ..transport.exchange import Exchange
+from ..transport.flights import Flight
+from .route_core import Draw
+
+_log = logger_for("dispatcher")
+
+_CREDIT_EVERY: Final = 32
+_WINDOW: Final = 64
+
+
+class ShadowFlight(Flight):
+    """A copy under way."""
+
+    checked = True
+
+    def __init__(
+        self, id: int, worker: Worker, shadows: Shadows, pool: RoutedPool, order: Order, ticket: Ticket
+    ) -> None:
+        super().__init__(id, worker)
+        self.shadows = shadows
+        self.pool = pool
+        self.order = order
+        self.ticket = ticket
+        self.items = 0
+        self.late = False
+        self.timer: asyncio.TimerHandle | None = None
+        self.span: Span = NO_SPAN
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == Answer.ITEM:
+            self.items += 1
+            if self.items % _CREDIT_EVERY == 0:
+                self.shadows.credit(self, _CREDIT_EVERY)
+            return False
+        if frame[0] == Answer.REJECTED:
+            self.shadows.ended(self, "refused")
+        else:
+            self.shadows.ended(self, "failed" if frame[0] == Answer.ERROR else "ok")
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        self.shadows.ended(self, "lost" if fate.may_have_started else "refused")
+
+
+class Shadows:
+    """All copies of one router."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        settings: RouterSettings,
+        metrics: RouterMetrics,
+        *,
+        pools: Mapping[str, RoutedPool],
+        open_soon: Callable[[str], None],
+        draw: Draw,
+    ) -> None:
+        """`pools`: those that are open; `open_soon` opens one more in the background."""
+        self._exchange = exchange
+        self._settings = settings
+        self._metrics = metrics
+        self._pools = pools
+        self._open_soon = open_soon
+        self._draw = draw
+        self._counts: dict[tuple[str, str], Counter[str]] = {}
+        """By endpoint and pool."""
+        self._under_way: Counter[str] = Counter()
+        """By pool."""
+
+    def mirror(self, record: RouteRecord, order: Order, parent: Span = NO_SPAN) -> None:
+        """Draw for each shadow by itself, and send it a copy if it was drawn. After the request itself was sent. Never
+        raises."""
+        for pool, percent in record.shadow.items():
+            if self._draw() * 100 < percent:
+                try:
+                    self._copy(pool, order, parent)
+                except GanglineError as error:  # arguments without a form on the wire, which its caller hears of
+                    self._count(order.endpoint, pool, "dropped")
+                    _log.debug("no copy for %s: %s", pool, error, extra={"action": "shadow.dropped", "pool": pool})
+
+    def open(self, record: RouteRecord) -> None:
+        """Copies will be sent to these pools: look who serves them."""
+        for pool, percent in record.shadow.items():
+            if percent > 0 and pool not in self._pools:
+                self._open_soon(pool)
+
+    def statistics(self) -> dict[str, dict[str, dict[str, int]]]:
+        """By endpoint and pool: what became of copies."""
+        found: dict[str, dict[str, dict[str, int]]] = {}
+        for (endpoint, pool), counts in self._counts.items():
+            found.setdefault(endpoint, {})[pool] = dict(counts)
+        return found
+
+    # -- flights --------------------------------------------------------------------------------------------------
+
+    def credit(self, flight: ShadowFlight, items: int) -> None:
+        """So many items were read."""
+        self._exchange.post(flight.worker, (Request.CREDIT, flight.id, items))
+
+    def ended(self, flight: ShadowFlight, outcome: str) -> None:
+        """The worker is done with it, or gone."""
+        if flight.timer is not None:
+            flight.timer.cancel()
+        flight.pool.settle(flight.ticket)
+        self._under_way[flight.pool.name] -= 1
+        if not flight.late:
+            self._count(flight.order.endpoint, flight.pool.name, outcome)
+        flight.span.end()
+        flight.pool.pump()
+
+    def _copy(self, name: str, order: Order, parent: Span) -> None:
+        pool = self._pools.get(name)
+        if pool is None:
+            self._open_soon(name)
+        if pool is None or self._under_way[name] >= self._settings.max_shadows:
+            self._count(order.endpoint, name, "dropped")
+            return
+        options = order.options
+        ticket = Ticket(
+            method=order.method, key=options.key, model=options.model, labels=options.labels, max_attempts=1
+        )
+        if not pool.place_at_once(ticket):
+            self._count(order.endpoint, name, "dropped")
+            return
+        worker = ticket.worker
+        assert worker is not None
+        exchange = self._exchange
+        flight = ShadowFlight(exchange.new_id(), worker, self, pool, order, ticket)
+        if tracer.enabled:
+            flight.span = tracer.start(
+                f"gangline.shadow {order.target}",
+                kind="producer",
+                parent=parent.traceparent(),
+                attributes={"gangline.pool": name, "gangline.worker": str(worker.id), "gangline.shadow": True},
+            )
+        self._under_way[name] += 1
+        try:
+            exchange.launch(flight, self._frame(flight, order))
+        except BaseException:
+            self._under_way[name] -= 1
+            pool.settle(ticket)
+            flight.span.end()
+            raise
+        if exchange.is_open(flight):
+            flight.timer = exchange.loop.call_later(self._settings.shadow_timeout_s, self._expire, flight)
+        self._count(order.endpoint, name, "sent")
+
+    def _frame(self, flight: ShadowFlight, order: Order) -> Frame:
+        meta: dict[str, Any] = {"shadow": True, "attempt": 1, "window": _WINDOW}
+        if order.options.key is not None:
+            meta["key"] = order.options.key
+        if order.options.model is not None:
+            meta["model"] = order.options.model
+        limit_ms = round(self._settings.shadow_timeout_s * 1000)
+        trace = flight.span.traceparent()
+        return (
+            int(Request.TASK),
+            flight.id,
+            order.method,
+            order.args or None,
+            order.kwargs or None,
+            limit_ms,
+            None,
+            trace,
+            order.flags,
+            meta,
+        )
+
+    def _expire(self, flight: ShadowFlight) -> None:
+        """Too late: tell the worker, and count it now. It stays under way until the worker lets go of the slot."""
+        flight.timer = None
+        flight.late = True
+        self._count(flight.order.endpoint, flight.pool.name, "late")
+        if self._exchange.recall(flight):
+            self.ended(flight, "late")
+        else:
+            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+
+    def _count(self, endpoint: str, pool: str, outcome: str) -> None:
+        self._counts.setdefault((endpoint, pool), Counter())[outcome] += 1
+        self._metrics.shadow(endpoint, pool, outcome)
+
+    def __repr__(self) -> str:
+        return f"Shadows({self._under_way.total()} under way)"

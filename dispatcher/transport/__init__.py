@@ -1,0 +1,1 @@
+"""Frames to workers, and their answers. Imports only: routing."""

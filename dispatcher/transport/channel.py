@@ -1,0 +1,246 @@
+"""Frames on their way to one worker: all of one turn of the event loop share a message, up to a point.
+
+There is no timer: a lone frame waits for nothing. And many do not wait for each other: as soon as a message holds half
+of all that is under way, it leaves, so that its worker is busy with one half while we are with the other. Were all of
+them in one message, each side would wait for the other all the time. (What is spread over several workers is in several
+messages anyhow, and one of them rarely holds half of it.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, Protocol
+
+from ...bus.port.bus import Bus, NotPermitted
+from ...schemas.errors.base import ClosedError, Disconnected, PayloadTooLarge
+from ...schemas.wire.codec import pack
+from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, Frame, Request, encode_frame, join_request
+from ..routing.outcome import Fate
+from ..routing.worker_table import Worker
+
+if TYPE_CHECKING:
+    from .flights import Flight
+
+
+_MIN_HALF: Final = 16
+"""Fewer frames than that are not worth a message of their own."""
+
+
+class Sink(Protocol):
+    """What a channel needs of the exchange it belongs to."""
+
+    bus: Bus
+    loop: asyncio.AbstractEventLoop
+    sender: str
+    max_kept: int
+
+    @property
+    def in_flight(self) -> int:
+        """Frames under way to all workers whose answers are missing."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run it at the end of this turn."""
+
+    def lose(self, flight: Flight, fate: Fate) -> None:
+        """The flight ends without an answer."""
+
+    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+        """The server takes nothing for that worker, nor took what was sent before: its flights end with the error."""
+
+
+class Parcel:
+    """One message, while it is filled and as long as answers to it are missing."""
+
+    __slots__ = ("begun_at", "channel", "epoch", "flights", "frames", "number", "room", "size")
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.frames: list[bytes] = []
+        self.flights: list[Flight | None] = []
+        """Whose frame each is; None: nobody waits for its answer. Both lists are empty again once it was sent."""
+        self.size = 0
+        """Bytes of all frames."""
+        self.room = 0
+        """Most bytes that its frames may have together; 0 before the first."""
+        self.begun_at = 0.0
+        """Loop time at which its first frame was put in: it is sent in the same turn."""
+        self.number = 0
+        """How manieth message of its channel it is; 0: it was not sent, or not yet."""
+        self.epoch = 0
+        """The worker's epoch that it names."""
+
+    def __repr__(self) -> str:
+        return f"Parcel(#{self.number} to {self.channel.worker.id}, pending={len(self.frames)})"
+
+
+class Channel:
+    """The way to one worker process."""
+
+    __slots__ = (
+        "_kept",
+        "_parcel",
+        "_scheduled",
+        "_sink",
+        "checks",
+        "doubted_to",
+        "messages",
+        "number",
+        "reply",
+        "subject",
+        "unheard",
+        "worker",
+    )
+
+    def __init__(self, sink: Sink, worker: Worker, number: int, subject: str, reply: str) -> None:
+        self._sink = sink
+        self.worker = worker
+        self.number = number
+        self.subject = subject
+        self.reply = reply
+        self._parcel = Parcel(self)
+        """What leaves next."""
+        self._scheduled = False
+        self._kept: deque[bytes] = deque()
+        self.messages = 0
+        """Messages published so far."""
+        self.unheard = 0
+        """Answers "nobody listens" since the last doubt was settled: so many of the last messages were not received."""
+        self.doubted_to = 0
+        """Number of the last message that the doubt under way covers; 0: there is none."""
+        self.checks = 0
+
+    @property
+    def largest_frame(self) -> int:
+        """Most bytes that one frame may have, alone in its message."""
+        return self._sink.bus.max_payload - REQUEST_ENVELOPE_BYTES
+
+    def send(self, frame: Frame, flight: Flight | None = None) -> None:
+        """Send with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while disconnected.
+
+        Raises:
+            InvalidRequest: arguments that have no form on the wire; nothing was sent.
+            PayloadTooLarge: likewise.
+        """
+        packed = pack(frame)
+        parcel = self._parcel
+        size = parcel.size + len(packed)
+        if size > parcel.room:
+            parcel = self._parcel_for(len(packed))
+            size = parcel.size + len(packed)
+        parcel.size = size
+        if flight is not None:
+            flight.parcel = parcel
+        parcel.flights.append(flight)
+        parcel.frames.append(packed)
+        pending = len(parcel.frames)
+        if pending >= _MIN_HALF and 2 * pending >= self._sink.in_flight:
+            self.flush()
+            self._sink.bus.push()
+        elif not self._scheduled:
+            self._scheduled = True
+            self._sink.call_soon(self.flush)
+
+    def send_now(self, frame: Frame, flight: Flight) -> None:
+        """Send at once, since nothing else is to be sent in this turn; as `send`."""
+        scheduled, self._scheduled = self._scheduled, True
+        try:
+            self.send(frame, flight)
+        except BaseException:
+            self._scheduled = scheduled
+            raise
+        self.flush()
+
+    def unsend(self, flight: Flight) -> bool:
+        """Take a frame back; True if it was still here, so that nothing was sent."""
+        parcel = self._parcel
+        if flight.parcel is not parcel:
+            return False
+        index = parcel.flights.index(flight)
+        parcel.size -= len(parcel.frames[index])
+        del parcel.flights[index], parcel.frames[index]
+        return True
+
+    def flush(self) -> None:
+        """Publish what is pending."""
+        self._scheduled = False
+        parcel = self._parcel
+        if parcel.frames:
+            self._parcel = Parcel(self)
+            self._publish(parcel)
+        else:
+            parcel.room = 0  # all was taken back: it begins anew
+
+    def resume(self) -> None:
+        """The connection is back: send what was kept. Whatever was doubted is asked for anew."""
+        self.unheard = self.doubted_to = 0
+        if self._kept:
+            kept, self._kept = self._kept, deque()
+            for frame in kept:
+                parcel = self._parcel_for(len(frame))
+                parcel.size += len(frame)
+                parcel.frames.append(frame)
+                parcel.flights.append(None)
+            self.flush()
+
+    def doubt(self, check: Flight, task_ids: list[int]) -> None:
+        """Ask, in a message of its own, what became of tasks. Its answer (or that there is nobody) says what became of
+        all messages before it, since the server keeps the order.
+
+        Raises:
+            Disconnected: no connection; the doubt is settled after the reconnection.
+        """
+        self.flush()
+        self.checks += 1
+        self.doubted_to = self.messages
+        check.parcel = Parcel(self)
+        check.parcel.epoch = self.worker.epoch
+        frame = encode_frame((Request.CHECK, check.id, task_ids))
+        data = join_request(self.worker.epoch, self._sink.sender, [frame])
+        self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
+
+    def _parcel_for(self, size: int) -> Parcel:
+        """The message that takes a frame of so many bytes: the one that is filled now, unless that would be too large.
+
+        Raises:
+            PayloadTooLarge: no message takes it.
+        """
+        room = self.largest_frame
+        if size > room:
+            raise PayloadTooLarge(
+                f"the arguments make a message of {size} bytes, the server takes {room}: send a reference to the data "
+                "instead, or raise the server's max_payload",
+                details={"size": size, "limit": room},
+            )
+        if self._parcel.size + size > room:
+            self.flush()
+        parcel = self._parcel
+        if not parcel.room:
+            parcel.begun_at = self._sink.loop.time()
+        parcel.room = room
+        return parcel
+
+    def _publish(self, parcel: Parcel) -> None:
+        sink, epoch = self._sink, self.worker.epoch
+        frames, flights = parcel.frames, parcel.flights
+        parcel.frames, parcel.flights = [], []  # it outlives its sending, and they need not
+        try:
+            sink.bus.publish(self.subject, join_request(epoch, sink.sender, frames), reply=self.reply)
+        except NotPermitted as error:
+            sink.refuse(self, error)
+            return
+        except (Disconnected, ClosedError):
+            for frame, flight in zip(frames, flights, strict=True):
+                if flight is not None:
+                    sink.lose(flight, Fate.UNSENT)
+                elif len(self._kept) < sink.max_kept:
+                    self._kept.append(frame)
+            return
+        self.messages += 1
+        parcel.number, parcel.epoch = self.messages, epoch
+
+    def __repr__(self) -> str:
+        return (
+            f"Channel(#{self.number} to {self.worker.id}, messages={self.messages}, pending={len(self._parcel.frames)})"
+        )

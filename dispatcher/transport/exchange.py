@@ -1,0 +1,446 @@
+"""Frames out, answers in: one subscription for all workers, one table of flights."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted, Subscription
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, Disconnected, MalformedMessage
+from ...schemas.limits import MAX_CHECKED
+from ...schemas.names import Names, Operation
+from ...schemas.wire.frames import (
+    Answer,
+    AnswerEnvelope,
+    Frame,
+    Load,
+    Request,
+    TaskState,
+    decode_answer,
+    encode_request,
+)
+from ...telemetry.logs import logger_for
+from ...telemetry.metrics.instruments import metrics_enabled
+from ..routing.outcome import Fate
+from ..routing.settings import RouterSettings
+from ..routing.worker_table import Worker
+from .channel import Channel
+from .flights import Flight
+
+_log = logger_for("dispatcher")
+
+_CHECK_MAX_S = 16.0
+_CHECK_BATCH = 1000
+_GONE: Final = object()
+"""Link of a worker that is gone for good."""
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Listener(Protocol):
+    """Who is told what answers say beyond themselves: the pool of the worker."""
+
+    def answered(self, worker: Worker, load: Load, epoch: int) -> None:
+        """An answer came from the worker; its flights have been settled already."""
+
+    def invited(self, worker: Worker) -> None:
+        """The worker, which had refused us, has room; its load follows."""
+
+    def unreachable(self, worker: Worker) -> None:
+        """The server says that nobody listens there."""
+
+
+class CheckFlight(Flight):
+    """A CHECK: tells the exchange what the worker knows of tasks."""
+
+    __slots__ = ("exchange", "tasks")
+
+    def __init__(self, id: int, worker: Worker, exchange: Exchange, tasks: list[int]) -> None:
+        super().__init__(id, worker)
+        self.exchange = exchange
+        self.tasks = tasks
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == Answer.CHECKED:
+            self.exchange.checked(self, frame[2])
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        pass
+
+
+class Exchange:
+    """All that one router says to workers, and hears from them."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        ambient: Ambient,
+        settings: RouterSettings,
+        listener: Callable[[str], Listener | None],
+    ) -> None:
+        """`listener` finds the pool of a name."""
+        self.bus = bus
+        self.sender = ambient.token()
+        self.max_kept = settings.max_releases_kept
+        self._names = names
+        self._settings = settings
+        self._listener = listener
+        self._prefix = f"{bus.inbox}.{ambient.token()[:8]}"
+        self._flights: dict[int, Flight] = {}
+        self._unbelieved: dict[int, tuple[int, Frame]] = {}
+        """Refusals in epochs that their workers have not named so far, by flight."""
+        self._channels: dict[int, Channel] = {}
+        self.numbers = itertools.count(1)
+        """Ids of frames, each greater than those before. Order of arrival is told by them too."""
+        self.new_id: Callable[[], int] = self.numbers.__next__
+        self._channel_numbers = itertools.count(1)
+        self.loop: asyncio.AbstractEventLoop
+        """The one it was started on."""
+        self.new_future: Callable[[], asyncio.Future[Any]]
+        """Makes futures of that loop."""
+        self.on_gap: Callable[[], None] = _nothing
+        """Called when a worker was not heard of for so long that it may be we who were cut off; before it counts as
+        heard of again."""
+        self.measured = False
+        """Whether somebody wants to know how long requests took, as of the last message."""
+        self._check_after_s = settings.check_after_s
+        self._subscription: Subscription | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._malformed = 0
+        self._lone = False
+        """The only flight there was has just ended, and its caller is about to go on."""
+        self.reconnected_at = float("-inf")
+        """When the connection was last regained, by the loop's clock. Workers may be a moment later than we are."""
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to listen for answers."""
+        self.loop = asyncio.get_running_loop()
+        self.new_future = self.loop.create_future
+        self._unlisten = self.bus.on_connection(self._on_connection)
+        self._subscription = await self.bus.subscribe(f"{self._prefix}.>", self._on_message)
+
+    async def stop(self) -> None:
+        """Stop listening; what is in flight ends with ClosedError, and workers are told to stop it.
+
+        Safe before `start`, and twice.
+        """
+        for flight in list(self._flights.values()):
+            sent = not self.recall(flight)
+            if sent and flight.checked:
+                self.post(flight.worker, (Request.CANCEL, flight.id))
+            elif sent and flight.reserves:
+                self.post(flight.worker, (Request.RELEASE, flight.id, None))
+            flight.fail(ClosedError("this router was stopped", may_have_started=sent))
+        self._flights.clear()
+        for channel in self._channels.values():
+            channel.flush()
+        if self._unlisten is not None:
+            self._unlisten()
+        if self._subscription is not None:
+            subscription, self._subscription = self._subscription, None
+            await subscription.unsubscribe()
+
+    @property
+    def in_flight(self) -> int:
+        """See channel.Sink."""
+        return len(self._flights)
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """See channel.Sink."""
+        self.bus.at_turn_end(callback)
+
+    def statistics(self) -> dict[str, int]:
+        """Flights without an answer, channels, answers that could not be read."""
+        return {"in_flight": self.in_flight, "channels": len(self._channels), "malformed": self._malformed}
+
+    def __repr__(self) -> str:
+        return f"Exchange({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+
+    # -- out ------------------------------------------------------------------------------------------------------
+
+    def launch(self, flight: Flight, frame: Frame) -> None:
+        """Send a frame and wait for its answer. To a worker that is gone nothing is sent: the flight is lost at once.
+
+        Raises:
+            InvalidRequest, PayloadTooLarge: nothing was sent.
+        """
+        channel = flight.worker.link
+        if type(channel) is not Channel:
+            if channel is _GONE:
+                flight.lose(Fate.GONE)
+                return
+            channel = self._channel(flight.worker)
+        flights = self._flights
+        alone = self._lone and not flights
+        # Before it is sent: what leaves at once may be lost at once.
+        flights[flight.id] = flight
+        try:
+            if alone:
+                self.bus.prompt(lambda: channel.send_now(frame, flight))
+            else:
+                channel.send(frame, flight)
+        except BaseException:
+            flights.pop(flight.id, None)
+            raise
+
+    def post(self, worker: Worker, frame: Frame) -> None:
+        """Send a frame that has no answer. Never fails: while disconnected it is kept for later."""
+        if worker.link is not _GONE:
+            self._channel(worker).send(frame)
+            return
+        # Believed dead: tell it all the same, it may only have been cut off. No channel, which nobody would close.
+        try:
+            data = encode_request(worker.epoch, self.sender, [frame])
+            self.bus.publish(self._names.worker(worker.id, Operation.FRAMES, worker.channel), data)
+        except (Disconnected, NotPermitted, ClosedError):
+            pass
+
+    def recall(self, flight: Flight) -> bool:
+        """Take a frame back that was not sent yet; True if it could be, so that nothing was sent. The flight is over
+        then, and whoever calls settles."""
+        if flight.parcel is not None and flight.parcel.channel.unsend(flight):
+            self._flights.pop(flight.id, None)
+            return True
+        return False
+
+    def is_open(self, flight: Flight) -> bool:
+        """Whether an answer is still to come."""
+        return flight.id in self._flights
+
+    def forget(self, flight: Flight) -> None:
+        """An answer is no longer waited for, nor anything to be settled by it."""
+        self._flights.pop(flight.id, None)
+
+    def lose(self, flight: Flight, fate: Fate) -> None:
+        """End a flight without an answer. No-op for one that has ended."""
+        if self._flights.pop(flight.id, None) is not None:
+            flight.lose(fate)
+
+    def refuse(self, channel: Channel, error: NotPermitted) -> None:
+        """See channel.Sink."""
+        for flight in self._flights_on(channel):
+            del self._flights[flight.id]
+            flight.fail(error)
+
+    def lose_worker(self, worker: Worker) -> None:
+        """The worker is gone for good: nothing of it comes any more."""
+        channel = worker.link
+        if isinstance(channel, Channel):
+            for flight in [flight for flight in self._flights.values() if flight.worker is worker]:
+                if self.recall(flight):
+                    flight.lose(Fate.GONE)
+                else:
+                    self.lose(flight, Fate.LOST)
+            del self._channels[channel.number]
+        worker.link = _GONE
+
+    def give_up(self, worker: Worker) -> None:
+        """Nobody knows whether the worker is gone: whoever need not wait for that is told that it is lost."""
+        for flight in [one for one in self._flights.values() if one.worker is worker and not one.durable]:
+            if self.recall(flight):
+                flight.lose(Fate.GONE)
+            else:
+                self.lose(flight, Fate.LOST)
+
+    def lose_earlier(self, worker: Worker, epoch: int) -> None:
+        """Since that epoch another process goes on under the worker's id: what the one before was sent is lost."""
+        for flight in list(self._flights.values()):
+            if flight.worker is worker and 0 < flight.epoch < epoch:
+                self.lose(flight, Fate.LOST)
+
+    # -- asking after tasks ---------------------------------------------------------------------------------------
+
+    def check_due(self, now: float) -> None:
+        """Ask after tasks that have been without an answer for long; called a few times a second."""
+        due: list[Flight] = []
+        for flight in self._flights.values():
+            if flight.checked and flight.check_at <= now:
+                if flight.check_at:
+                    due.append(flight)
+                else:
+                    # Its time begins when it is first seen here: nearly all are answered before, and know no times.
+                    flight.check_every_s = self._check_after_s
+                    flight.check_at = now + self._check_after_s
+        self._check(due)
+
+    def check_all(self) -> None:
+        """Ask after everything: the connection was lost, and answers with it."""
+        self._check(flight for flight in self._flights.values() if flight.checked)
+
+    def checked(self, check: CheckFlight, states: list[int]) -> None:
+        """A worker said what it knows of tasks."""
+        worker = check.worker
+        for id, state in zip(check.tasks, states, strict=False):
+            flight = self._flights.get(id)
+            if flight is None or flight.worker is not worker:
+                continue
+            if state == TaskState.UNKNOWN:
+                if check.epoch == flight.epoch or check.epoch <= worker.confirmed:
+                    self.lose(flight, Fate.UNSEEN)
+                # Else it may be another process of that name that has never seen it. Discovery will soon know.
+            elif state == TaskState.FORGOTTEN:
+                self.lose(flight, Fate.FORGOTTEN)
+            elif state == TaskState.RUNNING:
+                flight.runs()
+
+    def _check(self, flights: Iterable[Flight]) -> None:
+        if not self.bus.connected:
+            return
+        now = self.loop.time()
+        by_worker: dict[Worker, list[int]] = {}
+        for flight in flights:
+            if flight.message:
+                ids = by_worker.setdefault(flight.worker, [])
+                if len(ids) == MAX_CHECKED:
+                    flight.check_at = now  # the next time
+                    continue
+                ids.append(flight.id)
+            every_s = flight.check_every_s or self._check_after_s
+            flight.check_at = now + every_s
+            flight.check_every_s = min(_CHECK_MAX_S, 2 * every_s)
+        for worker, ids in by_worker.items():
+            for start in range(0, len(ids), _CHECK_BATCH):
+                check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
+                self.launch(check, (Request.CHECK, check.id, check.tasks))
+                self.loop.call_later(self._settings.check_after_s, self.forget, check)
+
+    def _not_alone(self) -> None:
+        self._lone = False
+
+    # -- in -------------------------------------------------------------------------------------------------------
+
+    def _on_message(self, message: Message) -> None:
+        number, _, check = message.subject[len(self._prefix) + 1 :].partition(".")
+        channel = self._channels.get(int(number)) if number.isdecimal() else None
+        if channel is None:
+            return  # of a worker that is gone; its flights have been settled
+        if not message.data and message.headers is not None and message.headers.get("Status") == "503":
+            self._on_unheard(channel, check)
+            return
+        try:
+            envelope = decode_answer(message.data)
+        except MalformedMessage as error:
+            self._malformed += 1
+            _log.warning(
+                "unreadable answer of %s: %s",
+                channel.worker.id,
+                error,
+                extra={"action": "answer.malformed", "worker": str(channel.worker.id)},
+            )
+            return
+        if check and int(check) == channel.checks:
+            channel.unheard = channel.doubted_to = 0
+        self._take(channel, envelope)
+
+    def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
+        flights, worker = self._flights, channel.worker
+        self.measured = metrics_enabled()
+        lone = len(envelope.frames) == 1 and len(flights) == 1
+        epoch = envelope.epoch
+        for frame in envelope.frames:
+            flight = flights.get(frame[1])
+            # Unknown: its asker gave it up, and told the worker so (CANCEL, RELEASE) when it did.
+            if flight is None or flight.worker is not worker:
+                continue
+            if epoch != flight.epoch and self._of_another(flight, frame, epoch):
+                continue
+            if flight.deliver(frame):
+                flights.pop(frame[1], None)
+        if lone and not flights:
+            # Whoever waited for it is alone, and goes on in the next turn. If all that it does then is to ask again,
+            # that need not wait for yet another turn, in which nobody would join it.
+            self._lone = True
+            self.loop.call_soon(self._not_alone)
+        listener = self._listener(worker.id.pool)
+        if listener is not None:
+            if not envelope.frames:
+                listener.invited(worker)
+            listener.answered(worker, envelope.load, envelope.epoch)
+
+    def _of_another(self, flight: Flight, frame: Frame, epoch: int) -> bool:
+        """Whether an answer may be of another process than the one that was asked: two may have one id for a while.
+
+        An earlier epoch is of one that had it before. A later one may be of one that has it now, and cannot know what
+        the one that was asked has started: its refusal counts when a heartbeat has shown that it is the same one.
+        """
+        if epoch < flight.epoch:
+            return True
+        if frame[0] == Answer.REJECTED and epoch > flight.worker.confirmed:
+            self._unbelieved[flight.id] = epoch, frame
+            return True
+        return False
+
+    def confirmed(self, worker: Worker) -> None:
+        """The worker has named its epoch: refusals in it count now."""
+        for id, (epoch, frame) in list(self._unbelieved.items()):
+            flight = self._flights.get(id)
+            if flight is not None and (flight.worker is not worker or epoch > worker.confirmed):
+                continue
+            del self._unbelieved[id]
+            if flight is not None and flight.deliver(frame):
+                self._flights.pop(id, None)
+
+    def _on_unheard(self, channel: Channel, check: str) -> None:
+        worker = channel.worker
+        if check:
+            if int(check) == channel.checks:
+                self._nobody_there(channel)
+            return
+        channel.unheard += 1
+        listener = self._listener(worker.id.pool)
+        if listener is not None:
+            listener.unreachable(worker)
+        if channel.doubted_to:
+            return
+        mine = (flight.id for flight in self._flights.values() if flight.worker is worker and flight.checked)
+        tasks = list(itertools.islice(mine, MAX_CHECKED))
+        check_flight = CheckFlight(self.new_id(), worker, self, tasks)
+        try:
+            channel.doubt(check_flight, tasks)
+        except (Disconnected, NotPermitted, ClosedError):
+            return
+        self._flights[check_flight.id] = check_flight
+        self.loop.call_later(self._settings.check_after_s, self._doubt_over, channel, channel.checks, check_flight)
+
+    def _nobody_there(self, channel: Channel) -> None:
+        """The CHECK reached nobody either: the last `unheard` messages before it were not received."""
+        first = channel.doubted_to - channel.unheard + 1
+        last = channel.doubted_to
+        channel.unheard = channel.doubted_to = 0
+        for flight in self._flights_on(channel):
+            if first <= flight.message <= last:
+                self.lose(flight, Fate.UNHEARD)
+
+    def _doubt_over(self, channel: Channel, check: int, flight: Flight) -> None:
+        self.forget(flight)
+        if channel.checks == check:
+            channel.unheard = channel.doubted_to = 0
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.RECONNECTED:
+            self.reconnected_at = self.loop.time()
+            for channel in list(self._channels.values()):
+                channel.resume()
+            self.check_all()
+
+    def _flights_on(self, channel: Channel) -> list[Flight]:
+        return [one for one in self._flights.values() if one.parcel is not None and one.parcel.channel is channel]
+
+    def _channel(self, worker: Worker) -> Channel:
+        channel = worker.link
+        if not isinstance(channel, Channel):
+            number = next(self._channel_numbers)
+            subject = self._names.worker(worker.id, Operation.FRAMES, worker.channel)
+            channel = Channel(self, worker, number, subject, f"{self._prefix}.{number}")
+            self._channels[number] = channel
+            worker.link = channel
+        return channel

@@ -1,0 +1,170 @@
+"""Frames that wait for an answer.
+
+A flight ends exactly once: by its answer, or by a Fate (see retry). Whoever asked may be gone by then (cancelled, timed
+out): the flight then still settles its ticket, so that the books balance on every path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from ...schemas.errors.base import GanglineError
+from ...schemas.wire.frames import Answer, Frame
+from ..routing.outcome import Fate
+from ..routing.worker_table import Worker
+
+if TYPE_CHECKING:
+    from ..routing.request import Ticket
+    from .channel import Parcel
+
+_HELD: Final = int(Answer.HELD)
+_GRANTED: Final = int(Answer.GRANTED)
+Outcome = Frame | Fate
+"""An answer frame, or why there is none."""
+
+
+class Books(Protocol):
+    """Where tickets are settled: a pool, or the slots of a lease."""
+
+    def settle(self, ticket: Ticket, /) -> None:
+        """The ticket no longer counts on its worker. Idempotent."""
+
+    def pump(self) -> None:
+        """Serve whoever waits, as far as there is room."""
+
+
+class Flight:
+    """One frame in flight."""
+
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    checked = False
+    """Whether a worker may be asked what became of it (CHECK)."""
+    durable = False
+    """Whether it ends as lost only when its worker is lost for certain, however long that takes."""
+    reserves = False
+    """Whether slots are held when it is granted, to be given back with RELEASE."""
+    parcel: Parcel | None = None
+    """The message that carries it."""
+    check_at = 0.0
+    """Loop time at which its worker is asked; 0: nobody has looked at it so far."""
+    check_every_s = 0.0
+
+    def __init__(self, id: int, worker: Worker) -> None:
+        self.id = id
+        self.worker = worker
+
+    @property
+    def message(self) -> int:
+        """Number of the message that carried it, on its channel; 0 while it was not sent."""
+        return 0 if self.parcel is None else self.parcel.number
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch that this message named."""
+        return 0 if self.parcel is None else self.parcel.epoch
+
+    def deliver(self, frame: Frame) -> bool:
+        """An answer came; True when that was the last."""
+        raise NotImplementedError
+
+    def runs(self) -> None:
+        """Its worker was asked, and says that it runs."""
+
+    def lose(self, fate: Fate) -> None:
+        """There will be no answer."""
+        raise NotImplementedError
+
+    def fail(self, error: GanglineError) -> None:
+        """The router closes: whoever waits gets the error."""
+        self.lose(Fate.GONE)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id} at {self.worker.id}, message={self.message})"
+
+
+class Awaited(Flight):
+    """A flight whose single answer somebody awaits, and which counts on its worker until it has ended."""
+
+    books: Books
+    """Where it counts."""
+    future: asyncio.Future[Any]
+    """Ends with what `_told` makes of the outcome."""
+
+    def deliver(self, frame: Frame) -> bool:
+        self._end(frame)
+        return True
+
+    def lose(self, fate: Fate) -> None:
+        self._end(fate)
+
+    def fail(self, error: GanglineError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+        self._end(Fate.GONE)
+
+    def settle(self) -> None:
+        """It no longer counts on its worker. Once: at its end, or by whoever takes it back before it was sent."""
+        raise NotImplementedError
+
+    def _end(self, outcome: Outcome) -> None:
+        self.settle()
+        if not self.future.done():
+            self.future.set_result(self._told(outcome))
+
+    def _told(self, outcome: Outcome) -> Any:
+        return outcome
+
+
+class TaskFlight(Awaited):
+    """A TASK: its end settles the ticket, whether or not the caller still waits."""
+
+    future: asyncio.Future[Outcome]
+
+    checked = True
+    on_held: Callable[[], None] | None = None
+    """Told that the task has its slots and waits for BEGIN, where it is to be held."""
+
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+        self.id = id
+        self.worker = worker
+        self.future = loop.create_future()
+        self.books = books
+        self.ticket = ticket
+
+    def settle(self) -> None:
+        self.books.settle(self.ticket)
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] == _HELD:
+            if self.on_held is not None:
+                self.on_held()
+            return False
+        self._end(frame)
+        return True
+
+
+class ReserveFlight(Awaited):
+    """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
+
+    reserves = True
+    future: asyncio.Future[Outcome]
+
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+        self.id = id
+        self.worker = worker
+        self.future = loop.create_future()
+        self.books = books
+        self.ticket = ticket
+
+    def settle(self) -> None:
+        self.books.settle(self.ticket)
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != _GRANTED:
+            self._end(frame)
+        elif not self.future.done():
+            self.future.set_result(frame)
+        return True

@@ -1,0 +1,132 @@
+"""An event loop in a thread of its own, for code that has none."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from ..schemas.errors.base import ClosedError
+
+T = TypeVar("T")
+
+_CLEAN_UP_S = 2.0
+"""How long an interrupted call is given to clean up."""
+
+
+class LoopThread:
+    """An event loop in a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="gangline-client", daemon=True)
+        self._thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run to the end and return the result. Whatever interrupts the wait (Ctrl-C) cancels the coroutine and waits
+        for its clean-up, so that slots are given back.
+
+        Raises:
+            ClosedError: the loop was stopped.
+            RuntimeError: called on the loop's own thread.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise RuntimeError("a SyncClient cannot be used inside its own event loop: use Client there")
+        if not self._thread.is_alive() or self._loop.is_closed():
+            coroutine.close()
+            raise ClosedError("this client was closed")
+        # The caller's context, so that deadline and trace of a surrounding task are inherited.
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        begun: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
+        context = contextvars.copy_context()
+        self._loop.call_soon_threadsafe(self._begin, coroutine, begun, future, context)
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                self._loop.call_soon_threadsafe(begun.result().cancel)
+                concurrent.futures.wait((future,), timeout=_CLEAN_UP_S)
+            raise
+
+    def _begin(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        begun: concurrent.futures.Future[asyncio.Task[T]],
+        future: concurrent.futures.Future[T],
+        context: contextvars.Context,
+    ) -> None:
+        task = self._loop.create_task(coroutine, context=context)
+        begun.set_result(task)
+
+        def done(ended: asyncio.Task[T]) -> None:
+            if ended.cancelled():
+                future.set_exception(concurrent.futures.CancelledError())
+            elif (error := ended.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(ended.result())
+
+        task.add_done_callback(done)
+
+    def stop(self) -> None:
+        """Stop the loop and join its thread. Idempotent."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
+
+
+class SyncContext(Generic[T]):
+    """An async context manager, entered and left from plain code."""
+
+    def __init__(self, thread: LoopThread, manager: Any, wrap: Callable[[Any], T]) -> None:
+        self._thread = thread
+        self._manager = manager
+        self._wrap = wrap
+
+    def __enter__(self) -> T:
+        try:
+            return self._wrap(self._thread.run(self._manager.__aenter__()))
+        except BaseException:
+            # Interrupted (Ctrl-C) just when it had succeeded: nobody else would give the slots back.
+            self._thread.run(self._manager.__aexit__(None, None, None))
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._manager.__aexit__(kind, error, trace))
+
+
+def iterate(thread: LoopThread, items: AsyncGenerator[Any, None]) -> Generator[Any, None, None]:
+    """The items, one by one; closing this closes the source."""
+    try:
+        while True:
+            try:
+                item = thread.run(_next(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        thread.run(_close(items))
+
+
+async def _next(items: AsyncGenerator[Any, None]) -> Any:
+    return await items.__anext__()
+
+
+async def _close(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()

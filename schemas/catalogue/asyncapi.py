@@ -1,0 +1,179 @@
+"""The AsyncAPI 3.0 document of the wire, made from schemas.catalogue and the models that it names."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from .catalogue import ARGUMENTS, FRAMES, PUBLISHED, RESULT, Body, Channel, catalogue
+
+_REF = "#/components/schemas/"
+_PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    ARGUMENTS: (
+        "Arguments of a task: an object of named ones, an array of positional ones, or nothing.",
+        {"type": ["object", "array", "null"]},
+    ),
+    RESULT: ("The bare result of a task. With the header `Nats-Service-Error`, the body is an Error.", {}),
+    FRAMES: (
+        "An envelope of frames, in msgpack: [version, epoch, sender, frames], answered with [version, epoch, load, "
+        "frames]. See the page on the protocol.",
+        {"type": "array", "minItems": 4, "maxItems": 4},
+    ),
+    PUBLISHED: (
+        "JetStream's acknowledgement: the message is stored.",
+        {
+            "type": "object",
+            "properties": {
+                "stream": {"type": "string"},
+                "seq": {"type": "integer"},
+                "duplicate": {"type": "boolean"},
+                "error": {"type": "object"},
+            },
+        },
+    ),
+}
+_ERROR = {
+    "type": "object",
+    "required": ["code", "message", "may_have_started"],
+    "properties": {
+        "code": {"type": "string"},
+        "message": {"type": "string"},
+        "may_have_started": {"type": "boolean"},
+        "details": {"type": "object"},
+    },
+}
+
+
+def document(version: str) -> dict[str, Any]:
+    """The whole document, JSON-compatible."""
+    channels = catalogue()
+    named, schemas = _schemas(channels)
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "Gangline",
+            "version": version,
+            "description": "Tasks over NATS to workers with a limited number of slots. `{ns}` is the namespace, "
+            "`gangline` unless configured; `{NS}` is the same in capitals. Bodies are JSON, or msgpack where the "
+            "header `Content-Type: application/msgpack` says so; an answer has the format of its request.",
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "channels": {channel.name: _channel(channel) for channel in channels},
+        "operations": _operations(channels),
+        "components": {"messages": _messages(channels, named), "schemas": schemas},
+    }
+
+
+def text(version: str) -> str:
+    """As it stands in the file."""
+    return json.dumps(document(version), indent=1, sort_keys=False) + "\n"
+
+
+Named = dict[type[BaseModel], str]
+
+
+def _schemas(channels: tuple[Channel, ...]) -> tuple[Named, dict[str, Any]]:
+    """What each model is called in the document, and all schemas by name."""
+    models = {body for channel in channels for body in (channel.body, channel.reply) if isinstance(body, type)}
+    ordered = sorted(models, key=lambda model: f"{model.__module__}.{model.__name__}")
+    references, generated = models_json_schema(
+        [(model, "validation") for model in ordered], ref_template=_REF + "{model}"
+    )
+    # Models of one name in two modules get long names from pydantic: the module's topic will do.
+    generated = json.loads(re.sub(r"gangline__schemas__(?:[a-z]+__)?(gang|job)\w*?__", _topic, json.dumps(generated)))
+    named: Named = {
+        model: re.sub(
+            r"gangline__schemas__(?:[a-z]+__)?(gang|job)\w*?__",
+            _topic,
+            references[model, "validation"]["$ref"].removeprefix(_REF),
+        )
+        for model in ordered
+    }
+    found = {**generated["$defs"], "Error": _ERROR}
+    for kind, (about, schema) in _PLAIN.items():
+        found[kind] = {"description": about, **schema}
+    return named, dict(sorted(found.items()))
+
+
+def _topic(match: re.Match[str]) -> str:
+    return match[1].capitalize()
+
+
+def _reference(body: Body, named: Named) -> dict[str, str]:
+    assert body is not None
+    return {"$ref": _REF + (body if isinstance(body, str) else named[body])}
+
+
+def _channel(channel: Channel) -> dict[str, Any]:
+    shown: dict[str, Any] = {"address": channel.address, "description": channel.about}
+    shown["messages"] = {"request": {"$ref": f"#/components/messages/{channel.name}"}}
+    if channel.reply is not None:
+        shown["messages"]["reply"] = {"$ref": f"#/components/messages/{channel.name}_reply"}
+    if channel.parameters:
+        shown["parameters"] = {name: {"description": _PARAMETERS[name]} for name in channel.parameters}
+    return shown
+
+
+_PARAMETERS = {
+    "dispatcher": "The id of a dispatcher, as its events and `nats service ls` tell it.",
+    "router": "A client, gateway or dispatcher; lives as long as that.",
+    "ns": "the namespace",
+    "NS": "the namespace, in capitals",
+    "pool": "workers that serve the same tasks",
+    "worker": "a worker's name within its pool",
+    "endpoint": "what producers name; a route splits its traffic over pools, without one it is the pool of its name",
+    "method": "a task of the pool",
+    "token": "identity of a lease",
+    "gang": "a gang's id",
+    "gangset": "name of a standing set of gangs",
+    "job": "id of a durable task: its header Gangline-Job, or its sequence in the stream",
+    "id": "any name that no other schedule has",
+}
+
+
+def _operations(channels: tuple[Channel, ...]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for channel in channels:
+        at = f"#/channels/{channel.name}"
+        shown: dict[str, Any] = {
+            "action": "send",
+            "channel": {"$ref": at},
+            "summary": channel.about,
+            "messages": [{"$ref": f"{at}/messages/request"}],
+        }
+        if channel.reply is not None:
+            shown["reply"] = {
+                "address": {"description": "the request's reply subject", "location": "$message.header#/reply"},
+                "channel": {"$ref": at},
+                "messages": [{"$ref": f"{at}/messages/reply"}],
+            }
+        found[channel.name] = shown
+    return found
+
+
+def _messages(channels: tuple[Channel, ...], named: Named) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for channel in channels:
+        shown: dict[str, Any] = {"name": channel.name}
+        if channel.body is not None:
+            shown["payload"] = _reference(channel.body, named)
+        if channel.headers:
+            shown["headers"] = {
+                "type": "object",
+                "properties": {header: {"type": "string"} for header in channel.headers},
+            }
+        if FRAMES in (channel.body, channel.reply):
+            shown["contentType"] = "application/msgpack"
+        found[channel.name] = shown
+        if channel.reply is not None:
+            failed = [] if channel.reply in (FRAMES, PUBLISHED) else [{"$ref": _REF + "Error"}]
+            payload = (
+                {"anyOf": [_reference(channel.reply, named), *failed]} if failed else _reference(channel.reply, named)
+            )
+            found[f"{channel.name}_reply"] = {"name": f"{channel.name}_reply", "payload": payload}
+    return found

@@ -1,0 +1,265 @@
+"""Everything that passes over the wire, in one list: for documents made by machines (AsyncAPI), and for tests that
+compare the wire with its description. Addresses are built by schemas.names, like those that are really used.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import BaseModel
+
+from ..messages import gangs as gang_messages
+from ..messages import operations as messages
+from ..names import DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
+from ..records import gangs, jobs, routes
+from ..records import workers as records
+from ..wire import headers
+
+ARGUMENTS: Final = "arguments"
+"""A body that is a task's arguments: an object of named ones, an array of positional ones, or nothing."""
+RESULT: Final = "result"
+"""A body that is a task's bare result."""
+FRAMES: Final = "frames"
+"""Envelopes of frames in msgpack, see schemas.wire.frames."""
+PUBLISHED: Final = "publish_ack"
+"""JetStream's own answer: `{"stream", "seq", "duplicate"}`."""
+
+Body = type[BaseModel] | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One subject, or one key of a bucket."""
+
+    name: str
+    address: str
+    """With placeholders, as `{ns}.call.{endpoint}.{method}`."""
+    about: str
+    body: Body
+    reply: Body = None
+    """None: nothing is answered."""
+    headers: tuple[str, ...] = ()
+    """That a request may have."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the placeholders, in order."""
+        return tuple(dict.fromkeys(re.findall(r"{(\w+)}", self.address)))
+
+
+# Stand-ins that are good names, and are found again in what Names builds of them.
+_NAMES: Final = Names("ns0")
+_WORKER: Final = WorkerId("POOL0", "WORKER0")
+_CALL_HEADERS: Final = (
+    "Content-Type",
+    headers.TIMEOUT,
+    headers.KEY,
+    headers.MODEL,
+    headers.IDEMPOTENT,
+    headers.TRACEPARENT,
+)
+_TASK_HEADERS: Final = (
+    "Content-Type",
+    headers.MESSAGE_ID,
+    headers.JOB,
+    headers.PRIORITY,
+    headers.KEY,
+    headers.ORDERED,
+    headers.MODEL,
+    headers.POOL,
+    headers.DEADLINE,
+    headers.TIMEOUT,
+    headers.DELAY,
+    headers.CRON,
+    headers.MAX_ATTEMPTS,
+    headers.BACKOFF,
+    headers.RESULT_TTL,
+    headers.EVENTS,
+    headers.TRACEPARENT,
+)
+
+
+def _address(built: str) -> str:
+    return re.sub(
+        r"\b(ns|NS|[A-Z]+)0(?=\b|_)",
+        lambda match: "{" + match[1] + "}" if match[1] in ("ns", "NS") else "{" + match[1].lower() + "}",
+        built,
+    )
+
+
+def _key(bucket: str, key: str) -> str:
+    return _address(f"$KV.{bucket}.{key}")
+
+
+_WORKER_REQUESTS: Final[dict[Operation, tuple[Body, Body]]] = {
+    Operation.FRAMES: (FRAMES, FRAMES),
+    Operation.RESERVE: (messages.ReserveRequest, messages.ReserveReply),
+    Operation.DISPATCH: (messages.DispatchRequest, RESULT),
+    Operation.RENEW: (messages.RenewRequest, messages.RenewReply),
+    Operation.RELEASE: (messages.ReleaseRequest, messages.ReleaseReply),
+    Operation.STATS: (messages.StatsRequest, messages.StatsReply),
+    Operation.DRAIN: (messages.DrainRequest, messages.DrainReply),
+    Operation.RESIZE: (messages.ResizeRequest, messages.ResizeReply),
+    Operation.JOBS: (jobs.JobsRequest, jobs.JobsReply),
+    Operation.HOLD: (gang_messages.HoldRequest, gang_messages.HoldReply),
+    Operation.UNHOLD: (gang_messages.UnholdRequest, None),
+    Operation.KEEP: (gang_messages.KeepRequest, gang_messages.KeepReply),
+    Operation.FORM: (gang_messages.FormRequest, gang_messages.FormReply),
+    Operation.TEARDOWN: (gang_messages.TeardownRequest, gang_messages.TeardownReply),
+    Operation.PING: (gang_messages.PingRequest, gang_messages.PingReply),
+}
+_GANG_REQUESTS: Final[dict[GangOperation, tuple[Body, Body]]] = {
+    GangOperation.ACQUIRE: (gang_messages.AcquireRequest, gang_messages.GangReply),
+    GangOperation.RENEW: (gang_messages.OwnedRequest, gang_messages.GangReply),
+    GangOperation.RELEASE: (gang_messages.OwnedRequest, gang_messages.GangReply),
+    GangOperation.END: (gang_messages.EndRequest, gang_messages.GangReply),
+    GangOperation.GET: (gang_messages.GetRequest, gang_messages.GangReply),
+    GangOperation.LIST: (gang_messages.GangListRequest, gang_messages.GangListReply),
+    GangOperation.WHY: (gang_messages.GangQuery, gang_messages.WhyReply),
+    GangOperation.REPORT: (gang_messages.MemberReport, gang_messages.ReportReply),
+}
+_QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
+    QueueOperation.GET: (jobs.JobRequest, jobs.JobInfo),
+    QueueOperation.CANCEL: (jobs.JobRequest, jobs.CancelReply),
+    QueueOperation.WHY: (jobs.JobRequest, jobs.WhyReply),
+    QueueOperation.STATS: (None, jobs.QueueStats),
+}
+_FEEDS: Final[dict[JobFeed, type[BaseModel]]] = {
+    JobFeed.STATE: jobs.JobEvent,
+    JobFeed.PROGRESS: jobs.JobProgress,
+    JobFeed.ITEM: jobs.JobItem,
+}
+
+
+def _tasks() -> list[Channel]:
+    names = _NAMES
+    found = [
+        Channel(
+            name="call",
+            address=_address(names.call("ENDPOINT0", "METHOD0")),
+            about="Run a task and wait for its result. Gateways answer.",
+            body=ARGUMENTS,
+            reply=RESULT,
+            headers=_CALL_HEADERS,
+        ),
+        Channel(
+            name="task",
+            address=_address(names.task("ENDPOINT0", "METHOD0")),
+            about="Submit a durable task. The stream of tasks keeps it until it has ended.",
+            body=ARGUMENTS,
+            reply=PUBLISHED,
+            headers=_TASK_HEADERS,
+        ),
+        Channel(
+            name="schedule",
+            address=_address(names.schedule("ID0")),
+            about="Submit a durable task later, or again and again: the server publishes it to its target in time.",
+            body=ARGUMENTS,
+            reply=PUBLISHED,
+            headers=(headers.SCHEDULE, headers.SCHEDULE_TARGET, *_TASK_HEADERS),
+        ),
+        Channel(
+            name="dead",
+            address=_address(names.dead("ENDPOINT0", "METHOD0")),
+            about="A dead letter: the task's own body and headers, and why it ended here.",
+            body=ARGUMENTS,
+            headers=(
+                headers.SUBJECT,
+                headers.JOB,
+                headers.DEAD_REASON,
+                headers.DEAD_ERROR,
+                headers.DEAD_TRIES,
+                headers.DEAD_AT,
+                headers.ATTEMPTS,
+            ),
+        ),
+    ]
+    for feed, model in _FEEDS.items():
+        address = _address(names.job("JOB0", feed))
+        found.append(Channel(name=f"job_{feed}", address=address, about=_first_line(model), body=model))
+    return found
+
+
+def _requests() -> list[Channel]:
+    found: list[Channel] = []
+    for operation, (body, reply) in _WORKER_REQUESTS.items():
+        address = _address(_NAMES.worker(_WORKER, operation))
+        found.append(_request(f"worker_{operation}", address, body, reply))
+    for gang_operation, (body, reply) in _GANG_REQUESTS.items():
+        found.append(_request(f"gang_{gang_operation}", _address(_NAMES.gang(gang_operation)), body, reply))
+    for queue_operation, (body, reply) in _QUEUE_REQUESTS.items():
+        address = _address(_NAMES.queue("ENDPOINT0", queue_operation))
+        found.append(_request(f"queue_{queue_operation}", address, body, reply))
+    for own_operation in DispatcherOperation:
+        address = _address(_NAMES.dispatcher("DISPATCHER0", own_operation))
+        found.append(_request(f"dispatcher_{own_operation}", address, None, jobs.DispatcherStats))
+    return found
+
+
+def _request(name: str, address: str, body: Body, reply: Body) -> Channel:
+    about = _first_line(body) if isinstance(body, type) else f"`{address}`"
+    return Channel(name=name, address=address, about=about, body=body, reply=reply, headers=("Content-Type",))
+
+
+def _records() -> list[Channel]:
+    names = _NAMES
+    ledger, results = names.ledger_bucket, names.results_bucket
+    keyed: list[tuple[str, str, type[BaseModel]]] = [
+        ("registration", _key(ledger, names.registration_key(_WORKER)), records.Registration),
+        ("alive", _key(ledger, names.alive_key(_WORKER)), records.Heartbeat),
+        ("lease", _key(ledger, names.lease_key(_WORKER, "TOKEN0")), records.LeaseRecord),
+        ("leader", _key(ledger, names.leader_key), gangs.LeaderRecord),
+        ("leader_alive", _key(ledger, names.leader_alive_key), gangs.LeaderAlive),
+        ("gang", _key(ledger, names.gang_key("GANG0")), gangs.GangRecord),
+        ("member", _key(ledger, names.member_key(_WORKER, "GANG0")), gangs.MemberRecord),
+        ("gangset", _key(ledger, names.gangset_key("GANGSET0")), gangs.GangSetRecord),
+        ("gangset_status", _key(ledger, names.gangset_status_key("GANGSET0")), gangs.GangSetStatus),
+        ("result", _key(results, names.result_key("JOB0")), jobs.ResultRecord),
+        ("try", _key(results, names.try_key("ENDPOINT0", "JOB0")), jobs.TryRecord),
+        ("turn", _key(results, names.turn_key("ENDPOINT0")), jobs.TurnRecord),
+        ("route", _key(names.routes_bucket, "ENDPOINT0"), routes.RouteRecord),
+    ]
+    return [
+        Channel(name=f"key_{name}", address=address, about=_first_line(model), body=model)
+        for name, address, model in keyed
+    ]
+
+
+def _events() -> list[Channel]:
+    return [
+        Channel(
+            name="event_gang",
+            address=_address(_NAMES.gang_event("GANG0")),
+            about="Broadcast: what became of a gang.",
+            body=gang_messages.GangEvent,
+        ),
+        Channel(
+            name="event_task",
+            address=_address(_NAMES.task_event("ENDPOINT0")),
+            about="Broadcast: a task became a dead letter.",
+            body=jobs.TaskDeadEvent,
+        ),
+        Channel(
+            name="event_dispatcher",
+            address=_address(_NAMES.dispatcher_event("DISPATCHER0")),
+            about="Broadcast: a dispatcher came, is here, handed queues over, or left.",
+            body=jobs.DispatcherEvent,
+        ),
+        Channel(
+            name="event_router",
+            address=_address(_NAMES.router_event("ROUTER0")),
+            about="Broadcast: how many requests wait in a router, once a second while any does.",
+            body=messages.RouterQueues,
+        ),
+    ]
+
+
+def _first_line(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").partition("\n\n")[0].split())
+
+
+def catalogue() -> tuple[Channel, ...]:
+    """All channels: tasks, requests, broadcasts, then keys."""
+    return (*_tasks(), *_requests(), *_events(), *_records())

@@ -1,0 +1,1 @@
+"""What goes wrong, each with a stable code. Imports only: text."""

@@ -1,0 +1,1 @@
+"""Requests and replies. Imports only: records, names, wire, errors."""

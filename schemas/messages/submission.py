@@ -1,0 +1,235 @@
+"""A durable task as its producer published it: what subject, headers and body say. Pure.
+
+Anything published to `<ns>.task.<endpoint>.<method>` is one; the body is its arguments, as of a call. The headers are
+those of schemas.wire.headers, each optional. A header that cannot be understood makes the task a dead letter at once,
+with a text that says what to write instead; it is never ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from ..errors.base import GanglineError, InvalidRequest
+from ..limits import MAX_DEADLINE_S
+from ..names import Names, check_name, is_name
+from ..schedules import check_schedule
+from ..text import parse_duration, parse_yes_no, plain
+from ..wire import headers
+from ..wire.codec import CONTENT_TYPE, Format
+
+MAX_ATTEMPTS: Final = 10_000
+MAX_COUNTED: Final = 1_000_000_000
+MAX_BACKOFF_S: Final = 86_400.0
+MAX_RESULT_TTL_S: Final = 365 * 86_400.0
+MAX_PRIORITY: Final = 1_000_000
+MAX_KEY_CHARS: Final = 1024
+_COMMON: Final = frozenset(
+    (
+        CONTENT_TYPE,
+        headers.MODEL,
+        headers.POOL,
+        headers.PRIORITY,
+        headers.TIMEOUT,
+        headers.MAX_ATTEMPTS,
+        headers.BACKOFF,
+        headers.RESULT_TTL,
+        headers.EVENTS,
+        headers.IDEMPOTENT,
+    )
+)
+"""Headers that say the same whoever has them, and whenever; most tasks of one producer have the same of them."""
+_MOST_SHAPES: Final = 1024
+_SHAPE_CHARS: Final = 1024
+"""Longer ones are not remembered."""
+_shapes: Final[dict[tuple[str, ...], Submission]] = {}
+"""What is known of subjects with such headers. Bounded."""
+LAST_MOMENT: Final = datetime(2262, 1, 1, tzinfo=UTC).timestamp()
+"""The server counts nanoseconds in 64 bits: what is put off for longer than these can say, it starts at once."""
+
+
+class Submission(NamedTuple):
+    """What is asked for. None: as the endpoint's route says, or the default. A tuple, since there are many of them."""
+
+    endpoint: str
+    method: str
+    job: str
+    """Its id, unique; see headers.JOB."""
+    published_at: float = 0.0
+    """Unix time, of the server's clock."""
+    fmt: Format = Format.JSON
+    key: str | None = None
+    model: str | None = None
+    pool: str | None = None
+    priority: int = 0
+    ordered: bool = False
+    deadline_at: float | None = None
+    """Unix time until which it may run."""
+    not_before: float | None = None
+    """Unix time before which it must not run; only for the dispatcher, which gives it back to the server until then."""
+    cron: str | None = None
+    """It is a schedule, to be given to the server."""
+    timeout_s: float | None = None
+    """How long one try may run."""
+    max_attempts: int | None = None
+    attempts: int = 0
+    """How often it had been started before it became a dead letter, of one that is submitted anew as the same job. Its
+    attempts are counted on from there, so that they go on growing; `max_attempts` are those to come."""
+    backoff_s: float | None = None
+    result_ttl_s: float | None = None
+    """0: the result is not kept."""
+    events: bool = False
+    trace: str | None = None
+    """`traceparent` of whoever published it."""
+    idempotent: bool | None = None
+    """Whether running it twice does no harm. None: what the task declares."""
+
+    @property
+    def target(self) -> str:
+        return f"{self.endpoint}.{self.method}"
+
+    @classmethod
+    def parse(
+        cls, names: Names, subject: str, given: Mapping[str, str] | None, *, sequence: int, published_at: float
+    ) -> Submission:
+        """Read subject and headers.
+
+        Args:
+            sequence: in the stream; the id of a task that has no other.
+            published_at: Unix time that the server stored it with.
+
+        Raises:
+            InvalidRequest: says which header (or that the subject) is wrong, and how to write it.
+        """
+        if not given:
+            endpoint, method = names.parse_task(subject)
+            return cls(endpoint=endpoint, method=method, job=str(sequence), published_at=published_at)
+        job, shape = None, [names.namespace, subject]
+        for name, text in given.items():
+            if name == headers.JOB:
+                job = text.strip()
+            elif name in _COMMON:
+                shape += name, text
+            elif name != headers.MESSAGE_ID:
+                return cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+        known = _shapes.get(key := tuple(shape))
+        if known is None or (job is not None and not is_name(job)):
+            known = cls._parse(names, subject, given, sequence=sequence, published_at=published_at)
+            if sum(map(len, key)) <= _SHAPE_CHARS:
+                if len(_shapes) >= _MOST_SHAPES:
+                    _shapes.clear()
+                _shapes[key] = known
+        return cls._make((known[0], known[1], job or str(sequence), published_at, *known[4:]))
+
+    @classmethod
+    def _parse(
+        cls, names: Names, subject: str, given: Mapping[str, str], *, sequence: int, published_at: float
+    ) -> Submission:
+        endpoint, method = names.parse_task(subject)
+        fields: dict[str, Any] = {"job": str(sequence)}
+        for name, text in given.items():
+            known = _HEADERS.get(name.lower())
+            if known is not None:
+                field, right, read = known
+                try:
+                    fields[field] = read(text.strip(), published_at)
+                except ValueError as error:
+                    raise InvalidRequest(f"{right}: {error}") from None
+                except GanglineError as error:
+                    raise type(error)(f"{right}: {error.message}") from None
+        if fields.get("ordered") and fields.get("key") is None:
+            raise InvalidRequest(f"{headers.ORDERED} needs a {headers.KEY}: order is kept among tasks of one key")
+        return cls(endpoint=endpoint, method=method, fmt=Format.of(given), published_at=published_at, **fields)
+
+
+# Each reads one header's text; the moment of publication is for those that count from it.
+
+
+def _text(text: str, _: float) -> str:
+    return text
+
+
+def _name(kind: str) -> Callable[[str, float], str]:
+    return lambda text, _: check_name(text, kind)
+
+
+def _key(text: str, _: float) -> str:
+    if not text or len(text) > MAX_KEY_CHARS:
+        raise ValueError(f"the key has {len(text)} characters: give 1 to {MAX_KEY_CHARS}")
+    return text
+
+
+def _schedule(text: str, _: float) -> str:
+    return check_schedule(text)
+
+
+def _flag(text: str, _: float) -> bool:
+    return parse_yes_no(text)
+
+
+def _whole(low: int, high: int) -> Callable[[str, float], int]:
+    def parse(text: str, _: float) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f"{text[:40]!r} is no whole number") from None
+        if not low <= number <= high:
+            raise ValueError(f"{number} is out of bounds: give {low} to {high}")
+        return number
+
+    return parse
+
+
+def _length(low: float, high: float) -> Callable[[str, float], float]:
+    def parse(text: str, _: float) -> float:
+        seconds = parse_duration(text)
+        if not low <= seconds <= high:
+            raise ValueError(f"{text[:40]!r} is out of bounds: give {plain(low)} to {plain(high)} seconds")
+        return seconds
+
+    return parse
+
+
+_ANY_LENGTH: Final = _length(0.0, MAX_DEADLINE_S)
+
+
+def _until(text: str, start: float) -> float:
+    """A length of time from `start`, or a moment."""
+    try:
+        return start + _ANY_LENGTH(text, start)
+    except ValueError as error:
+        try:
+            moment = datetime.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"{error}, or a moment such as 2030-01-31T12:00:00Z") from None
+        if moment.tzinfo is None:
+            raise ValueError(f"{text[:40]!r} has no time zone: add Z for UTC") from None
+        if not moment.timestamp() < LAST_MOMENT:
+            raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier moment") from None
+        return moment.timestamp()
+
+
+_HEADERS: Final[dict[str, tuple[str, str, Callable[[str, float], Any]]]] = {
+    name.lower(): (field, name, read)
+    for name, field, read in (
+        (headers.JOB, "job", _name("job")),
+        (headers.KEY, "key", _key),
+        (headers.MODEL, "model", _text),
+        (headers.POOL, "pool", _name("pool")),
+        (headers.PRIORITY, "priority", _whole(-MAX_PRIORITY, MAX_PRIORITY)),
+        (headers.ORDERED, "ordered", _flag),
+        (headers.DEADLINE, "deadline_at", _until),
+        (headers.DELAY, "not_before", _until),
+        (headers.CRON, "cron", _schedule),
+        (headers.TIMEOUT, "timeout_s", _length(0.001, MAX_DEADLINE_S)),
+        (headers.MAX_ATTEMPTS, "max_attempts", _whole(1, MAX_ATTEMPTS)),
+        (headers.ATTEMPTS, "attempts", _whole(0, MAX_COUNTED)),
+        (headers.BACKOFF, "backoff_s", _length(0.0, MAX_BACKOFF_S)),
+        (headers.RESULT_TTL, "result_ttl_s", _length(0.0, MAX_RESULT_TTL_S)),
+        (headers.EVENTS, "events", _flag),
+        (headers.TRACEPARENT, "trace", _text),
+        (headers.IDEMPOTENT, "idempotent", _flag),
+    )
+}
+"""By name in small letters: which field it is, how it is rightly written, and how it is read."""

@@ -1,0 +1,1 @@
+"""Who may do what, as a server is told. Imports only: names."""

@@ -1,0 +1,374 @@
+"""What each role needs to be allowed on the server: subjects to publish to and to subscribe.
+
+Roles add up: a program that calls tasks itself and submits others is ROUTER and PRODUCER. Inboxes are
+`_INBOX.<user>.>`: each user subscribes its own alone, so that nobody reads another's answers. Whoever answers requests
+may publish to all of them, since their names cannot be guessed. `allow_responses` would be tighter, but the server
+keeps it in a table with a time limit, answers may come hours after the question, and many go to one reply subject: it
+only suits dispatchers, who answer at once.
+
+Whoever may ask on a subject may ask on its private one (Names.private), and whoever answers it hears both: nobody else,
+so that "no responders" there means that nobody answers.
+
+Patterns of the subjects and keys that schemas.names builds; `roles_conf` writes them as a server's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from ..errors.base import InvalidRequest
+from ..names import PRIVATE, GangOperation, Names, Operation, QueueOperation, check_name
+
+INBOXES: Final = "_INBOX"
+"""First token of all inboxes."""
+_ANSWERS_S: Final = 60
+"""How long a dispatcher may take for an answer; cancelling waits for a task to stop."""
+_FRAMES: Final = (Operation.FRAMES,)
+_LEASING: Final = (Operation.RESERVE, Operation.DISPATCH, Operation.RENEW, Operation.RELEASE)
+"""What other languages ask, who have no frames."""
+_GANG: Final = (
+    Operation.HOLD,
+    Operation.UNHOLD,
+    Operation.KEEP,
+    Operation.FORM,
+    Operation.TEARDOWN,
+    Operation.PING,
+)
+_READ: Final = ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
+
+
+class Role(StrEnum):
+    """What a user of the server is."""
+
+    PRODUCER = "producer"
+    """Calls through gateways, submits tasks, reads results."""
+    ROUTER = "router"
+    """Picks workers by itself, as Python clients do: calls, leases and gangs."""
+    GATEWAY = "gateway"
+    WORKER = "worker"
+    DISPATCHER = "dispatcher"
+    COORDINATOR = "coordinator"
+    """With or without shards."""
+    OPERATOR = "operator"
+    """May all in its namespace, but for other users' inboxes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """Subjects that a user may publish to, and subscribe; all others are refused."""
+
+    publish: tuple[str, ...] = ()
+    subscribe: tuple[str, ...] = ()
+    """`<subject> <queue>`: only as a member of that queue group."""
+    answers_s: int = 0
+    """`allow_responses`: a message with a reply subject may be answered there, once, within so many seconds. 0: not."""
+
+    def __or__(self, other: Permissions) -> Permissions:
+        return Permissions(
+            publish=_once(self.publish + other.publish),
+            subscribe=_once(self.subscribe + other.subscribe),
+            answers_s=max(self.answers_s, other.answers_s),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class User:
+    """One user of the server.
+
+    Raises:
+        InvalidName: the user, pool or worker cannot stand in a subject.
+        InvalidRequest: no role.
+    """
+
+    name: str
+    roles: tuple[Role, ...]
+    pool: str = "*"
+    """Cuts what workers and routers may to one pool, and what producers may to one endpoint (they read the results of
+    all, and cannot delay tasks then). `*`: all."""
+    worker: str = "*"
+    """Cuts what a worker may to one name within the pool."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "user")
+        for value, kind in ((self.pool, "pool"), (self.worker, "worker")):
+            if value != "*":
+                check_name(value, kind)
+        if not self.roles:
+            raise InvalidRequest(f"user {self.name!r} has no role: give one of {', '.join(Role)}")
+
+    @property
+    def inbox(self) -> str:
+        """`ConnectionSettings.inbox_prefix` of this user."""
+        return f"{INBOXES}.{self.name}"
+
+    def permissions(self, names: Names) -> Permissions:
+        """All that its roles may, and its inbox."""
+        found = Permissions(subscribe=(f"{self.inbox}.>",))
+        for role in self.roles:
+            found |= permissions(role, names, pool=self.pool, worker=self.worker)
+        return found
+
+
+def permissions(role: Role, names: Names, *, pool: str = "*", worker: str = "*") -> Permissions:
+    """What a role may, without its inbox.
+
+    Args:
+        pool, worker: see User.
+    """
+    match role:
+        case Role.PRODUCER:
+            return _producer(names, pool)
+        case Role.ROUTER:
+            return _router(names, pool)
+        case Role.GATEWAY:
+            return _gateway(names)
+        case Role.WORKER:
+            return _worker(names, pool, worker)
+        case Role.DISPATCHER:
+            return _dispatcher(names)
+        case Role.COORDINATOR:
+            return _coordinator(names)
+        case Role.OPERATOR:
+            return _operator(names)
+
+
+# -- roles --------------------------------------------------------------------------------------------------------
+
+
+def _producer(names: Names, endpoint: str) -> Permissions:
+    ns, tasks, jobs = names.namespace, names.tasks_stream, names.jobs_stream
+    results, objects = names.results_bucket, f"OBJ_{names.objects_store}"
+    return Permissions(
+        publish=(
+            *names.both(f"{ns}.call.{endpoint}.*"),
+            f"{ns}.task.{endpoint}.*",
+            # A schedule may name any endpoint as its target: not for those who are cut to one.
+            *((f"{ns}.sched.*",) if endpoint == "*" else ()),
+            *_both(names, *(f"{ns}.queue.{endpoint}.{operation}" for operation in QueueOperation)),
+            *_api("INFO"),
+            # Results and where jobs stand. No purging, no deleting, no consumers of tasks.
+            *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "CONSUMER.LIST"),
+            *_stream_api(f"KV_{results}", "STREAM.INFO", "STREAM.MSG.GET"),
+            # `nats kv get`.
+            f"$JS.API.DIRECT.GET.KV_{results}.$KV.{results}.result.*",
+            *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET"),
+            # Events and items of jobs.
+            *_stream_api(jobs, "STREAM.INFO", "STREAM.MSG.GET"),
+            *_reader_api(jobs),
+            f"$JS.FC.{jobs}.>",
+        ),
+        # As they are told, to whoever listens just then.
+        subscribe=(f"$KV.{results}.result.*", f"{ns}.job.*.>"),
+    )
+
+
+def _router(names: Names, pool: str) -> Permissions:
+    others = (GangOperation.REPORT, GangOperation.END)
+    asked = (operation for operation in GangOperation if operation not in others)
+    return _routing(names, pool) | Permissions(
+        publish=(*_workers(names, _LEASING, pool), *_both(names, *(names.gang(operation) for operation in asked)))
+    )
+
+
+def _routing(names: Names, pool: str) -> Permissions:
+    ledger = names.ledger_bucket
+    return Permissions(
+        publish=(
+            *_workers(names, _FRAMES, pool),
+            # Whoever reads a route that cannot be followed says so.
+            f"{names.namespace}.event.route.*",
+            # And how many requests wait in it.
+            f"{names.namespace}.event.router.*",
+            *_api("INFO"),
+            *_bucket_reading(ledger),
+            *_bucket_reading(names.routes_bucket),
+        ),
+        subscribe=(
+            f"$KV.{ledger}.reg.{pool}.*",
+            f"$KV.{ledger}.alive.{pool}.*",
+            f"$KV.{ledger}.gangset.*",
+            f"$KV.{names.routes_bucket}.>",
+            names.gang_events,
+        ),
+    )
+
+
+def _gateway(names: Names) -> Permissions:
+    return (
+        _routing(names, "*")
+        | _service("gangline-gateway")
+        | _making(f"KV_{names.ledger_bucket}", f"KV_{names.routes_bucket}")
+        | Permissions(
+            # Inboxes, and what the server makes of those of callers in other accounts.
+            publish=(f"{INBOXES}.>", "_R_.>"),
+            subscribe=tuple(f"{subject} {names.gateway_queue}" for subject in names.both(names.calls)),
+        )
+    )
+
+
+def _worker(names: Names, pool: str, worker: str) -> Permissions:
+    ns, ledger = names.namespace, names.ledger_bucket
+    return _service("gangline-worker") | Permissions(
+        publish=(
+            f"{INBOXES}.>",
+            f"{ns}.event.worker.{pool}.{worker}",
+            f"{ns}.job.*.progress",
+            names.gang(GangOperation.REPORT),
+            f"{ns}.gang-talk.>",
+            *(f"$KV.{ledger}.{kind}.{pool}.{worker}" for kind in ("reg", "alive")),
+            f"$KV.{ledger}.lease.{pool}.{worker}.*",
+            *_api("INFO"),
+            *_bucket_reading(ledger),
+            # A ledger in memory is gone when its server starts again: whoever lives makes it anew.
+            *_stream_api(f"KV_{ledger}", "STREAM.CREATE"),
+        ),
+        subscribe=(
+            f"{ns}.worker.{pool}.{worker}.*",
+            f"{PRIVATE}.{ns}.worker.{pool}.{worker}.*.*",
+            f"{ns}.gang-talk.>",
+        ),
+    )
+
+
+def _dispatcher(names: Names) -> Permissions:
+    ns, tasks, results = names.namespace, names.tasks_stream, names.results_bucket
+    objects = f"OBJ_{names.objects_store}"
+    buckets = (names.ledger_bucket, results, names.routes_bucket)
+    queues = ("CREATE", "INFO", "DELETE", "MSG.NEXT")
+    serving = Permissions(
+        publish=(
+            *_workers(names, (Operation.FRAMES, Operation.JOBS), "*"),
+            f"{ns}.dead.*.*",
+            f"{ns}.sched.*",
+            f"{ns}.job.*.*",
+            *names.both(f"{ns}.dispatcher.*.ping"),
+            *(f"{ns}.event.{kind}.*" for kind in ("dispatcher", "task", "route")),
+            *(f"$KV.{results}.{key}" for key in ("result.*", "try.*.*", "turn.*")),
+            f"$O.{names.objects_store}.>",
+            *_api("INFO"),
+            *(subject for bucket in buckets for subject in _bucket_reading(bucket)),
+            *_stream_api(tasks, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.MSG.DELETE", "CONSUMER.LIST"),
+            *(f"$JS.API.CONSUMER.{operation}.{tasks}.*" for operation in queues),
+            f"$JS.ACK.{tasks}.>",
+            # The same with a domain and an account, as servers may be told to write it.
+            f"$JS.ACK.*.*.{tasks}.>",
+            *_stream_api(names.jobs_stream, "STREAM.INFO"),
+            *_stream_api(names.dead_stream, "STREAM.INFO"),
+            *_stream_api(objects, "STREAM.INFO", "STREAM.MSG.GET", "STREAM.PURGE"),
+        ),
+        subscribe=(
+            *(f"$KV.{names.ledger_bucket}.{kind}.*.*" for kind in ("reg", "alive")),
+            # Tasks may be submitted to standing sets.
+            f"$KV.{names.ledger_bucket}.gangset.*",
+            names.gang_events,
+            f"$KV.{names.routes_bucket}.>",
+            *_both(names, f"{ns}.queue.*.*", f"{ns}.dispatcher.*.*"),
+            names.dispatcher_events,
+        ),
+        answers_s=_ANSWERS_S,
+    )
+    streams = (tasks, names.jobs_stream, names.dead_stream, objects, *(f"KV_{bucket}" for bucket in buckets))
+    return serving | _service("gangline-dispatcher") | _making(*streams)
+
+
+def _coordinator(names: Names) -> Permissions:
+    ns, ledger = names.namespace, names.ledger_bucket
+    keys = (
+        "leader",
+        "leader.*",
+        "leader_alive",
+        "leader_alive.*",
+        "shards",
+        "gang.*",
+        "member.*.*.*",
+        "gangset_status.*",
+    )
+    leading = Permissions(
+        publish=(
+            f"{INBOXES}.>",
+            *_workers(names, _GANG, "*"),
+            *names.both(f"{ns}.gang-shard.*.*"),
+            names.gang_events,
+            *(f"$KV.{ledger}.{key}" for key in keys),
+            *_api("INFO"),
+            *_bucket_reading(ledger),
+        ),
+        subscribe=(
+            *_both(names, names.gang_operations, f"{ns}.gang-shard.*.*"),
+            f"$KV.{ledger}.alive.*.*",
+            "$SYS.ACCOUNT.*.DISCONNECT",
+        ),
+    )
+    return leading | _service("gangline-coordinator") | _making(f"KV_{ledger}")
+
+
+def _operator(names: Names) -> Permissions:
+    ns = names.namespace
+    stored = (
+        *(f"$KV.{bucket}.>" for bucket in (names.ledger_bucket, names.results_bucket, names.routes_bucket)),
+        f"$O.{names.objects_store}.>",
+    )
+    return Permissions(
+        # Hearing what is asked privately is for those who answer: "no responders" must mean that nobody does.
+        publish=(*names.both(f"{ns}.>"), *stored, "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$SRV.>"),
+        subscribe=(f"{ns}.>", *stored, "$JS.EVENT.>", "$SRV.>"),
+    )
+
+
+# -- what they are made of ----------------------------------------------------------------------------------------
+
+
+def _workers(names: Names, operations: Iterable[Operation], pool: str) -> tuple[str, ...]:
+    public = f"{names.namespace}.worker.{pool}.*"
+    return tuple(
+        subject
+        for operation in operations
+        for subject in (f"{public}.{operation}", f"{PRIVATE}.{public}.*.{operation}")
+    )
+
+
+def _both(names: Names, *subjects: str) -> tuple[str, ...]:
+    return tuple(each for subject in subjects for each in names.both(subject))
+
+
+def _service(name: str) -> Permissions:
+    """Be found by `nats service`, and look for oneself (`gangline health`)."""
+    return Permissions(
+        publish=("$SRV.PING",),
+        subscribe=("$SRV.PING", "$SRV.INFO", "$SRV.STATS", f"$SRV.*.{name}", f"$SRV.*.{name}.*"),
+    )
+
+
+def _api(*operations: str) -> tuple[str, ...]:
+    return tuple(f"$JS.API.{operation}" for operation in operations)
+
+
+def _stream_api(stream: str, *operations: str) -> tuple[str, ...]:
+    return _api(*(f"{operation}.{stream}" for operation in operations))
+
+
+def _reader_api(stream: str) -> tuple[str, ...]:
+    """Short-lived consumers, of which each has its own name."""
+    return _api(f"CONSUMER.CREATE.{stream}.*", f"CONSUMER.DELETE.{stream}.*")
+
+
+def _bucket_reading(bucket: str) -> tuple[str, ...]:
+    """Single keys, lists of keys, and the same by a consumer for more than a thousand of them."""
+    return (*_stream_api(f"KV_{bucket}", *_READ), *_reader_api(f"KV_{bucket}"))
+
+
+def _making(*streams: str) -> Permissions:
+    """Make streams that are not there; and have a bucket that a cluster lost go on where it was."""
+    buckets = [stream for stream in streams if stream.startswith("KV_")]
+    return Permissions(
+        publish=_api(
+            *(f"STREAM.CREATE.{stream}" for stream in streams), *(f"STREAM.PURGE.{bucket}" for bucket in buckets)
+        )
+    )
+
+
+def _once(subjects: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(subjects))

@@ -1,0 +1,50 @@
+"""Words for people that several parts say alike."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 slot`, `3 slots`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def plain(number: float) -> str:
+    """A number as people type it: `2592000`, `0.005`; `:g` would write the first as `2.592e+06`."""
+    return f"{number:.12g}"
+
+
+_YES: Final = frozenset(("true", "1", "yes"))
+_NO: Final = frozenset(("false", "0", "no", ""))
+
+
+def parse_yes_no(text: str) -> bool:
+    """`true`, `1`, `yes`; `false`, `0`, `no` or nothing; in whatever case.
+
+    Raises:
+        ValueError: something else.
+    """
+    word = text.strip().lower()
+    if word in _YES:
+        return True
+    if word in _NO:
+        return False
+    raise ValueError(f"{text[:40]!r} is neither 'true' nor 'false'")
+
+
+_PATTERN: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?\s*")
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, None: 1.0}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.
+
+    Raises:
+        ValueError: not a length of time; the text says how to write one.
+    """
+    match = _PATTERN.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text[:40]!r} is no length of time: write 90, 500ms, 90s, 5m, 2h or 1d")
+    return float(match[1]) * _UNITS[match[2]]

@@ -1,0 +1,508 @@
+"""Frames: what SDK and worker say to each other, many to a message.
+
+Calls made in one turn of the event loop to one worker share a message, and so do answers to one caller. A message is
+one msgpack array, an *envelope*; a frame is an array with fixed places, its operation first. There is no pydantic in
+here: every frame from outside is checked by `decode_request` / `decode_answer`, which look at each place once.
+
+Request envelope `[version, epoch, sender, frames]`, published to `<ns>.worker.<pool>.<worker>.frames` with a reply
+subject that tells the sender which worker answered. `epoch` is the worker's epoch as the sender knows it; a worker of
+another epoch starts and grants nothing from that envelope and answers REJECTED "stale" (RELEASE, CANCEL, CHECK, ACK
+and a TASK that only attaches are safe in any epoch and are honoured). `sender` is unguessable and unique for each
+router; with it, ids are unique.
+
+=========  ==============================================================================================
+TASK       `[1, id, method, args, kwargs, deadline_ms, token, trace, flags, meta]`
+RESERVE    `[2, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta]`
+RENEW      `[3, id, token, ttl_ms]`
+RELEASE    `[4, reserve_id | nil, token | nil]`, never answered; unknown ones are a no-op
+CANCEL     `[5, id]`, answered by the task's own answer
+CHECK      `[6, id, [task ids]]`
+CREDIT     `[7, id, items]`, room for so many more items of a stream
+BEGIN      `[8, id]`, a task that was to be held begins now
+ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: that end of a durable task is stored
+=========  ==============================================================================================
+
+Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
+without frames is an invitation: there is room now for a sender that was refused (REJECTED "full") a moment ago.
+
+=========  ==============================================================================================
+OK         `[1, id, result]`
+ERROR      `[2, id, code, message, details | nil, may_have_started]`
+GRANTED    `[3, id, token, fence, ttl_ms]`
+REJECTED   `[4, id, reason]`, nothing started, nothing is held; see Reason
+RENEWED    `[5, id, ttl_ms]`
+CHECKED    `[6, id, [states]]`, in the order asked; see TaskState
+ITEM       `[7, id, sequence, value]`, from 0
+END        `[8, id, count]`, the stream is complete
+HELD       `[9, id]`, the task has its slots and waits for BEGIN
+=========  ==============================================================================================
+
+`deadline_ms` is what is left of the caller's time when the envelope was sent (clocks of two machines need not agree);
+nil is none. `meta` of a TASK may have `attempt`, `key`, `model`, `shadow` (true: a copy of a request that another pool
+answers), and for a stream `window`: how many items may come ahead of the CREDIT for them (unsaid: as the worker is
+set).
+
+`meta` of a RESERVE may have `owner`, for people, and `seat`: the token of a gang's seat. What is granted then are
+slots that the seat has idle, and no others (REJECTED "full" if it has not so many): a lease like any other, but that
+its tasks run as the gang's member, and that it ends with the seat at the latest.
+
+A task on a gang's seat, or on such a lease, may name its `run`, and its `generation`: it waits until the worker was
+told of that. With `hold` it takes its slots and waits for BEGIN, so that a call on all ranks starts on all or on none;
+without BEGIN for two seconds it ends without having started (ERROR task_cancelled).
+
+An attempt of a durable task has `job`, `endpoint` and `attempt`, and may have `sequence`, which tells the job from an
+earlier one of that id, and `pool`, the standing set that it was sent to. On all ranks of a gang it has `rank` and
+`ranks`: on each it is an execution of its own. While it runs on a worker, and after its end for as long as the answer
+is kept, a further TASK of it attaches (unless it is a later attempt than the one that failed): nothing starts, it takes
+no slot and no token, and gets the same answer under its own id. One with STREAM gets the items from number `items` of
+its meta on (unsaid: from the first one on), as far as they were not credited before; from then on only its CREDIT
+counts.
+
+With `acks` in its meta (true) the sender promises an ACK for the job's end, once that is stored. Until then, within
+bounds, the worker keeps the answer for whoever asks, and waits for the ACK before it leaves. ACK is for workers whose
+registration has `acks` (true): to others it is an unknown operation. It names the job as `meta` does, 0 for a sequence
+or a rank that is not said there; one of an earlier attempt than the last, or of what is not known, is a no-op.
+
+Ids are integers that a sender never uses twice, each greater than those it used before: a worker keeps answers for a
+while only, and takes an id up to the newest forgotten one for seen (ERROR result_lost).
+"""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Sequence
+from enum import IntEnum, IntFlag, StrEnum
+from typing import Any, Final, NamedTuple
+
+from ..errors.base import MalformedMessage
+from ..limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from . import codec
+
+Frame = list[Any] | tuple[Any, ...]
+"""One frame; the first place is its operation."""
+
+
+class Request(IntEnum):
+    """Operations of frames from SDK to worker."""
+
+    TASK = 1
+    RESERVE = 2
+    RENEW = 3
+    RELEASE = 4
+    CANCEL = 5
+    CHECK = 6
+    CREDIT = 7
+    BEGIN = 8
+    ACK = 9
+
+
+class Answer(IntEnum):
+    """Operations of frames from worker to SDK."""
+
+    OK = 1
+    ERROR = 2
+    GRANTED = 3
+    REJECTED = 4
+    RENEWED = 5
+    CHECKED = 6
+    ITEM = 7
+    END = 8
+    HELD = 9
+
+
+class TaskFlag(IntFlag):
+    """`flags` of TASK."""
+
+    STREAM = 1
+    """The caller reads items; without it a streaming task answers with the list of its items."""
+    JSON = 2
+    """The arguments came as JSON: text given for a bytes parameter is base64."""
+    ATTACH = 4
+    """Only to be told how the job in `meta` ends, or ended: if it is not known here, nothing starts, and the answer is
+    REJECTED "unknown_job"."""
+
+
+class ReserveFlag(IntFlag):
+    """`flags` of RESERVE."""
+
+    SINGLE_USE = 1
+    """The token admits one task and dies with it; else as many at once as it has slots."""
+    SYNC = 2
+    """Write the ledger before answering; the fence is then the ledger's revision."""
+
+
+class LoadFlag(IntFlag):
+    """Last place of a load."""
+
+    DRAINING = 1
+
+
+class Reason(StrEnum):
+    """Why nothing was granted and nothing started."""
+
+    FULL = "full"
+    DRAINING = "draining"
+    STALE = "stale"
+    """The envelope names another epoch."""
+    EXPIRED = "expired"
+    """The deadline had passed on arrival, or the request had been released before it arrived."""
+    UNKNOWN_JOB = "unknown_job"
+    """Asked to attach to a job that is not known here."""
+
+
+class TaskState(IntEnum):
+    """What a worker knows of a task id that CHECK asks for."""
+
+    UNKNOWN = 0
+    """Never seen, and from now on refused: safe to send elsewhere."""
+    RUNNING = 1
+    ANSWERED = 2
+    """Finished; the answer was sent again with this one."""
+    FORGOTTEN = 3
+    """Finished or seen, but the answer is no longer kept: ResultLost."""
+
+
+_DRAINING: Final = int(LoadFlag.DRAINING)
+"""A flag of an enumeration costs more to look at than all the rest of a load."""
+
+
+class Load(NamedTuple):
+    """A worker's slots at one instant. `running + reserved` is what drains and routing look at."""
+
+    running: int
+    reserved: int
+    total: int
+    flags: int = 0
+
+    @property
+    def ongoing(self) -> int:
+        return self.running + self.reserved
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.running - self.reserved)
+
+    @property
+    def draining(self) -> bool:
+        return self.flags & _DRAINING != 0
+
+
+class RequestEnvelope(NamedTuple):
+    epoch: int
+    sender: str
+    frames: list[Frame]
+
+
+class AnswerEnvelope(NamedTuple):
+    epoch: int
+    load: Load
+    frames: list[Frame]
+
+
+def encode_request(epoch: int, sender: str, frames: list[Frame]) -> bytes:
+    return codec.pack((WIRE_VERSION, epoch, sender, frames))
+
+
+def encode_answer(epoch: int, load: Load, frames: list[Frame]) -> bytes:
+    return codec.pack((WIRE_VERSION, epoch, load, frames))
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Write one frame, to be joined to others later by `join_answer`. What it costs on the wire is then known.
+
+    Raises:
+        InvalidRequest: something in it has no form on the wire.
+    """
+    return codec.pack(frame)
+
+
+def join_answer(epoch: int, load: Load, frames: Sequence[bytes]) -> bytes:
+    """The answer envelope of frames that were written by `encode_frame`; the same bytes as `encode_answer`."""
+    # Written as a pair, less the pair's own first byte.
+    return b"".join((_HEAD, codec.pack((epoch, load))[1:], _array_header(len(frames)), *frames))
+
+
+def join_request(epoch: int, sender: str, frames: Sequence[bytes]) -> bytes:
+    """The request envelope of frames that were written by `encode_frame`; the same bytes as `encode_request`."""
+    return b"".join((_HEAD, codec.pack((epoch, sender))[1:], _array_header(len(frames)), *frames))
+
+
+_HEAD: Final = b"\x94" + codec.pack(WIRE_VERSION)
+"""An array of four, and its first place."""
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
+
+
+REQUEST_ENVELOPE_BYTES: Final = 128
+"""Most that `join_request` adds to its frames."""
+ENVELOPE_BYTES: Final = 64
+"""Most that `join_answer` adds to its frames."""
+
+
+def decode_request(data: bytes) -> RequestEnvelope:
+    """Read and check a request envelope.
+
+    Raises:
+        MalformedMessage: names the first place that is wrong. Nothing of the envelope may be acted on then.
+    """
+    version, epoch, sender, frames = _envelope(data)
+    if not isinstance(sender, str) or not 0 < len(sender) <= MAX_TOKEN_CHARS:
+        raise MalformedMessage("sender must be a short text")
+    checked = 0
+    for frame in frames:
+        if _is_plain_task(frame) or _is_plain_reserve(frame):
+            continue
+        _check(frame, _REQUEST_PLACES)
+        if frame[0] == Request.CHECK:
+            checked += len(frame[2])
+    if checked > MAX_CHECKED:
+        raise MalformedMessage(f"{checked} task ids to CHECK: at most {MAX_CHECKED} in one message")
+    return RequestEnvelope(epoch, sender, frames)
+
+
+def decode_answer(data: bytes) -> AnswerEnvelope:
+    """Read and check an answer envelope.
+
+    Raises:
+        MalformedMessage: names the first place that is wrong.
+    """
+    version, epoch, load, frames = _envelope(data)
+    if not (isinstance(load, list) and len(load) == 4 and all(type(x) is int and x >= 0 for x in load)):
+        raise MalformedMessage("load must be [running, reserved, total, flags]")
+    for frame in frames:
+        # OK frames, which most of them are, at one look.
+        if (
+            type(frame) is not list
+            or len(frame) != 3
+            or frame[0] is not _OK
+            or type(frame[1]) is not int
+            or not 0 <= frame[1] < _MAX_ID
+        ) and not _is_plain_grant(frame):
+            _check(frame, _ANSWER_PLACES)
+    return AnswerEnvelope(epoch, Load(*load), frames)
+
+
+def _envelope(data: bytes) -> list[Any]:
+    value = codec.unpack(data)
+    if not isinstance(value, list) or len(value) != 4:
+        raise MalformedMessage("an envelope is an array of four")
+    if type(value[0]) is not int or value[0] != WIRE_VERSION:
+        raise MalformedMessage(
+            f"wire version {_shown(value[0])} is not spoken here, only {WIRE_VERSION}: upgrade one side"
+        )
+    if type(value[1]) is not int or value[1] < 0:
+        raise MalformedMessage("epoch must be a whole number")
+    if not isinstance(value[3], list):
+        raise MalformedMessage("frames must be an array")
+    return value
+
+
+# What may stand in each place after the operation. A tuple of types, or a function that says yes or no.
+
+
+def _id(x: Any) -> bool:
+    return type(x) is int and 0 <= x < _MAX_ID
+
+
+def _ms(x: Any) -> bool:
+    return type(x) is int and 0 < x < _MAX_MS
+
+
+def _deadline(x: Any) -> bool:
+    return x is None or (type(x) is int and -_MAX_MS < x < _MAX_MS)
+
+
+def _slots(x: Any) -> bool:
+    return type(x) is int and 0 < x <= MAX_SLOTS
+
+
+def _text(x: Any) -> bool:
+    return isinstance(x, str)
+
+
+def _token(x: Any) -> bool:
+    return isinstance(x, str) and 0 < len(x) <= MAX_TOKEN_CHARS
+
+
+def _maybe_token(x: Any) -> bool:
+    return x is None or _token(x)
+
+
+def _maybe_id(x: Any) -> bool:
+    return x is None or _id(x)
+
+
+def _list(x: Any) -> bool:
+    return x is None or isinstance(x, list)
+
+
+def _map(x: Any) -> bool:
+    return x is None or (isinstance(x, dict) and all(isinstance(key, str) for key in x))
+
+
+def _trace(x: Any) -> bool:
+    return x is None or isinstance(x, str)
+
+
+def _int(x: Any) -> bool:
+    return type(x) is int and x >= 0
+
+
+def _ints(x: Any) -> bool:
+    return isinstance(x, list) and all(_int(y) for y in x)
+
+
+def _bool(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+def _any(x: Any) -> bool:
+    return True
+
+
+_Places = tuple[tuple[str, Any], ...]
+
+_REQUEST_PLACES: dict[int, _Places] = {
+    Request.TASK: (
+        ("id", _id),
+        ("method", _text),
+        ("args", _list),
+        ("kwargs", _map),
+        ("deadline_ms", _deadline),
+        ("token", _maybe_token),
+        ("trace", _trace),
+        ("flags", _int),
+        ("meta", _map),
+    ),
+    Request.RESERVE: (
+        ("id", _id),
+        ("slots", _slots),
+        ("ttl_ms", _ms),
+        ("claim_ms", _ms),
+        ("flags", _int),
+        ("deadline_ms", _deadline),
+        ("meta", _map),
+    ),
+    Request.RENEW: (("id", _id), ("token", _token), ("ttl_ms", _ms)),
+    Request.RELEASE: (("reserve_id", _maybe_id), ("token", _maybe_token)),
+    Request.CANCEL: (("id", _id),),
+    Request.CHECK: (("id", _id), ("task_ids", _ints)),
+    Request.CREDIT: (("id", _id), ("items", _int)),
+    Request.BEGIN: (("id", _id),),
+    Request.ACK: (("endpoint", _text), ("job", _text), ("sequence", _int), ("rank", _int), ("attempt", _int)),
+}
+
+_ANSWER_PLACES: dict[int, _Places] = {
+    Answer.OK: (("id", _id), ("result", _any)),
+    Answer.ERROR: (
+        ("id", _id),
+        ("code", _text),
+        ("message", _text),
+        ("details", _map),
+        ("may_have_started", _bool),
+    ),
+    Answer.GRANTED: (("id", _id), ("token", _token), ("fence", _int), ("ttl_ms", _ms)),
+    Answer.REJECTED: (("id", _id), ("reason", _text)),
+    Answer.RENEWED: (("id", _id), ("ttl_ms", _ms)),
+    Answer.CHECKED: (("id", _id), ("states", _ints)),
+    Answer.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
+    Answer.END: (("id", _id), ("count", _int)),
+    Answer.HELD: (("id", _id),),
+}
+
+
+def _is_plain_task(frame: Any) -> bool:
+    """Whether it is a TASK frame as they commonly are; a quick yes for those, by the rules of `_REQUEST_PLACES`."""
+    if type(frame) is not list or len(frame) != _TASK_PLACES or frame[0] is not _TASK:
+        return False
+    _, id, method, args, kwargs, deadline_ms, token, trace, flags, meta = frame
+    return (
+        type(id) is int
+        and 0 <= id < _MAX_ID
+        and type(method) is str
+        and (args is None or type(args) is list)
+        and (kwargs is None or _map(kwargs))
+        and (deadline_ms is None or (type(deadline_ms) is int and -_MAX_MS < deadline_ms < _MAX_MS))
+        and (token is None or (type(token) is str and 0 < len(token) <= MAX_TOKEN_CHARS))
+        and (trace is None or type(trace) is str)
+        and type(flags) is int
+        and flags >= 0
+        and (meta is None or _map(meta))
+    )
+
+
+def _is_plain_reserve(frame: Any) -> bool:
+    """Likewise for RESERVE."""
+    if type(frame) is not list or len(frame) != _RESERVE_PLACES or frame[0] is not _RESERVE:
+        return False
+    _, id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
+    return (
+        type(id) is int
+        and 0 <= id < _MAX_ID
+        and type(slots) is int
+        and 0 < slots <= MAX_SLOTS
+        and type(ttl_ms) is int
+        and 0 < ttl_ms < _MAX_MS
+        and type(claim_ms) is int
+        and 0 < claim_ms < _MAX_MS
+        and type(flags) is int
+        and flags >= 0
+        and (deadline_ms is None or (type(deadline_ms) is int and -_MAX_MS < deadline_ms < _MAX_MS))
+        and (meta is None or _map(meta))
+    )
+
+
+def _is_plain_grant(frame: Any) -> bool:
+    """Likewise for GRANTED."""
+    if type(frame) is not list or len(frame) != 5 or frame[0] is not _GRANTED:
+        return False
+    _, id, token, fence, ttl_ms = frame
+    return (
+        type(id) is int
+        and 0 <= id < _MAX_ID
+        and type(token) is str
+        and 0 < len(token) <= MAX_TOKEN_CHARS
+        and type(fence) is int
+        and fence >= 0
+        and type(ttl_ms) is int
+        and 0 < ttl_ms < _MAX_MS
+    )
+
+
+# Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
+_TASK: Final = int(Request.TASK)
+_TASK_PLACES: Final = len(_REQUEST_PLACES[Request.TASK]) + 1
+_RESERVE: Final = int(Request.RESERVE)
+_RESERVE_PLACES: Final = len(_REQUEST_PLACES[Request.RESERVE]) + 1
+_OK: Final = int(Answer.OK)
+_GRANTED: Final = int(Answer.GRANTED)
+_MAX_ID: Final = 1 << 63
+_MAX_MS: Final = 1 << 40
+
+
+def _check(frame: Any, places: dict[int, _Places]) -> None:
+    if not isinstance(frame, list) or not frame:
+        raise MalformedMessage("a frame is an array that starts with its operation")
+    expected = places.get(frame[0]) if type(frame[0]) is int else None
+    if expected is None:
+        raise MalformedMessage(f"operation {_shown(frame[0])} is not known")
+    if len(frame) != len(expected) + 1:
+        raise MalformedMessage(f"frame {frame[0]} has {len(frame)} places, not {len(expected) + 1}")
+    for value, (name, fits) in zip(frame[1:], expected, strict=True):
+        if not fits(value):
+            raise MalformedMessage(f"frame {frame[0]}: {name} is {type(value).__name__} {_shown(value)}")
+
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxlevel = 2
+
+
+def _shown(value: Any) -> str:
+    """A short picture of what came from outside; `repr` itself would walk all of it, however large or deep."""
+    return _BRIEF.repr(value)[:60]

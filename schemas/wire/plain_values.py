@@ -1,0 +1,152 @@
+"""Plain wire values of whatever a task gives: the copying half of results, and of all else that a task says."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import inspect
+from enum import Enum
+from typing import Any
+
+import pydantic_core
+from pydantic import BaseModel
+from pydantic_core import PydanticSerializationError
+
+from ..errors.base import InvalidResult
+from ..limits import MAX_DEPTH
+
+SCALARS = frozenset({type(None), bool, float, bytes})
+"""Types whose values are wire values as they are. (Whole numbers may be too large, and text no Unicode.)"""
+_PLAIN_BASES: tuple[Any, ...] = (str, int, float, bytes, dict)
+_SMALLEST, _GREATEST = -(1 << 63), (1 << 64) - 1
+
+
+def to_wire(value: Any, where: str, place: str = "result") -> Any:
+    """Plain wire values of `value`: models and dataclasses as maps, tuples and sets as lists, dates, UUIDs and decimals
+    as text. Always a copy, since the task may go on changing what it returned or yielded.
+
+    Raises:
+        InvalidResult: names the type and the place of what has no form on the wire.
+    """
+    try:
+        return _copy(value, 0)
+    except _Unusual:
+        return _wire(value, place, 0, where)
+
+
+class _Unusual(Exception):
+    """A value that needs the thorough way, which converts and keeps account of places."""
+
+
+def _copy(value: Any, depth: int) -> Any:
+    """The quick way, for what most results are made of."""
+    kind = type(value)
+    if kind is str:
+        if value.isascii():
+            return value
+    elif kind in SCALARS:
+        return value
+    elif kind is int:
+        if _SMALLEST <= value <= _GREATEST:
+            return value
+    elif depth <= MAX_DEPTH:
+        depth += 1
+        if kind is list or kind is tuple:
+            return [item if type(item) in SCALARS else _copy(item, depth) for item in value]
+        if kind is dict:
+            for key in value:
+                if type(key) is not str or not key.isascii():
+                    raise _Unusual
+            return {key: item if type(item) in SCALARS else _copy(item, depth) for key, item in value.items()}
+    raise _Unusual
+
+
+def _wire(value: Any, place: str, depth: int, where: str) -> Any:
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else _text(value, place, where)
+    if kind in SCALARS:
+        return value
+    if kind is int:
+        if _SMALLEST <= value <= _GREATEST:
+            return value
+        raise _refuse(f"{place} is a whole number beyond 64 bits: return it as text", value, where)
+    if depth > MAX_DEPTH:
+        raise _refuse(f"{place} is nested deeper than {MAX_DEPTH} levels, or contains itself", value, where)
+    if kind is list or kind is tuple:
+        return [_wire(item, f"{place}[{i}]", depth + 1, where) if type(item) not in SCALARS else item
+                for i, item in enumerate(value)]  # fmt: skip
+    if kind is dict:
+        return {
+            key if type(key) is str and key.isascii() else _key(key, place, where): _wire(
+                item, f"{place}.{key}", depth + 1, where
+            )
+            for key, item in value.items()
+        }
+    return _wire(_plain(value, place, where), place, depth + 1, where)
+
+
+def _plain(value: Any, place: str, where: str) -> Any:
+    """One step towards wire values, for everything that is not one itself."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, BaseModel):
+        try:
+            return value.model_dump(warnings=False)
+        except PydanticSerializationError as error:
+            raise _refuse(f"{place} cannot be written: {error}", value, where) from error
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    for base in _PLAIN_BASES:
+        if isinstance(value, base):
+            return base(value)  # subclasses: their plain form
+    if isinstance(value, (set, frozenset, tuple, list, collections.abc.ValuesView, collections.abc.KeysView)):
+        return list(value)
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, collections.abc.Mapping):
+        return dict(value)
+    if inspect.isawaitable(value):
+        close_awaitable(value)
+        raise _refuse(f"{place} is an awaitable that nobody awaited: declare the task with 'async def'", value, where)
+    if inspect.isgenerator(value) or inspect.isasyncgen(value):
+        raise _refuse(f"{place} is a generator: yield from the task itself to stream", value, where)
+    try:
+        plain = pydantic_core.to_jsonable_python(value)
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        raise _refuse(
+            f"{place} has the type {type(value).__qualname__}, which has no form on the wire", value, where
+        ) from error  # noqa: E501
+    if type(plain) not in SCALARS and type(plain) not in (str, int, list, dict):
+        raise _refuse(f"{place} has the type {type(value).__qualname__}, which has no form on the wire", value, where)
+    return plain
+
+
+def _key(key: Any, place: str, where: str) -> Any:
+    plain = (
+        key if isinstance(key, (str, int, float, bool, type(None), bytes)) else _plain(key, f"a key of {place}", where)
+    )
+    if isinstance(plain, (list, dict)):
+        raise _refuse(
+            f"{place} has a key of the type {type(key).__qualname__}, which has no form on the wire", key, where
+        )
+    return _wire(plain, f"a key of {place}", 0, where)
+
+
+def _text(value: str, place: str, where: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _refuse(f"{place} is text with half a surrogate pair, which is not Unicode", value, where) from None
+    return value
+
+
+def close_awaitable(value: Any) -> None:
+    """Spare the log the warning that a coroutine was never awaited: the error already says so."""
+    close = getattr(value, "close", None)
+    if close is not None:
+        close()
+
+
+def _refuse(text: str, value: Any, where: str) -> InvalidResult:
+    return InvalidResult(f"{where}: {text}", details={"type": type(value).__qualname__})

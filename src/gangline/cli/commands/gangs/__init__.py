@@ -1,0 +1,1 @@
+"""Commands about gangs and standing sets."""

@@ -1,0 +1,162 @@
+"""`gangline gangset apply|ls|status|scale|rollback|delete`"""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING
+
+import click
+
+from ....schemas.text import count_of
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....schemas.records.gangs import GangSetRecord
+
+
+@click.group(short_help="Standing gangs: declare, scale and remove sets that are kept up.")
+def command() -> None:
+    """Standing gangs: sets of k gangs of one shape that are kept up, for example replicas of a sharded model.
+
+    Declared in the ledger, so they outlive every coordinator; a coordinator must run to form them.
+    """
+
+
+@command.command(short_help="Declare the sets of a file.")
+@click.argument("file", type=click.File())
+@json_option
+@connection_options
+def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
+    """Declare the sets of FILE (YAML or JSON; '-' reads stdin). All of them, or none if one is malformed.
+
+    \b
+        name: llama
+        gangs: 2
+        gang: {pool: gpu, size: 4, strategy: strict_spread}
+
+    A set whose gang differs from what stands is rolled, gang by gang.
+    """
+    from ...console.session import run
+    from ...views.gangset_file import parse_sets
+
+    sets = parse_sets(file.read(), file.name)
+    changes = run(_apply(connection, sets))
+    if as_json:
+        from ...console.output import print_json
+
+        print_json([{"name": name, "change": change} for name, change in changes.items()])
+        return
+    for name, change in changes.items():
+        record = sets[name]
+        click.echo(f"{name} {change}: {count_of(record.gangs, 'gang')} of {record.gang.size}")
+
+
+@command.command(short_help="All declared sets, and how many of their gangs are formed.")
+@json_option
+@connection_options
+def ls(connection: Connection, as_json: bool) -> None:
+    """All declared sets, and how many of their gangs are formed."""
+    from ...console.output import console, print_json
+    from ...console.session import run
+    from ...stores.gangset_store import read_sets
+
+    sets = run(read_sets(connection))
+    if as_json:
+        print_json(
+            [
+                {
+                    "name": name,
+                    **record.model_dump(mode="json", exclude={"v"}),
+                    "living": None if gangs is None else [gang.model_dump(mode="json") for gang in gangs],
+                }
+                for name, record, gangs in sets
+            ]
+        )
+    elif not sets:
+        click.echo("no sets: declare one with 'gangline gangset apply FILE'", err=True)
+    else:
+        from ...views.gangs import sets_table
+
+        console().print(sets_table(sets))
+
+
+@command.command(short_help="How one set fares: steady, rolling or failing, and why.")
+@click.argument("name")
+@json_option
+@connection_options
+def status(connection: Connection, name: str, as_json: bool) -> None:
+    """How one set fares: steady, rolling or failing, and why.
+
+    The same is in the ledger, under `gangset_status.NAME`.
+    """
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.gangset_store import read_status
+    from ...views.gangs import status_lines
+
+    record, told = run(read_status(connection, name))
+    if as_json:
+        print_json({"name": name, **({} if told is None else told.model_dump(mode="json", exclude={"v"}))})
+        return
+    for line in status_lines(name, record, told):
+        click.echo(line)
+
+
+@command.command(short_help="Declare the gang again that served before.")
+@click.argument("name")
+@json_option
+@connection_options
+def rollback(connection: Connection, name: str, as_json: bool) -> None:
+    """Declare the gang of NAME again that served before the present one; the rest of the declaration stays."""
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.gangset_store import roll_back
+
+    record = run(roll_back(connection, name))
+    if as_json:
+        print_json({"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)})
+    else:
+        click.echo(f"{name} rolled back: {count_of(record.gangs, 'gang')} of {record.gang.size}")
+
+
+@command.command(short_help="Change the number of gangs of a set.")
+@click.argument("name")
+@click.argument("gangs", type=click.IntRange(min=0, max=10_000))
+@json_option
+@connection_options
+def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
+    """Change the number of gangs of a set: whole gangs come and go."""
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.gangset_store import scale_set
+
+    before = run(scale_set(connection, name, gangs))
+    if as_json:
+        print_json({"name": name, "gangs": gangs, "before": before})
+    else:
+        click.echo(f"{name}: {before} -> {count_of(gangs, 'gang')}")
+
+
+@command.command(short_help="Remove a set; its gangs end.")
+@click.argument("name")
+@json_option
+@connection_options
+def delete(connection: Connection, name: str, as_json: bool) -> None:
+    """Remove a set. Its gangs are told to retire, and end."""
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.gangset_store import delete_set
+
+    run(delete_set(connection, name))
+    if as_json:
+        print_json({"name": name, "change": "deleted"})
+    else:
+        click.echo(f"{name} deleted")
+
+
+async def _apply(connection: Connection, sets: dict[str, GangSetRecord]) -> dict[str, str]:
+    from ...stores.gangset_store import apply_sets
+
+    changes, led = await apply_sets(connection, sets)
+    if not led:
+        click.echo("nobody leads: 'gangline coordinator' forms the gangs", err=True)
+    return changes

@@ -1,0 +1,39 @@
+"""`gangline drain`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.arguments import duration_option, worker_argument
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....schemas.messages.operations import DrainReply
+
+
+@click.command(short_help="Let a worker finish and leave.")
+@worker_argument
+@duration_option("--grace", text="Cancel what still runs then. [the worker's own setting]")
+@json_option
+@connection_options
+def command(connection: Connection, worker: str, grace: float | None, as_json: bool) -> None:
+    """Let a worker finish and leave.
+
+    From now on it is granted nothing new; it honours the leases it granted, finishes its tasks, and its process ends.
+    Returns as soon as the worker has begun.
+    """
+    from ...console.output import print_json
+    from ...console.session import open_client, run
+
+    async def drain() -> DrainReply:
+        async with open_client(connection, "gangline drain") as client:
+            return await client.drain(worker, grace_s=grace)
+
+    reply = run(drain())
+    if as_json:
+        print_json({"worker": worker, **reply.model_dump(mode="json")})
+    else:
+        left = reply.load.ongoing
+        click.echo(f"{worker} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves")

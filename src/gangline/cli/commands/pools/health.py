@@ -1,0 +1,75 @@
+"""`gangline health`"""
+
+from __future__ import annotations
+
+import click
+
+from ...console.arguments import duration_option
+from ...console.options import Connection, connection_options
+
+
+@click.command(short_help="Whether a process of this machine, or one worker, answers; for probes.")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to look for. [host name]")
+@click.option("--worker", metavar="POOL.WORKER", help="This worker must answer, wherever it is.")
+@duration_option("--timeout", "timeout_s", text="Patience.", default="2s")
+@connection_options
+def command(connection: Connection, node: str | None, worker: str | None, timeout_s: float) -> None:
+    """Whether a worker, gateway, dispatcher or coordinator of this machine answers, over the server and back: exit code
+    0, else 3.
+
+    For the probes of a container, whose host name is its own: HEALTHCHECK CMD gangline health. Where several processes
+    share a node's name, any of them will do; then name the worker: gangline health --worker POOL.WORKER
+    """
+    import socket
+
+    from ....schemas.errors.base import NoWorkers
+    from ...console.session import run
+
+    wanted = node or socket.gethostname()
+    if worker is not None:
+        pool, dot, name = worker.partition(".")
+        if not (pool and dot and name):
+            raise click.UsageError(f"--worker {worker!r} is not POOL.WORKER, as 'gangline workers' shows it")
+        found = run(_ask(connection, {"pool": pool, "worker": name}, timeout_s))
+    else:
+        found = run(_ask(connection, {"node": wanted}, timeout_s))
+    if found is None:
+        who = f"worker {worker} did not answer" if worker else f"nothing of node {wanted!r} answered"
+        raise NoWorkers(f"{who} within {timeout_s:g} s")
+    click.echo(found)
+
+
+async def _ask(connection: Connection, wanted: dict[str, str], timeout_s: float) -> str | None:
+    """The name of the first such service that answers, as `nats service ls` would ask them all."""
+    import asyncio
+
+    from ....bus.port.bus import Message
+    from ....schemas.errors.base import MalformedMessage
+    from ....schemas.wire.codec import from_json
+    from ...console.session import open_bus
+
+    found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    wanted = {"namespace": connection.names.namespace, **wanted}
+
+    def look(message: Message) -> None:
+        try:
+            ping = from_json(message.data)
+            name, metadata = ping["name"], ping["metadata"]
+            # A worker of an earlier version does not tell its namespace.
+            told = {"namespace": connection.names.namespace, **metadata}
+            right = all(told.get(key) == value for key, value in wanted.items())
+            if name.startswith("gangline-") and right and not found.done():
+                found.set_result(" ".join([name, *filter(None, (metadata.get("pool"), metadata.get("worker")))]))
+        except (MalformedMessage, TypeError, KeyError, AttributeError):
+            return  # some other service's answer
+
+    async with open_bus(connection, "gangline health") as bus:
+        reply = f"{bus.inbox}.health"
+        await bus.subscribe(reply, look)
+        bus.publish("$SRV.PING", reply=reply)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await found
+        except TimeoutError:
+            return None

@@ -1,0 +1,96 @@
+"""`gangline leases`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
+    from ....schemas.records.workers import LeaseRecord
+
+
+@click.command(short_help="Who holds which slots.")
+@click.argument("pool", required=False)
+@click.option("-w", "--watch", is_flag=True, help="Stay, and show each change.")
+@click.option("--gangs", is_flag=True, help="Also who holds slots of gangs, which the ledger does not have.")
+@json_option
+@connection_options
+def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, as_json: bool) -> None:
+    """Who holds which slots: every lease in the ledger, or those of POOL.
+
+    With --gangs each worker is asked for the leases and choices on the seats of its gangs, too.
+
+    With --watch on a terminal, a table that follows; else one line for each change. With --json --watch, one JSON
+    object a line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
+    """
+    from ...console.session import run
+
+    if watch and gangs:
+        raise click.UsageError("--gangs asks the workers once: it cannot be watched")
+    if watch:
+        from ...views.watch import watch_leases
+
+        run(watch_leases(connection, pool or "*", as_json))
+        return
+    leases = run(_read(connection, pool, gangs))
+    if as_json:
+        from ...console.output import print_json
+        from ...stores.registry import lease_json
+
+        print_json([lease_json(lease) for lease in leases])
+    elif not leases:
+        of_pool = "" if pool is None else f" of pool {pool!r}"
+        click.echo(f"no leases{of_pool} ('gangline gang ls' shows the slots of gangs)", err=True)
+    else:
+        from ...console.output import console
+        from ...views.workers import leases_table
+
+        console().print(leases_table(leases))
+
+
+async def _read(connection: Connection, pool: str | None, gangs: bool) -> list[LeaseRecord]:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline leases") as client:
+        found = await client.leases(pool)
+        return [*found, *await _on_seats(client, pool)] if gangs else found
+
+
+async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:
+    """What is held of the seats of gangs, as the workers say. One that does not answer has nothing, with a word."""
+    import asyncio
+    import time
+
+    from ....schemas.errors.base import GanglineError
+    from ....schemas.records.workers import LeaseRecord
+
+    workers = await client.workers(pool)
+    answers = await asyncio.gather(*(client.stats(worker.name) for worker in workers), return_exceptions=True)
+    now, found = time.time(), list[LeaseRecord]()
+    for worker, stats in zip(workers, answers, strict=True):
+        if isinstance(stats, GanglineError):
+            click.echo(f"{worker.name} did not say what is held there: {stats.message}", err=True)
+            continue
+        if isinstance(stats, BaseException):
+            raise stats
+        found += [
+            LeaseRecord(
+                pool=stats.pool,
+                worker=stats.worker,
+                epoch=stats.epoch,
+                token=lease.token,
+                slots=lease.slots,
+                fence=0,
+                single_use=lease.single_use,
+                owner=f"{lease.owner} on gang {lease.gang}".strip(),
+                granted_at=0.0,
+                expires_at=now + lease.expires_in_s,
+            )
+            for lease in stats.leases
+            if lease.seat is not None
+        ]
+    return found

@@ -1,0 +1,40 @@
+"""`gangline resize`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.arguments import SLOTS_CONTEXT, slots_argument, worker_argument
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....schemas.messages.operations import ResizeReply
+
+
+@click.command(short_help="Change a worker's number of slots, live.", context_settings=SLOTS_CONTEXT)
+@worker_argument
+@slots_argument
+@json_option
+@connection_options
+def command(connection: Connection, worker: str, slots: int, as_json: bool) -> None:
+    """Change a worker's number of slots, live.
+
+    Fewer slots than are in use stop nothing: nothing new is granted until they fit. 0 pauses the worker.
+    """
+    from ....schemas.text import count_of
+    from ...console.output import print_json
+    from ...console.session import open_client, run
+
+    async def resize() -> ResizeReply:
+        async with open_client(connection, "gangline resize") as client:
+            return await client.resize(worker, slots)
+
+    reply = run(resize())
+    if as_json:
+        print_json({"worker": worker, **reply.model_dump(mode="json")})
+    else:
+        over = reply.load.ongoing - reply.slots
+        rest = f"; {over} more in use finish first" if over > 0 else f", {reply.load.free} free"
+        click.echo(f"{worker} has {count_of(reply.slots, 'slot')}{rest}")

@@ -1,0 +1,68 @@
+"""`gangline why`"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....schemas.messages import gangs as gang_messages
+    from ....schemas.records import jobs
+
+
+@click.command(short_help="What a gang or a submitted task waits for, and what stands in its way.")
+@click.argument("id", metavar="GANG|JOB")
+@json_option
+@connection_options
+def command(connection: Connection, id: str, as_json: bool) -> None:
+    """What a gang or a submitted task waits for, and what stands in its way.
+
+    Of a gang: its place in the queue, what is missing, on which workers it waits, and who holds their slots: gangs,
+    leases with the time of their end, tasks.
+
+    Of a submitted task: how many of its queue go before it, and what it waits for: slots, a limit or the order of its
+    key, its next try, its time.
+    """
+    from ....schemas.names import check_name
+    from ...console.output import print_json
+    from ...console.session import run
+
+    why = run(_ask(connection, check_name(id, "id")))
+    if as_json:
+        print_json(why.model_dump(mode="json"))
+        return
+    for line in _lines(why):
+        click.echo(line)
+
+
+def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:
+    from ....schemas.records import jobs
+    from ...views import gangs as gang_tables
+    from ...views import jobs as job_tables
+
+    return job_tables.why_lines(why) if isinstance(why, jobs.WhyReply) else gang_tables.why_lines(why)
+
+
+async def _ask(connection: Connection, id: str) -> gang_messages.WhyReply | jobs.WhyReply:
+    """The coordinator knows gangs, dispatchers know tasks; ids of both are told apart by who knows them."""
+    from ....schemas.errors.base import Unavailable
+    from ....schemas.errors.gangs import UnknownGang
+    from ....schemas.errors.tasks import UnknownJob
+    from ....schemas.messages.gangs import WhyReply
+    from ....schemas.names import GangOperation
+    from ...console.session import open_client
+    from ...stores.gang_requests import ask_of
+
+    async with open_client(connection, "gangline why") as client:
+        try:
+            return await ask_of(client.router.bus, connection.names, GangOperation.WHY, {"id": id}, WhyReply)
+        except (UnknownGang, Unavailable) as error:
+            try:
+                return await client.job(id).why()
+            except UnknownJob as unknown:
+                text = f"and there is no submitted task {id!r} either"
+                raise type(error)(f"{error.message}; {text}", details=unknown.details) from error

@@ -1,0 +1,1 @@
+"""Commands about durable queues and dead letters."""

@@ -1,0 +1,162 @@
+"""`gangline dead ls|show|replay|drop`"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ....schemas.errors.base import GanglineError, InvalidRequest
+from ....schemas.errors.tasks import JobError
+from ...console.arguments import job_argument
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
+    from ....dispatcher.jobs.dead_letters import DeadLetter
+
+_ENDPOINT = click.option("--endpoint", metavar="NAME", help="Only its letters.")
+
+
+@click.group(short_help="Dead letters: tasks that will not be tried again. Read, replay, drop.")
+def command() -> None:
+    """Dead letters: tasks that will not be tried again, each with its reason, for thirty days.
+
+    They failed at their last attempt, passed their deadline, or could not be understood at all.
+    """
+
+
+@command.command(short_help="All of them.")
+@_ENDPOINT
+@click.option("-n", "--limit", type=click.IntRange(1), default=1000, show_default=True, help="The newest so many.")
+@json_option
+@connection_options
+def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) -> None:
+    """All dead letters, oldest first."""
+    from ...console.output import console, print_json
+    from ...console.session import run
+
+    letters = run(_read(connection, endpoint, limit))
+    if as_json:
+        from ...views.jobs import letter_json
+
+        print_json([letter_json(letter) for letter in letters])
+    elif not letters:
+        click.echo("no dead letters", err=True)
+    else:
+        from ...views.jobs import letters_table
+
+        console().print(letters_table(letters))
+
+
+@command.command(short_help="One of them, with arguments and traceback.")
+@job_argument
+@json_option
+@connection_options
+def show(connection: Connection, job: str, as_json: bool) -> None:
+    """One dead letter: reason, attempts, arguments, last error with its traceback, trace."""
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...views.jobs import letter_json, letter_lines
+
+    letter = run(_find(connection, job))
+    if as_json:
+        print_json(letter_json(letter))
+        return
+    for line in letter_lines(letter):
+        click.echo(line)
+
+
+def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:
+    if bool(jobs) == everything:
+        raise click.UsageError("name the jobs, or give --all", ctx)
+    if endpoint is not None and not everything:
+        raise click.UsageError("--endpoint goes with --all", ctx)
+
+
+@command.command(short_help="Submit them anew.")
+@click.argument("jobs", metavar="JOB...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@_ENDPOINT
+@connection_options
+@click.pass_context
+def replay(
+    ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+) -> None:
+    """Submit dead letters anew, as the same jobs, with all their attempts before them."""
+    from ...console.session import run
+
+    _jobs(ctx, jobs, everything, endpoint)
+    run(_replay(connection, jobs, endpoint))
+
+
+@command.command(short_help="Throw them away.")
+@click.argument("jobs", metavar="JOB...", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of them.")
+@_ENDPOINT
+@connection_options
+@click.pass_context
+def drop(
+    ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
+) -> None:
+    """Throw dead letters away."""
+    from ...console.session import run
+
+    _jobs(ctx, jobs, everything, endpoint)
+    run(_drop(connection, jobs, endpoint))
+
+
+async def _read(connection: Connection, endpoint: str | None, limit: int) -> list[DeadLetter]:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline dead") as client:
+        return await client.dead_letters(endpoint, limit=limit)
+
+
+async def _find(connection: Connection, job: str) -> DeadLetter:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline dead") as client:
+        return await client.dead_letter(job)
+
+
+async def _replay(connection: Connection, jobs: tuple[str, ...], endpoint: str | None) -> None:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline dead") as client:
+
+        async def replay_one(which: str | DeadLetter) -> None:
+            click.echo(f"{(await client.replay(which)).id} is queued again")
+
+        await _each(await _chosen(client, jobs, endpoint), replay_one)
+
+
+async def _drop(connection: Connection, jobs: tuple[str, ...], endpoint: str | None) -> None:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline dead") as client:
+
+        async def drop_one(which: str | DeadLetter) -> None:
+            await client.drop(which)
+            click.echo(f"{which if isinstance(which, str) else which.job} is dropped")
+
+        await _each(await _chosen(client, jobs, endpoint), drop_one)
+
+
+async def _chosen(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> Sequence[str | DeadLetter]:
+    return jobs or await client.dead_letters(endpoint, limit=None, bodies=False)
+
+
+async def _each(which: Sequence[str | DeadLetter], do: Callable[[str | DeadLetter], Awaitable[None]]) -> None:
+    """One that cannot be done stops no other; each is said, the last by what is raised."""
+    failed: GanglineError | None = None
+    for one in which:
+        try:
+            await do(one)
+        except (JobError, InvalidRequest) as error:
+            if failed is not None:
+                click.echo(f"gangline: {failed.message}", err=True)
+            failed = error
+    if failed is not None:
+        raise failed

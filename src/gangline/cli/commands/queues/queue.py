@@ -1,0 +1,76 @@
+"""`gangline queue ls|show`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....schemas.records.jobs import QueueStats
+
+
+@click.group(short_help="Queues of submitted tasks: depth, oldest, running, credit.")
+def command() -> None:
+    """Queues of submitted tasks, one for each endpoint. One dispatcher at a time has a queue.
+
+    'gangline why JOB' tells what one task waits for; a route's rules ('gangline route') set limits and pause a queue.
+    """
+
+
+@command.command(short_help="All queues.")
+@json_option
+@connection_options
+def ls(connection: Connection, as_json: bool) -> None:
+    """All queues that have tasks, or a dispatcher.
+
+    DEPTH counts all tasks, running ones (RUN) included; WAIT those that failed and wait for their next try; BLOCKED
+    those that a limit, or the order of their key, keeps back; CREDIT the leased slots that are free now, of all that
+    are leased for the queue. OLDEST is the age of the oldest that has not started, BY the dispatcher that has it.
+    """
+    from ...console.output import console, print_json
+    from ...console.session import run
+
+    queues = run(_read(connection))
+    if as_json:
+        print_json([queue.model_dump(mode="json") for queue in queues])
+    elif not queues:
+        click.echo("no queues: nothing is submitted, and no dispatcher runs", err=True)
+    else:
+        from ...views.jobs import queues_table
+
+        console().print(queues_table(queues))
+        if not all(queue.dispatcher for queue in queues):
+            click.echo("'nobody': start 'gangline dispatcher'", err=True)
+
+
+@command.command(short_help="One queue.")
+@click.argument("endpoint")
+@json_option
+@connection_options
+def show(connection: Connection, endpoint: str, as_json: bool) -> None:
+    """One queue, with all that its dispatcher counts."""
+    from ....schemas.errors.tasks import NoDispatcher
+    from ....schemas.names import check_name
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...views.jobs import queue_lines
+
+    check_name(endpoint, "endpoint")
+    found = [queue for queue in run(_read(connection)) if queue.endpoint == endpoint]
+    if not found:
+        raise NoDispatcher(f"endpoint {endpoint!r} has neither tasks nor a dispatcher: 'gangline queue ls' shows all")
+    if as_json:
+        print_json(found[0].model_dump(mode="json"))
+        return
+    for line in queue_lines(found[0]):
+        click.echo(line)
+
+
+async def _read(connection: Connection) -> list[QueueStats]:
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline queue") as client:
+        return await client.queues()

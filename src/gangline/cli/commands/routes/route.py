@@ -1,0 +1,117 @@
+"""`gangline route set|ls|rm`"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from ...console.options import Command, Connection, connection_options, json_option
+from ...console.route_options import pools, rate, seconds, whole
+
+
+@click.group(short_help="Split, mirror, limit and pause an endpoint's traffic, live.")
+def command() -> None:
+    """Routes: which pools an endpoint's traffic goes to, which get copies, and the rules of its queue.
+
+    Without a route an endpoint is the pool of its name. Routes are JSON in the bucket GANGLINE_ROUTES, so that
+    'nats kv put' changes them, too; every client, gateway and dispatcher follows within a second.
+    """
+
+
+_RULES: tuple[Callable[[Command], Command], ...] = (
+    click.option("--max-running", callback=whole, metavar="N", help="Most submitted tasks that run at once."),
+    click.option("--per-key", callback=whole, metavar="N", help="... of one key."),
+    click.option("--ordered/--no-ordered", default=None, help="Those of one key one at a time, in order."),
+    click.option("--rate", callback=rate, metavar="N/s", help="Most starts: 100/s, 30/m, 5/h."),
+    click.option("--burst", callback=whole, metavar="N", help="... at once, after a pause. [1]"),
+    click.option("--max-attempts", callback=whole, metavar="N", help="Starts before a dead letter. [5]"),
+    click.option("--backoff", callback=seconds, metavar="TIME", help="Wait before the second; doubles. [1s]"),
+    click.option("--backoff-max", callback=seconds, metavar="TIME", help="... up to this. [5m]"),
+    click.option("--timeout", callback=seconds, metavar="TIME", help="How long one try may run."),
+    click.option("--result-ttl", callback=seconds, metavar="TIME", help="How long results are kept. [1h]"),
+    click.option("--pause/--resume", "paused", default=None, help="Start nothing; what is submitted waits."),
+)
+
+
+def _rule_options(function: Command) -> Command:
+    for option in reversed(_RULES):
+        function = option(function)
+    return function
+
+
+@command.command("set", short_help="Make or change a route.")
+@click.argument("endpoint")
+@click.option("--to", multiple=True, callback=pools, metavar="POOL=WEIGHT", help="Where requests go; all of them anew.")
+@click.option("--shadow", multiple=True, callback=pools, metavar="POOL=PERCENT", help="Which pools get copies.")
+@click.option(
+    "--limit", "limits", multiple=True, callback=pools, metavar="POOL=N", help="Most that one client runs there."
+)
+@click.option("--by-key/--no-by-key", default=None, help="A key stays with its pool. [by-key]")
+@_rule_options
+@click.option("--replace", is_flag=True, help="Forget what is not given, instead of keeping it.")
+@json_option
+@connection_options
+def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **given: Any) -> None:
+    """Make the route of ENDPOINT, or change what is given of it. 'none' takes a field back: --shadow none.
+
+    \b
+        gangline route set resize --to resize-v1=90 --to resize-v2=10 --shadow resize-v3=5
+        gangline route set resize --per-key 3 --rate 100/s --burst 10
+
+    The same without it: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
+    """
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.route_store import change_route
+    from ...views.route_change import RouteChange
+    from ...views.routes import route_lines
+
+    wanted = RouteChange.of(given, replace=replace)
+    before, record, idle = run(change_route(connection, endpoint, wanted))
+    if as_json:
+        print_json({"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)})
+    else:
+        for line in route_lines(endpoint, record, "created" if before is None else "changed"):
+            click.echo(line)
+    for pool in idle:
+        click.echo(f"no worker serves {pool} now: others take its share, if there are any", err=True)
+
+
+@command.command(short_help="All routes, or one.")
+@click.argument("endpoint", required=False)
+@json_option
+@connection_options
+def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
+    """All routes, or that of ENDPOINT; those that cannot be followed with the reason."""
+    from ...console.output import console, print_json
+    from ...console.session import run
+    from ...stores.route_store import read_routes
+
+    found = run(read_routes(connection, endpoint))
+    if as_json:
+        print_json([row.to_json() for row in found])
+    elif not found:
+        click.echo("no routes: every endpoint is the pool of its name", err=True)
+    else:
+        from ...views.routes import routes_table
+
+        console().print(routes_table(found))
+
+
+@command.command(short_help="Remove a route; the endpoint is the pool of its name again.")
+@click.argument("endpoint")
+@json_option
+@connection_options
+def rm(connection: Connection, endpoint: str, as_json: bool) -> None:
+    """Remove a route. Its endpoint is the pool of its name again, and requests that wait go there."""
+    from ...console.output import print_json
+    from ...console.session import run
+    from ...stores.route_store import delete_route
+
+    run(delete_route(connection, endpoint))
+    if as_json:
+        print_json({"endpoint": endpoint, "change": "deleted"})
+    else:
+        click.echo(f"{endpoint} has no route any more: it is the pool of its name")

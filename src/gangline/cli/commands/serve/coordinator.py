@@ -1,0 +1,64 @@
+"""`gangline coordinator`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...console.arguments import duration_option
+from ...console.options import Connection, connection_options, logging_options
+
+
+@click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
+@click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: keep these pools only. [all]")
+@click.option("--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Of the shard. No pool is in two shards.")
+@duration_option("--starve-after", "starve_after_s", text="Then keep slots for a gang. [5s]")
+@click.option("--max-queued", type=int, metavar="N", help="Gangs that may wait. [10000]")
+@duration_option("--sweep", "sweep_s", text="How often leaked records are looked for. [30s]")
+@logging_options
+@connection_options
+def command(
+    connection: Connection,
+    node: str | None,
+    shard: str | None,
+    pools: str | None,
+    starve_after_s: float | None,
+    max_queued: int | None,
+    sweep_s: float | None,
+    log_level: str,
+    log_format: Any,
+) -> None:
+    """Grant gangs: slots over many workers, all or nothing, that live, fail and restart together.
+
+    Run two or more: one leads, the others stand by, and gangs run on while leadership changes. The first SIGTERM or
+    Ctrl-C gives leadership away at once.
+
+    Where one leader has too much to do, give each set of pools coordinators of its own: all of one shard with the same
+    --shard and --pools. Callers need not know.
+
+        nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
+    """
+    from ....bus.port.bus import BucketSettings
+    from ....coordinator.service_settings import ShellSettings
+    from ....coordinator.settings import CoordinatorSettings
+    from ....coordinator.sharding.shards import Shard
+    from ....telemetry.log_format import configure_logging
+    from ...console.session import run
+    from ...serving.coordinator import serve_coordinator
+
+    configure_logging(level=log_level, fmt=log_format)
+    core: dict[str, Any] = {"starve_after_s": starve_after_s, "max_queued": max_queued}
+    shell: dict[str, Any] = {"node": node, "sweep_s": sweep_s}
+    run(
+        serve_coordinator(
+            connection,
+            CoordinatorSettings(**{name: value for name, value in core.items() if value is not None}),
+            ShellSettings(
+                bucket=BucketSettings.from_environment(),
+                **{name: value for name, value in shell.items() if value is not None},
+            ),
+            Shard.of(shard, [pool.strip() for pool in pools.split(",")] if pools else None),
+        )
+    )

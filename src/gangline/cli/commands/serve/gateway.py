@@ -1,0 +1,54 @@
+"""`gangline gateway`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...console.arguments import duration_option
+from ...console.options import Connection, connection_options, logging_options
+
+
+@click.command(short_help="Answer plain NATS requests from any language.")
+@duration_option("--timeout", "default_timeout_s", text="Of calls that name none. [30s]")
+@click.option("--max-pending", type=int, metavar="N", help="Calls under way at once. [10000]")
+@duration_option("--drain-grace", "drain_grace_s", text="End what is under way then. [30s]")
+@click.option("--max-queued", type=int, metavar="N", help="Calls that may wait for a slot, per pool. [10000]")
+@click.option("--node", metavar="NAME", help="Prefer workers of this machine.")
+@click.option("--zone", metavar="NAME", help="Then those of this failure domain.")
+@logging_options
+@connection_options
+def command(
+    connection: Connection,
+    max_queued: int | None,
+    node: str | None,
+    zone: str | None,
+    log_level: str,
+    log_format: Any,
+    **options: Any,
+) -> None:
+    """Answer plain NATS requests on gangline.call.ENDPOINT.METHOD, from any language.
+
+    The body is the task's arguments in JSON (or msgpack, by Content-Type), the answer is the bare result:
+
+        nats req gangline.call.words.count '{"text": "a b c"}'
+
+    Gateways of a namespace share the calls; run as many as you like. The first SIGTERM or Ctrl-C lets calls under way
+    finish, a second one ends them.
+    """
+    from ....dispatcher.gateway.settings import GatewaySettings
+    from ....dispatcher.routing.settings import RouterSettings
+    from ....telemetry.log_format import configure_logging
+    from ...console.session import run
+    from ...serving.worker import serve_gateway
+
+    configure_logging(level=log_level, fmt=log_format)
+    routing: dict[str, Any] = {"max_queued": max_queued, "node": node, "zone": zone}
+    run(
+        serve_gateway(
+            connection,
+            GatewaySettings(**{name: value for name, value in options.items() if value is not None}),
+            RouterSettings(**{name: value for name, value in routing.items() if value is not None}),
+        )
+    )

@@ -1,0 +1,124 @@
+"""`gangline worker`"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ...console.arguments import duration_option
+from ...console.options import Connection, connection_options, logging_options
+
+if TYPE_CHECKING:
+    from ....worker.pool.pool import Pool
+    from ....worker.settings import WorkerSettings
+
+
+HINTS = 6
+"""Lines to paste are printed for so many tasks: a screen is not filled with them."""
+
+
+@click.command(short_help="Serve a pool's tasks with this process's slots.")
+@click.argument("target", metavar="MODULE:POOL")
+@click.option("--slots", type=int, metavar="N", help="Slots to begin with. [the pool's own]")
+@click.option("--id", "worker_id", metavar="NAME", help="Name within the pool. [a new one at each start]")
+@click.option("--node", metavar="NAME", help="Machine, for routing (GANGLINE_NODE). [host name]")
+@click.option("--zone", metavar="NAME", help="Failure domain, for routing (GANGLINE_ZONE).")
+@click.option("--address", metavar="HOST:PORT", help="Where others reach this process; shown to callers.")
+@click.option(
+    "--label", "labels", multiple=True, metavar="K=V", help="A fact that routing can ask for; may be repeated."
+)
+@duration_option("--drain-grace", text="Cancel what still runs so long into a drain. [30s]")
+@duration_option("--freeze-after", text="Take a new epoch after so long a standstill. [1s]")
+@click.option(
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Append what happens to slots, as JSON."
+)
+@click.option("--no-tracebacks", is_flag=True, help="Do not send callers the traceback of a task that raised.")
+@click.option("--hints", is_flag=True, hidden=True, help="Print lines that call the tasks.")
+@logging_options
+@connection_options
+def command(
+    connection: Connection,
+    target: str,
+    journal: Path | None,
+    hints: bool,
+    log_level: str,
+    log_format: Any,
+    **options: Any,
+) -> None:
+    """Serve a pool's tasks with this process's slots.
+
+    MODULE:POOL is a module in the current folder (or an installed one) and the name of a gangline.Pool in it.
+
+    The first SIGTERM or Ctrl-C drains: nothing new is granted, what runs finishes, then the process ends with exit
+    code 0. A second one stops at once.
+
+    The ledger is made as GANGLINE_STORAGE (memory, file) and GANGLINE_REPLICAS say, if it does not exist. Metrics and
+    traces go where OpenTelemetry's variables say (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT, ...).
+    """
+    from ....telemetry.log_format import configure_logging
+    from ...console.load import load_pool
+    from ...console.session import run
+    from ...serving.worker import serve_worker
+
+    configure_logging(level=log_level, fmt=log_format)
+    settings = _settings(**options)
+    pool = load_pool(target)
+    if hints:
+        _print_hints(pool, connection)
+    run(serve_worker(pool, connection, settings, journal=journal))
+
+
+def _print_hints(pool: Pool, connection: Connection) -> None:
+    """For `gangline dev`."""
+    from ....bus.settings.connection import DEFAULT_URL
+    from ...console.examples import example_lines
+
+    (url,) = connection.settings().safe_urls[:1]
+    lines = example_lines(pool, connection.names, None if url == DEFAULT_URL else url)
+    for call, request in lines[:HINTS]:
+        click.secho(f"try       {call}", fg="green")
+        click.secho(f"          {request}", fg="green", dim=True)
+    if len(lines) > HINTS:
+        click.secho(f"          ... and {len(lines) - HINTS} more tasks: 'gangline workers' names them", fg="green")
+
+
+def _settings(
+    *,
+    slots: int | None,
+    worker_id: str | None,
+    node: str | None,
+    zone: str | None,
+    address: str | None,
+    labels: tuple[str, ...],
+    drain_grace: float | None,
+    freeze_after: float | None,
+    no_tracebacks: bool,
+) -> WorkerSettings:
+    """What was given; the rest is left to the settings' own defaults."""
+    from ....bus.port.bus import BucketSettings
+    from ....worker.settings import WorkerSettings
+
+    given: dict[str, Any] = {
+        "slots": slots,
+        "id": worker_id,
+        "node": node,
+        "zone": zone,
+        "address": address,
+        "drain_grace_s": drain_grace,
+        "freeze_after_s": freeze_after,
+    }
+    return WorkerSettings(
+        **{name: value for name, value in given.items() if value is not None},
+        labels=dict(_label(text) for text in labels),
+        send_tracebacks=not no_tracebacks,
+        bucket=BucketSettings.from_environment(),
+    )
+
+
+def _label(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.UsageError(f"--label {text!r} is not KEY=VALUE")
+    return key, value

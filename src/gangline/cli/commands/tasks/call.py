@@ -1,0 +1,73 @@
+"""`gangline call`"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from ...console.arguments import duration_option, parse_arguments
+from ...console.options import Connection, connection_options, json_option
+
+
+@click.command(short_help="Run one task and print its result.")
+@click.argument("target", metavar="ENDPOINT.METHOD")
+@click.argument("arguments", metavar="[JSON]", required=False)
+@duration_option("-t", "--timeout", "timeout_s", text="Give up then.", default="30s")
+@click.option("--key", metavar="TEXT", help="The same key goes to the same worker while that lives.")
+@click.option("--model", metavar="NAME", help="Prefer a worker that has this model loaded.")
+@click.option("--idempotent", is_flag=True, help="May run twice: send it again when the outcome is unknown.")
+@click.option("--stream", is_flag=True, help="Print items as they come, one JSON value a line.")
+@json_option
+@connection_options
+def command(
+    connection: Connection,
+    target: str,
+    arguments: str | None,
+    timeout_s: float,
+    key: str | None,
+    model: str | None,
+    idempotent: bool,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    """Run one task and print its result.
+
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; nothing is none.
+    A result that is text is printed bare; with --json everything is printed as JSON, on one line.
+    TIME is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
+    """
+    from ....schemas.names import split_target
+    from ...console.session import run
+
+    split_target(target)
+    args, kwargs = parse_arguments(arguments)
+    options = {"timeout_s": timeout_s, "key": key, "model": model}
+    if idempotent:
+        options["idempotent"] = True
+    run(_call(connection, target, args, kwargs, options, stream=stream, as_json=as_json))
+
+
+async def _call(
+    connection: Connection,
+    target: str,
+    args: list[Any],
+    kwargs: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    stream: bool,
+    as_json: bool,
+) -> None:
+    from ...console.output import print_json, print_value
+    from ...console.session import open_client, telemetry
+
+    async with telemetry("gangline-call"), open_client(connection, "gangline call") as client:
+        bound = client.options(**options)
+        if stream:
+            async for item in bound.stream(target, *args, **kwargs):
+                print_json(item, lines=True)
+                sys.stdout.flush()
+            return
+        result = await bound.call(target, *args, **kwargs)
+    print_value(result, as_json)

@@ -1,0 +1,74 @@
+"""`gangline cancel`"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.arguments import endpoint_option, job_argument
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ....dispatcher.jobs.job import Job
+    from ....schemas.records.jobs import JobInfo
+
+STOP_S = 1.0
+"""How long code that runs is given to stop before it is said that it still runs."""
+POLL_S = 0.05
+
+
+@click.command(short_help="Have a submitted task not run, or stop.")
+@job_argument
+@endpoint_option
+@json_option
+@connection_options
+def command(connection: Connection, job: str, endpoint: str | None, as_json: bool) -> None:
+    """Have a submitted task not run, or stop where it runs; of a schedule, run no more.
+
+    Code that runs is told to stop. It may take its time, or even end well; it is not tried again. Exit code 1: it had
+    ended already.
+    """
+    from ....schemas.errors.tasks import JobError
+    from ...console.output import print_json
+    from ...console.session import run
+
+    cancelled, running = run(_cancel(connection, job, endpoint))
+    if as_json:
+        print_json({"job": job, "cancelled": cancelled, "running": running is not None})
+    elif running is not None:
+        where = f" on {running.worker}" if running.worker else ""
+        click.echo(f"{job} is told to stop, and still runs{where}: 'gangline status {job}' tells when it has ended")
+    elif cancelled:
+        click.echo(f"{job} is cancelled")
+    if not cancelled:
+        raise JobError(f"job {job!r} had ended already: 'gangline status {job}' says how")
+
+
+async def _cancel(connection: Connection, id: str, endpoint: str | None) -> tuple[bool, JobInfo | None]:
+    """Whether it could be cancelled, and what is known of it if it runs all the same."""
+    from ...console.session import open_client
+
+    async with open_client(connection, "gangline cancel") as client:
+        job = client.job(id, endpoint)
+        return (True, await _running(job)) if await job.cancel() else (False, None)
+
+
+async def _running(job: Job) -> JobInfo | None:
+    """What is known of it while its code runs; None as soon as that has stopped."""
+    import asyncio
+
+    from ....schemas.errors.base import GanglineError
+    from ....schemas.records.jobs import JobState
+
+    give_up_at = asyncio.get_running_loop().time() + STOP_S
+    while True:
+        try:
+            info = await job.status()
+        except GanglineError:
+            return None  # a cron, of which nothing is left
+        if info.state is not JobState.RUNNING:
+            return None
+        if asyncio.get_running_loop().time() > give_up_at:
+            return info
+        await asyncio.sleep(POLL_S)

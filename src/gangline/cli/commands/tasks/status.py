@@ -1,0 +1,64 @@
+"""`gangline status`"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ...console.arguments import endpoint_option, job_argument
+from ...console.options import Connection, connection_options, json_option
+
+if TYPE_CHECKING:
+    from ...console.exits import Exit
+
+
+@click.command(short_help="Where a submitted task stands.")
+@job_argument
+@click.option("-w", "--watch", is_flag=True, help="Tell what happened to it, and what happens, until its end.")
+@endpoint_option
+@json_option
+@connection_options
+def command(connection: Connection, job: str, watch: bool, endpoint: str | None, as_json: bool) -> None:
+    """Where a submitted task stands: scheduled, queued, waiting for its next try, running, done, dead, cancelled.
+
+    With --watch, one line for each thing that happened, from the beginning: changes of state where the task was
+    submitted with --events, what it said of its progress, and its end. Exit code 1: it is dead, or was cancelled.
+    """
+    from ...console.session import run
+
+    if watch:
+        sys.exit(run(_watch(connection, job, endpoint, as_json)))
+    run(_show(connection, job, endpoint, as_json))
+
+
+async def _show(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> None:
+    from ...console.output import print_json
+    from ...console.session import open_client
+    from ...views.jobs import job_lines
+
+    async with open_client(connection, "gangline status") as client:
+        info = await client.job(id, endpoint).status()
+    if as_json:
+        print_json(info.model_dump(mode="json"))
+        return
+    for line in job_lines(info):
+        click.echo(line)
+
+
+async def _watch(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> Exit:
+    from ...console.output import print_json
+    from ...console.session import open_client
+    from ...views.job_watch import Told, watch
+    from ...views.jobs import event_line
+
+    def show(event: Told) -> None:
+        if as_json:
+            print_json(event.model_dump(mode="json", exclude={"v"}), lines=True)
+        else:
+            click.echo(event_line(event))
+        sys.stdout.flush()
+
+    async with open_client(connection, "gangline status") as client:
+        return await watch(client.job(id, endpoint), show)

@@ -1,0 +1,42 @@
+"""`gangline demo`"""
+
+from __future__ import annotations
+
+import click
+
+from ...console.options import reporting
+
+
+@click.command(short_help="Real work through leased slots, with faults, checked.")
+@click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only so many files. [all]")
+@click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
+def command(files: int | None, debug: bool) -> None:
+    """Real work through leased slots on a real nats-server, with faults, every claim checked.
+
+    Starts an embedded nats-server, a gateway and three workers with four slots each, and compresses and hashes every
+    Python file of the standard library, by call, by choose_worker and dispatch, by held leases and by plain NATS
+    requests. One worker is killed and one drained on the way.
+
+    Then, with a coordinator and three other workers, a gang of four counts the words of the same files while the
+    process of a member is killed, and two gangs of two take turns on three free slots.
+
+    At last the same files are submitted as durable tasks, with a worker and a dispatcher killed on the way, and two
+    that cannot be done, which become dead letters.
+
+    Needs nothing but this package with its `server` extra.
+
+    The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.
+    """
+    from ....telemetry.log_format import configure_logging
+    from ...console.session import run
+    from ...demo.play import perform
+    from ...demo.report.screen import Screen
+
+    # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.
+    configure_logging(level="warning" if debug else "error")
+
+    def play() -> bool:
+        return run(perform(Screen(), "demo", limit=files))
+
+    if not reporting(play, debug)():
+        raise SystemExit(1)

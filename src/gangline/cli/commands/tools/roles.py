@@ -1,0 +1,49 @@
+"""`gangline roles`"""
+
+from __future__ import annotations
+
+import click
+
+from ...console.options import reporting
+
+
+@click.command(short_help="Users and permissions for a nats-server: configuration to include.")
+@click.argument("users", nargs=-1, metavar="[USER]...")
+@click.option("--account", default="GANGLINE", show_default=True, metavar="NAME", help="Account that the users are in.")
+@click.option(
+    "--namespace",
+    envvar="GANGLINE_NAMESPACE",
+    default="gangline",
+    show_default=True,
+    metavar="NAME",
+    help="First token of all subjects (GANGLINE_NAMESPACE).",
+)
+@click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
+def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -> None:
+    """Configuration for a nats-server with the users that you name, each cut to what its roles need. No server is
+    asked; write it to a file and include that in the server's configuration.
+
+    A USER is NAME=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls through
+    gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER: one each.
+
+    \b
+    gangline roles > roles.conf
+    gangline roles gateway dispatcher operator shop=router+producer gpu-1=worker:images.w1 gpu-2=worker:images.w2
+    gangline roles dispatcher operator images=worker:images billing=producer:invoices
+    """
+    reporting(_print, debug)(users, account, namespace)
+
+
+def _print(users: tuple[str, ...], account: str, namespace: str) -> None:
+    import shlex
+
+    from ....schemas.names import Names, check_name
+    from ....schemas.permissions.nats_config import DEFAULT_USERS, configuration, parse_user
+
+    check_name(account, "account")
+    chosen = tuple(map(parse_user, users)) or DEFAULT_USERS
+    options = [f"--account={account}"] * (account != "GANGLINE") + [f"--namespace={namespace}"] * (
+        namespace != "gangline"
+    )
+    line = shlex.join(["gangline", "roles", *options, *users])
+    click.echo(configuration(Names(namespace), chosen, command=line, account=account), nl=False)

@@ -1,0 +1,1 @@
+"""What each command needs: options, output, a session."""

@@ -1,0 +1,119 @@
+"""Arguments that several commands take."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import click
+
+from .options import Command
+
+
+def _worker(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ...schemas.errors.base import InvalidName
+    from ...schemas.names import check_name
+
+    pool, dot, worker = value.partition(".")
+    if not dot:
+        raise click.UsageError(f"{value!r} is not POOL.WORKER; 'gangline workers' shows them", ctx)
+    try:
+        return f"{check_name(pool, 'pool')}.{check_name(worker, 'worker')}"
+    except InvalidName as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+worker_argument = click.argument("worker", metavar="POOL.WORKER", callback=_worker)
+"""`POOL.WORKER`, as `gangline workers` prints it."""
+
+
+def _slots(ctx: click.Context, parameter: click.Parameter, value: str) -> int:
+    if value.isdecimal() and len(value) < 20:
+        return int(value)
+    if value.startswith("-") and not value[1:].isdecimal():
+        raise click.NoSuchOption(value, ctx=ctx)
+    raise click.BadParameter(f"{value!r} is not a number of slots: give a whole number from 0", ctx, parameter)
+
+
+slots_argument = click.argument("slots", callback=_slots)
+"""`SLOTS`, 0 included. The command must have SLOTS_CONTEXT."""
+
+
+def _size(ctx: click.Context, parameter: click.Parameter, value: str) -> int | list[int]:
+    least, dots, most = value.partition("..")
+    if least.isdecimal() and (most.isdecimal() if dots else not most) and len(value) < 20:
+        return [int(least), int(most)] if dots else int(least)
+    raise click.BadParameter(f"{value!r} is not a size: give a number, or a range such as 2..8", ctx, parameter)
+
+
+size_argument = click.argument("size", callback=_size)
+"""`SIZE` of a gang: a number, or a range as a list of two."""
+
+SLOTS_CONTEXT = {"ignore_unknown_options": True}
+"""Context settings without which click would take -1 for an option, and say that there is none of that name."""
+
+
+def parse_arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
+    """A task's arguments as somebody typed them: positional and named ones. `-` reads them from stdin."""
+    if text == "-":
+        text = sys.stdin.read()
+    if text is None or not text.strip():
+        return [], {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise click.UsageError(
+            f'the arguments are not JSON ({error}); quote them for the shell: \'{{"path": "a.png"}}\''
+        ) from None
+    if isinstance(value, dict):
+        return [], value
+    if isinstance(value, list):
+        return value, {}
+    raise click.UsageError(f"the arguments must be a JSON object or array, not {type(value).__name__}: try '[{text}]'")
+
+
+def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    from ...schemas.text import parse_duration
+
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, parameter) from None
+
+
+def duration_option(*names: str, text: str, default: str | None = None) -> Callable[[Command], Command]:
+    """An option whose value is a length of time (`90`, `500ms`, `5m`, `2h`), as seconds."""
+    shown = default is not None
+    return click.option(*names, metavar="TIME", callback=_duration, default=default, show_default=shown, help=text)
+
+
+def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) -> datetime | None:
+    """Callback of an option whose value is a moment with its time zone."""
+    if value is None:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no moment: write 2030-01-31T12:00:00Z", ctx, parameter) from None
+    if found.tzinfo is None:
+        raise click.BadParameter(f"{value!r} has no time zone: add Z for UTC, or +02:00", ctx, parameter)
+    return found
+
+
+def _job(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
+    from ...schemas.errors.base import InvalidName
+    from ...schemas.names import check_name
+
+    try:
+        return check_name(value, "job")
+    except InvalidName as error:
+        raise click.UsageError(str(error), ctx) from None
+
+
+job_argument = click.argument("job", metavar="JOB", callback=_job)
+"""A job's id, as `gangline submit` prints it; of a task that was published without SDK, its sequence in the stream."""
+
+endpoint_option = click.option("--endpoint", metavar="NAME", help="Of its task: finds it quicker.")

@@ -1,0 +1,91 @@
+"""Errors as one line on stderr, and as exit codes."""
+
+from __future__ import annotations
+
+import traceback
+from enum import IntEnum
+
+import click
+
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    GanglineError,
+    InvalidRequest,
+    LeaseError,
+    NoWorkers,
+    ServerUnreachable,
+    TaskError,
+    TaskFailed,
+    Unavailable,
+    WorkerUnhealthy,
+)
+from ...schemas.errors.tasks import JobDead, JobError
+
+
+class Exit(IntEnum):
+    """What the exit code of every command means."""
+
+    OK = 0
+    FAILED = 1
+    """The task raised, crashed or was cancelled; or the operation was refused."""
+    USAGE = 2
+    """The request itself is wrong; the same again cannot succeed."""
+    UNAVAILABLE = 3
+    """Nothing started; the same again may succeed later."""
+    UNKNOWN = 4
+    """No answer; the task may have run."""
+    INTERRUPTED = 130
+
+
+def exit_code_of(error: BaseException) -> Exit:
+    match error:
+        case KeyboardInterrupt():
+            return Exit.INTERRUPTED
+        case InvalidRequest() | click.ClickException():
+            return Exit.USAGE
+        case TaskError() | LeaseError() | JobError() | WorkerUnhealthy():
+            return Exit.FAILED
+        case GanglineError() if error.may_have_started:
+            return Exit.UNKNOWN
+        case Unavailable() | DeadlineExceeded():
+            return Exit.UNAVAILABLE
+        case _:
+            return Exit.FAILED
+
+
+def next_step(error: BaseException) -> str:
+    """What to do next, where the error's own text cannot know it."""
+    match error:
+        case ServerUnreachable():
+            return "'gangline dev MODULE:POOL' starts one, --server and --context name yours"
+        case NoWorkers() if "gangline workers" not in str(error):
+            return "'gangline worker MODULE:POOL' starts one, 'gangline workers' shows who serves"
+        case JobDead():
+            return f"'gangline dead show {error.details.get('job', 'JOB')}' shows all of it, 'dead replay' tries again"
+        case TaskFailed() if error.remote_traceback:
+            return "--debug shows the task's traceback"
+        case _:
+            return ""
+
+
+def one_line(error: BaseException) -> str:
+    """The error as one line: what was wrong, and what to do next."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, TaskFailed) and error.remote_type and error.remote_type not in text:
+        text = f"{error.remote_type}: {text}"
+    elif not isinstance(error, GanglineError | click.ClickException | OSError):
+        text = f"{type(error).__name__}: {text}"
+    step = next_step(error)
+    return f"{text.rstrip('.')} ({step})" if step else text
+
+
+def report(error: BaseException, *, debug: bool) -> Exit:
+    """Print the error to stderr and return the exit code."""
+    if debug:
+        if isinstance(error, TaskFailed) and error.remote_traceback:
+            click.echo(error.remote_traceback.rstrip(), err=True)
+        click.echo("".join(traceback.format_exception(error)).rstrip(), err=True)
+    click.echo(f"gangline: {one_line(error)}", err=True)
+    return exit_code_of(error)

@@ -1,0 +1,202 @@
+"""Options that many commands share: how to connect, how to print, how to log."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from ...bus.settings.connection import ConnectionSettings
+    from ...schemas.names import Names
+
+Command = Callable[..., object]
+C = TypeVar("C", bound=Command)
+
+
+_VARIABLES: Final = {
+    "server": "NATS_URL",
+    "context": "NATS_CONTEXT",
+    "creds": "NATS_CREDS",
+    "nkey": "NATS_NKEY",
+    "user": "NATS_USER",
+    "password": "NATS_PASSWORD",
+    "token": "NATS_TOKEN",
+    "tlscert": "NATS_CERT",
+    "tlskey": "NATS_KEY",
+    "tlsca": "NATS_CA",
+    "inbox_prefix": "GANGLINE_INBOX_PREFIX",
+}
+"""Options and the variables that mean the same; nearly all are those of the `nats` CLI."""
+
+_IDENTITY: Final = ("creds", "nkey", "user", "password", "token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The connection options as they were given; the environment and the `nats` CLI's contexts fill in the rest."""
+
+    server: str | None = None
+    context: str | None = None
+    creds: str | None = None
+    nkey: str | None = None
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
+    tlscert: str | None = None
+    tlskey: str | None = None
+    tlsca: str | None = None
+    inbox_prefix: str | None = None
+    tlsfirst: bool = False
+    namespace: str = "gangline"
+    debug: bool = False
+
+    def environment(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment with the options put in: for a child process, whose arguments everybody may read.
+
+        An identity given as an option replaces those of the environment, whatever their kind.
+        """
+        merged = dict(os.environ if environ is None else environ)
+        given = {name: value for name in _VARIABLES if (value := getattr(self, name))}
+        if any(name in given for name in _IDENTITY):
+            for name in _IDENTITY:
+                merged.pop(_VARIABLES[name], None)
+        merged.update({_VARIABLES[name]: value for name, value in given.items()})
+        merged["GANGLINE_NAMESPACE"] = self.namespace
+        if self.tlsfirst:
+            merged["GANGLINE_TLSFIRST"] = "1"
+        return merged
+
+    def settings(self) -> ConnectionSettings:
+        """What the bus needs.
+
+        Raises:
+            InvalidSettings: no such context, unreadable files, options that exclude each other.
+        """
+        from ...bus.settings.connection import ConnectionSettings
+
+        first = {"tls_first": True} if self.tlsfirst else {}
+        return ConnectionSettings.from_environment(self.environment(), **first)
+
+    def only(self, url: str) -> Connection:
+        """A connection to that server and nothing else: of the options, the namespace and `debug` stay."""
+        return Connection(server=url, namespace=self.namespace, debug=self.debug)
+
+    @property
+    def names(self) -> Names:
+        from ...schemas.names import Names
+
+        return Names(self.namespace)
+
+
+def plain_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment without anything that says how to connect: for children of our own embedded server."""
+    unwanted = {*_VARIABLES.values(), "GANGLINE_TLSFIRST"}
+    return {name: value for name, value in (environ or os.environ).items() if name not in unwanted}
+
+
+def _option(*names: str, metavar: str, text: str) -> Callable[[Command], Command]:
+    return click.option(*names, metavar=metavar, help=text)
+
+
+_CONNECTION: Final[tuple[Callable[[Command], Command], ...]] = (
+    _option("-s", "--server", metavar="URL", text="Server, or several with commas (NATS_URL)."),
+    _option("--context", metavar="NAME", text="Context of the nats CLI (NATS_CONTEXT)."),
+    _option("--creds", metavar="FILE", text="User credentials (NATS_CREDS)."),
+    _option("--nkey", metavar="FILE", text="User NKEY (NATS_NKEY)."),
+    _option("--user", metavar="NAME", text="User name (NATS_USER)."),
+    _option("--password", metavar="TEXT", text="Password (better by NATS_PASSWORD)."),
+    _option("--token", metavar="TEXT", text="Token (better by NATS_TOKEN)."),
+    _option("--tlscert", metavar="FILE", text="TLS certificate of this client (NATS_CERT)."),
+    _option("--tlskey", metavar="FILE", text="Its private key (NATS_KEY)."),
+    _option("--tlsca", metavar="FILE", text="Certificate authorities to trust (NATS_CA)."),
+    _option("--inbox-prefix", metavar="TEXT", text="Where answers come to (GANGLINE_INBOX_PREFIX)."),
+    click.option("--tlsfirst", is_flag=True, envvar="GANGLINE_TLSFIRST", help="TLS before anything else is said."),
+    click.option(
+        "--namespace",
+        envvar="GANGLINE_NAMESPACE",
+        default="gangline",
+        show_default=True,
+        metavar="NAME",
+        help="First token of all subjects (GANGLINE_NAMESPACE).",
+    ),
+    click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors."),
+)
+
+
+def connection_options(command: Callable[..., object]) -> Callable[..., object]:
+    """Add the connection options; the command gets them as one `connection: Connection`.
+
+    Errors that leave the command are reported in one line, and become exit codes.
+    """
+    names = [field.name for field in fields(Connection)]
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> object:
+        connection = Connection(**{name: kwargs.pop(name) for name in names})
+
+        def checked() -> object:
+            _ = connection.names  # a bad namespace is told before anything is done
+            return command(*args, connection=connection, **kwargs)
+
+        return reporting(checked, connection.debug)()
+
+    decorated: Command = wrapper
+    for option in reversed(_CONNECTION):
+        decorated = option(decorated)
+    return decorated
+
+
+def reporting(command: Command, debug: bool) -> Command:
+    """Run a command; whatever it raises ends as one line on stderr and an exit code."""
+
+    @functools.wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> object:
+        try:
+            return command(*args, **kwargs)
+        except (click.exceptions.Exit, click.Abort, SystemExit):
+            raise
+        except click.ClickException as error:
+            if debug and error.__cause__ is not None:
+                from .exits import report
+
+                raise SystemExit(report(error, debug=True)) from None
+            raise
+        except BrokenPipeError:
+            raise
+        except (Exception, KeyboardInterrupt, BaseExceptionGroup) as error:
+            from .exits import report
+
+            raise SystemExit(report(error, debug=debug)) from None
+
+    return wrapper
+
+
+def json_option(command: C) -> C:
+    """`--json`: as `as_json: bool`."""
+    return click.option("--json", "as_json", is_flag=True, help="For machines.")(command)
+
+
+def logging_options(command: C) -> C:
+    """`--log-level` and `--log-format`, for commands that stay."""
+    level = click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        envvar="GANGLINE_LOG_LEVEL",
+        help="Least severe lines to print.",
+    )
+    fmt = click.option(
+        "--log-format",
+        type=click.Choice(["human", "json"]),
+        default="human",
+        show_default=True,
+        envvar="GANGLINE_LOG_FORMAT",
+        help="For people, or one JSON object a line.",
+    )
+    return level(fmt(command))

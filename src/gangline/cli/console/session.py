@@ -1,0 +1,108 @@
+"""Running a command's coroutine, with a bus to the server that its options name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from .options import Connection
+
+if TYPE_CHECKING:
+    from ...bus.port.bus import Bus, KeyValue
+    from ...dispatcher.client.client import Client
+
+T = TypeVar("T")
+
+
+def run(coroutine: Coroutine[object, object, T]) -> T:
+    """Run to the end on a new loop: uvloop where there is one. Ctrl-C cancels it and raises KeyboardInterrupt."""
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(coroutine)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    if sys.platform == "win32":
+        return None
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+@asynccontextmanager
+async def open_bus(connection: Connection, name: str) -> AsyncIterator[Bus]:
+    """A connection, closed at the end.
+
+    Raises:
+        ServerUnreachable: no server at that address.
+    """
+    from ...bus.nats_bus import connect
+
+    _log_for_people(connection.debug)
+    bus = await connect(connection.settings(), name=name)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def open_client(connection: Connection, name: str) -> AsyncIterator[Client]:
+    """A client, closed at the end.
+
+    Raises:
+        ServerUnreachable: no server at that address.
+    """
+    from ...bus.port.bus import BucketSettings
+    from ...dispatcher.client.client import connect
+
+    _log_for_people(connection.debug)
+    how, bucket = connection.settings(), BucketSettings.from_environment()
+    async with connect(how, namespace=connection.namespace, name=name, bucket=bucket) as client:
+        yield client
+
+
+class _Echo(logging.Handler):
+    """Writes to what stderr is at that moment: a table that follows puts lines above itself."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def _log_for_people(debug: bool) -> None:
+    """A command that ends by itself tells of the connection that it waits for, and all else in its last line, unless
+    `debug`. Commands that stay have set up their logs before."""
+    root = logging.getLogger()
+    if root.handlers:
+        return
+    handler = _Echo()
+    handler.setFormatter(logging.Formatter("gangline: %(message)s"))
+    root.addHandler(handler)
+    if not debug:
+        logging.getLogger("gangline").setLevel(logging.ERROR)
+        logging.getLogger("gangline.bus").setLevel(logging.WARNING)
+
+
+async def open_ledger(bus: Bus, connection: Connection) -> KeyValue:
+    """The ledger of the namespace; made, as the environment says, when it does not exist yet."""
+    from ...bus.port.bus import BucketSettings
+
+    return await bus.bucket(connection.names.ledger_bucket, BucketSettings.from_environment())
+
+
+@asynccontextmanager
+async def telemetry(service: str) -> AsyncIterator[None]:
+    """Exporters as the environment asks, flushed at the end."""
+    from ...telemetry.setup import configure
+
+    end = configure(service)
+    try:
+        yield
+    finally:
+        # Exporters block while they send what is left; nothing else is to be done by now.
+        await asyncio.to_thread(end)

@@ -1,0 +1,21 @@
+"""SIGTERM and SIGINT: the first asks to finish, the second to stop at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...bus.lifecycle.process import on_signals
+
+
+@contextmanager
+def until_signal() -> Iterator[asyncio.Event]:
+    """An event that the first signal sets; a second one ends the process at once, with exit code 130."""
+    stop = asyncio.Event()
+
+    def give_up() -> None:
+        raise SystemExit(130)
+
+    with on_signals(stop.set, give_up):
+        yield stop

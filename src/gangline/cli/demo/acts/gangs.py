@@ -1,0 +1,215 @@
+"""The demo's second part: gangs of real processes, one of which is killed, and two that want the same slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ....dispatcher.client.client import Client
+from ....dispatcher.gangs.gang import Gang
+from ....schemas.errors.gangs import GangRestarted, NoCoordinator
+from ....schemas.messages.gangs import GangEventKind, GangListReply, GangReply, WhyReply
+from ....schemas.names import GangOperation
+from ...console.output import table
+from ...stores.gang_requests import ask
+from ...views.gangs import why_lines
+from ..checks.gangs import Part
+from ..fixtures.crew import Crew
+from ..fixtures.gang_pool import SLOTS, Counted, Tally, tally_files
+from ..fixtures.ledger_log import Heard, LedgerLog
+from ..report.screen import Screen
+from ..stage import Stage
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TARGET: Final = "gangline.cli.demo.fixtures.gang_pool:pool"
+POOL: Final = "words"
+METHOD: Final = "count"
+WORKERS: Final = ("g1", "g2", "g3")
+SIZE: Final = 4
+"""Members of the first gang."""
+PARTS: Final = 6
+"""Runs that it makes."""
+KILL_AT: Final = 2
+"""The part in which a member is killed, from 0."""
+PAIR: Final = 2
+"""Members of each of the two that want the same slots."""
+PATIENCE_S: Final = 60.0
+"""For what should take a second or two."""
+
+
+class GangShow:
+    """What happens, and what is recorded of it."""
+
+    def __init__(self, stage: Stage, crew: Crew) -> None:
+        self.pool = POOL
+        self.stage = stage
+        self.screen: Screen = stage.screen
+        self.client: Client = stage.client.options(timeout_s=PATIENCE_S)
+        self.crew = crew
+        self.log = LedgerLog()
+        self.expected: Tally = {}
+        self.first: list[Part] = []
+        """Of the gang that lost a member."""
+        self.pairs: list[Part] = []
+        """Of the two that had to take turns."""
+        self.gang = ""
+        """The gang that lost a member."""
+        self.turns: dict[str, float] = {}
+        """The two that had to take turns, in that order, and how long each waited, in seconds."""
+        self.killed = ""
+        self.killed_at = 0.0
+        """Seconds of this process's loop."""
+        self.killed_ranks: frozenset[int] = frozenset()
+        self.problems: list[str] = []
+
+    # -- the cast -------------------------------------------------------------------------------------------------
+
+    async def cast(self, files: Sequence[str]) -> None:
+        """A coordinator, three workers, and this process's own count."""
+        await self.log.start(self.stage.bus, self.stage.ledger, self.stage.names)
+        await self.crew.coordinator("coordinator")
+        for number, name in enumerate(WORKERS, 1):
+            await self.crew.worker(name, TARGET, node=f"node{number}")
+        counting = asyncio.create_task(asyncio.to_thread(tally_files, files))
+        await self.stage.ready(self.crew, POOL, *WORKERS)
+        await self._led()
+        self.expected = await counting
+
+    async def _led(self) -> None:
+        """Wait until the coordinator leads.
+
+        Raises:
+            ProcessFailed: it ended.
+            NoCoordinator: it does not lead after PATIENCE_S.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + PATIENCE_S
+        while True:
+            self.crew.check_alive("coordinator")
+            try:
+                await ask(self.stage.bus, self.stage.names, GangOperation.LIST, {}, GangListReply)
+            except NoCoordinator:
+                if clock() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    # -- the acts -------------------------------------------------------------------------------------------------
+
+    async def act_restart(self, files: Sequence[str]) -> None:
+        """One gang counts all files in parts; in the middle, one of its workers is killed."""
+        screen = self.screen
+        screen.title(f"5. gang: {SIZE} members over {len(WORKERS)} workers, all or nothing")
+        screen.say("Each member counts the words of its share; all_gather gives every member the counts of all.")
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with self.client.gang(
+            pool=POOL, size=SIZE, strategy="spread", deadline_s=PATIENCE_S, backoff_s=0.1
+        ) as gang:
+            self.gang = gang.id
+            screen.say(f"Formed in {(clock() - asked_at) * 1000:.0f} ms:")
+            screen.show(_members(gang))
+            with screen.progress("gang", PARTS) as tick:
+                for number in range(PARTS):
+                    self.first.append(await self._counted(gang, number, files[number::PARTS], kill=number == KILL_AT))
+                    tick(1)
+            screen.say(f"Generation {gang.generation} has finished what generation 1 had begun:")
+            screen.show(_members(gang))
+
+    async def _counted(self, gang: Gang, number: int, paths: Sequence[str], *, kill: bool = False) -> Part:
+        """One part on all ranks; made again if the gang was torn down under it."""
+        run = asyncio.ensure_future(gang.run(METHOD, list(paths)))
+        if kill:
+            await self._kill(gang, run)
+        try:
+            results = await run
+        except GangRestarted as error:
+            self.screen.say(f"The run under way was told: {error}")
+            results = await gang.run(METHOD, list(paths))
+        return Part(number=number, gang=gang.id, ranks=[Counted(**one) for one in results])
+
+    async def _kill(self, gang: Gang, run: asyncio.Future[list[Any]]) -> None:
+        """SIGKILL the worker of the last rank while the run is under way."""
+        name = gang.members[-1].worker.partition(".")[2]
+        self.killed_ranks = frozenset(member.rank for member in gang.members if member.worker.endswith(f".{name}"))
+        busy = asyncio.ensure_future(self.crew.members[name].until_busy())
+        watched: set[asyncio.Future[Any]] = {busy, run}
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        busy.cancel()
+        self.killed, self.killed_at = name, asyncio.get_running_loop().time()
+        self.crew.kill(name)
+        ranks = " and ".join(f"rank {rank}" for rank in sorted(self.killed_ranks))
+        self.screen.event(f"kill -9 {name}, which is {ranks}, in the middle of part {KILL_AT + 1} of {PARTS}.")
+        torn = await self._heard(GangEventKind.TORN_DOWN, gang.id)
+        self.screen.event(
+            f"{(torn.at - self.killed_at) * 1000:.0f} ms later generation {torn.event.generation} is torn down, "
+            f"all of it. Reason: {torn.event.reason}."
+        )
+
+    async def act_turns(self, files: Sequence[str]) -> None:
+        """Two gangs of two on three slots."""
+        screen = self.screen
+        left = [name for name in WORKERS if name != self.killed]
+        screen.title("6. Two gangs of two, asked for at once, on three free slots")
+        await self.client.resize(f"{POOL}.{left[0]}", SLOTS - 1)
+        screen.say(f"{left[0]} is resized to one slot, {left[1]} has two. Neither gang holds anything while it waits,")
+        screen.say("so they cannot deadlock:")
+        looked = asyncio.Event()
+        async with asyncio.timeout(PATIENCE_S), asyncio.TaskGroup() as group:
+            for number in range(PAIR):
+                group.create_task(self._turn(number, files[number::PAIR], looked))
+            running = (await self.log.wait(GangEventKind.FORMED, but=(self.gang,))).event.gang
+            waiting = (await self.log.wait(GangEventKind.QUEUED, but=(self.gang, running))).event.gang
+            await self._why(waiting)
+            looked.set()
+        screen.say("The first has left, the second had its turn:")
+        for number, (gang, waited_s) in enumerate(self.turns.items(), 1):
+            screen.say(f"  {number}. gang {gang} was formed {waited_s * 1000:.0f} ms after it was asked for")
+
+    async def _turn(self, number: int, paths: Sequence[str], looked: asyncio.Event) -> None:
+        clock = asyncio.get_running_loop().time
+        asked_at = clock()
+        async with self.client.gang(pool=POOL, size=PAIR, strategy="spread", deadline_s=PATIENCE_S) as gang:
+            self.turns[gang.id] = clock() - asked_at
+            await looked.wait()
+            self.pairs.append(await self._counted(gang, number, paths))
+
+    async def _why(self, gang: str) -> None:
+        """Show what the waiting gang waits for; it must say so itself."""
+        bus, names = self.stage.bus, self.stage.names
+        while True:
+            why = await ask(bus, names, GangOperation.WHY, {"id": gang}, WhyReply)
+            if why.lacks or why.step == "formed":
+                break
+            await asyncio.sleep(0.02)  # it is being tried
+        gangs = await ask(bus, names, GangOperation.LIST, {}, GangListReply)
+        self.screen.show(_gangs(gangs.gangs))
+        self.screen.say(f"$ gangline why {gang}")
+        for line in why_lines(why):
+            self.screen.say(f"  {line}")
+        states = sorted(one.state.value for one in gangs.gangs)
+        if states != ["formed", "queued"]:
+            self.problems.append(f"of two gangs on three slots one must run and one wait, they are {states}")
+        if why.place != 0 or not why.obstacles:
+            self.problems.append(f"gang {gang} does not say who stands in its way")
+
+    async def _heard(self, kind: GangEventKind, gang: str) -> Heard:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.log.wait(kind, gang)
+
+
+def _members(gang: Gang) -> Table:
+    rows = [(str(member.rank), member.worker, member.node, member.token) for member in gang.members]
+    return table(("RANK", "WORKER", "NODE", "TOKEN"), rows, right=("RANK",))
+
+
+def _gangs(gangs: Sequence[GangReply]) -> Table:
+    rows = [
+        (gang.id, gang.state.value, str(gang.size), " ".join(sorted({seat.worker for seat in gang.seats})))
+        for gang in gangs
+    ]
+    return table(("GANG", "STATE", "SIZE", "WORKERS"), rows, right=("SIZE",))

@@ -1,0 +1,61 @@
+"""Whether everything is zero when nothing is held: asked from each worker, read from the ledger and from the gauges."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final
+
+from ....bus.port.bus import KeyValue
+from ....dispatcher.client.client import Client
+from ....schemas.errors.base import NoWorkers
+from ....schemas.names import Names
+from ....schemas.records.gangs import GangRecord, GangState
+from .calls import AtRest
+
+REST_S: Final = 30.0
+"""Heartbeats tell the load once a second, so rest shows a little later than it begins; a killed worker's expires after
+three. On a busy machine all of it takes longer."""
+
+
+async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:
+    """Running and reserved slots of every living worker, asked from each. One that was killed is listed for three
+    seconds more, and has none to ask."""
+    found = {}
+    for info in await client.workers(pool):
+        with contextlib.suppress(NoWorkers):
+            stats = await client.stats(info.name)
+            found[info.registration.worker] = (stats.load.running, stats.load.reserved)
+    return found
+
+
+async def at_rest(
+    client: Client, ledger: KeyValue, names: Names, pool: str, gauges: Callable[[], dict[str, float]]
+) -> AtRest:
+    """Wait a little for everything to be zero, and tell how it is then."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + REST_S
+    while True:
+        rest = await _look(client, ledger, names, pool, gauges)
+        same = rest.limiters.keys() == rest.heartbeats.keys()
+        quiet = same and not rest.ledger and all(load == (0, 0) for load in rest.heartbeats.values())
+        if quiet or clock() > deadline:
+            return rest
+        await asyncio.sleep(0.1)
+
+
+async def _look(
+    client: Client, ledger: KeyValue, names: Names, pool: str, gauges: Callable[[], dict[str, float]]
+) -> AtRest:
+    workers = await client.workers(pool)
+    leases = [lease.token for lease in await client.leases(pool)]
+    members = [entry.key for entry in await ledger.entries(names.members_of(pool))]
+    gangs = [GangRecord.model_validate_json(entry.value) for entry in await ledger.entries(names.gang_key())]
+    standing = [f"gang {gang.id}, {gang.state.value}" for gang in gangs if gang.state is not GangState.ENDED]
+    return AtRest(
+        limiters=await limiters(client, pool),
+        heartbeats={w.registration.worker: (w.heartbeat.running, w.heartbeat.reserved) for w in workers},
+        ledger=[*leases, *members, *standing],
+        gauges=gauges(),
+    )

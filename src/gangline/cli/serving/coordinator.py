@@ -1,0 +1,54 @@
+"""The process that stays and grants gangs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...bus.lifecycle.process import run_until_left
+from ...bus.port.bus import BucketSettings, Bus
+from ...coordinator.service import Coordinator
+from ...coordinator.service_settings import ShellSettings
+from ...coordinator.settings import CoordinatorSettings
+from ...coordinator.sharding.shards import WHOLE, Shard
+from ..console.children import tied_to_parent
+from ..console.options import Connection
+from ..console.session import open_bus, telemetry
+
+
+async def serve_coordinator(
+    connection: Connection, settings: CoordinatorSettings, shell: ShellSettings, shard: Shard = WHOLE
+) -> None:
+    """Lead or stand by until a signal; a leader then gives way at once.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server, no storage.
+        ShardConflict: other coordinators keep some of the shard's pools.
+    """
+    async with telemetry("gangline-coordinator"), open_bus(connection, "gangline coordinator") as bus:
+        coordinator = Coordinator(
+            bus=bus,
+            names=connection.names,
+            settings=settings,
+            shell=shell,
+            shard=shard.name or None,
+            pools=shard.pools,
+        )
+        ends: set[asyncio.Task[None]] = set()
+
+        def end() -> bool:
+            ends.add(asyncio.get_running_loop().create_task(coordinator.stop()))
+            return True
+
+        async def life() -> None:
+            async with coordinator:
+                await coordinator.wait_closed()
+
+        with tied_to_parent(end):
+            await run_until_left(bus, life(), finish=end, stop=end)
+        await asyncio.gather(*ends)
+
+
+def open_coordinator(bus: Bus, connection: Connection) -> Coordinator:
+    """A coordinator on a bus that is open already; for `async with`."""
+    return Coordinator(bus=bus, names=connection.names, shell=ShellSettings(bucket=BucketSettings.from_environment()))

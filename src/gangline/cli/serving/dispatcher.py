@@ -1,0 +1,46 @@
+"""The process that stays and runs durable tasks."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...bus.lifecycle.process import run_until_left
+from ...bus.port.bus import BucketSettings, Bus
+from ...dispatcher.durable.service import Dispatcher
+from ...dispatcher.durable.settings import DispatcherSettings
+from ..console.children import tied_to_parent
+from ..console.options import Connection
+from ..console.session import open_bus, telemetry
+
+
+async def serve_dispatcher(connection: Connection, settings: DispatcherSettings) -> None:
+    """Run tasks until a signal; the queues are then handed over.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server, no storage.
+    """
+    async with telemetry("gangline-dispatcher"), open_bus(connection, "gangline dispatcher") as bus:
+        dispatcher = _dispatcher(bus, connection, settings)
+        ends: set[asyncio.Task[None]] = set()
+
+        def end() -> bool:
+            ends.add(asyncio.get_running_loop().create_task(dispatcher.stop()))
+            return True
+
+        async def life() -> None:
+            async with dispatcher:
+                await dispatcher.wait_closed()
+
+        with tied_to_parent(end):
+            await run_until_left(bus, life(), finish=end, stop=end)
+        await asyncio.gather(*ends)
+
+
+def open_dispatcher(bus: Bus, connection: Connection) -> Dispatcher:
+    """A dispatcher on a bus that is open already; for `async with`."""
+    return _dispatcher(bus, connection, DispatcherSettings())
+
+
+def _dispatcher(bus: Bus, connection: Connection, settings: DispatcherSettings) -> Dispatcher:
+    return Dispatcher(bus, names=connection.names, settings=settings, bucket=BucketSettings.from_environment())

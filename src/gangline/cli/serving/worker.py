@@ -1,0 +1,87 @@
+"""The processes that stay: a worker, a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+from ...bus.lifecycle.process import run_until_left
+from ...bus.port.bus import BucketSettings, Bus, StorageUnavailable
+from ...dispatcher.gateway.gateway import Gateway
+from ...dispatcher.gateway.settings import GatewaySettings
+from ...dispatcher.routing.settings import RouterSettings
+from ...worker.pool.pool import Pool
+from ...worker.service import Worker, run_worker
+from ...worker.settings import WorkerSettings
+from ..console.children import tied_to_parent
+from ..console.options import Connection
+from ..console.session import open_bus, open_ledger, telemetry
+from .journal import journal_file
+
+
+async def serve_worker(
+    pool: Pool, connection: Connection, settings: WorkerSettings, *, journal: Path | None = None
+) -> None:
+    """Serve until drained: by a signal, by `gangline drain`, or because another process took the id.
+
+    The first SIGTERM or SIGINT drains, a second one stops at once.
+
+    Raises:
+        WorkerIdTaken: another living worker has the id.
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server, no storage.
+    """
+    with journal_file(journal) as sink:
+        async with telemetry("gangline-worker"), open_bus(connection, f"gangline worker {pool.name}") as bus:
+            worker = Worker(pool, bus=bus, names=connection.names, settings=settings, journal=sink)
+            with tied_to_parent(lambda: worker.begin_drain(0.0)):
+                await run_worker(worker)
+
+
+async def serve_gateway(connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> None:
+    """Answer calls until a signal. The first one lets what is under way finish, a second one ends it.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        Unavailable: no server, or one without JetStream.
+    """
+    async with telemetry("gangline-gateway"), open_bus(connection, "gangline gateway") as bus:
+        gateway = _gateway(bus, connection, settings, router_settings)
+        ends: set[asyncio.Task[None]] = set()
+
+        begun = False
+
+        def end(grace_s: float | None) -> bool:
+            if not begun:
+                return False
+            ends.add(asyncio.get_running_loop().create_task(gateway.stop() if grace_s == 0 else gateway.drain(grace_s)))
+            return True
+
+        async def life() -> None:
+            nonlocal begun
+            # Storage that does not answer just now will; a server without JetStream never does.
+            with contextlib.suppress(StorageUnavailable):
+                await open_ledger(bus, connection)
+            begun = True
+            async with gateway:
+                await gateway.wait_closed()
+
+        with tied_to_parent(lambda: end(0)):
+            await run_until_left(bus, life(), finish=lambda: end(None), stop=lambda: end(0))
+        await asyncio.gather(*ends)
+
+
+def open_gateway(bus: Bus, connection: Connection) -> Gateway:
+    """A gateway on a bus that is open already; for `async with`."""
+    return _gateway(bus, connection, GatewaySettings(), RouterSettings())
+
+
+def _gateway(bus: Bus, connection: Connection, settings: GatewaySettings, router_settings: RouterSettings) -> Gateway:
+    return Gateway(
+        bus,
+        names=connection.names,
+        settings=settings,
+        router_settings=router_settings,
+        bucket=BucketSettings.from_environment(),
+    )

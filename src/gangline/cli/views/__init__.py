@@ -1,0 +1,1 @@
+"""Tables and texts about workers, gangs, tasks and routes."""

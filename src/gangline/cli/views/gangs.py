@@ -1,0 +1,150 @@
+"""Gangs, sets and obstacles for people."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...schemas.messages.gangs import GangReply, WhyReply
+from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangState
+from ...schemas.text import count_of
+from ..console.output import duration, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_STYLES = {
+    "formed": "green",
+    "formed, starting": "yellow",
+    "queued": "yellow",
+    "retiring": "cyan",
+    "tearing_down": "red",
+    "ended": "dim",
+}
+
+
+def _size(gang: GangReply) -> str:
+    return str(gang.size) if gang.sizes is None else f"{gang.size} of {gang.sizes[0]}..{gang.sizes[1]}"
+
+
+def gangs_table(gangs: Sequence[GangReply]) -> Table:
+    now = time.time()
+    lines = [
+        (
+            gang.id,
+            _state(gang),
+            _size(gang),
+            str(gang.generation),
+            str(gang.restarts),
+            str(gang.priority),
+            " ".join(sorted({f"{seat.pool}.{seat.worker}" for seat in gang.seats})),
+            gang.gangset or gang.owner,
+            duration(now - gang.created_at) if gang.created_at else "",
+            gang.reason,
+        )
+        for gang in gangs
+    ]
+    columns = ["GANG", "STATE", "SIZE", "GEN", "RESTARTS", "PRIO", "WORKERS", "OWNER", "AGE", "REASON"]
+    if not any(gang.reason for gang in gangs):
+        columns.pop()  # room for the others: few gangs have restarted or ended
+    return table(
+        columns,
+        [line[: len(columns)] for line in lines],
+        right=("SIZE", "GEN", "RESTARTS", "PRIO", "AGE"),
+        whole=("GANG",),
+    )
+
+
+def seats_table(gang: GangReply) -> Table:
+    lines = [
+        (
+            str(seat.rank) if seat.part == 0 else f"{seat.rank}+{seat.part}",
+            f"{seat.pool}.{seat.worker}",
+            str(seat.slots),
+            "/".join(part for part in (seat.zone, seat.node) if part),
+            seat.address,
+            seat.token,
+            str(seat.epoch),
+        )
+        for seat in gang.seats
+    ]
+    return table(
+        ("RANK", "WORKER", "SLOTS", "PLACE", "ADDRESS", "TOKEN", "EPOCH"),
+        lines,
+        right=("RANK", "SLOTS"),
+        whole=("WORKER", "TOKEN"),
+    )
+
+
+def summary(gang: GangReply) -> str:
+    """One gang in a line or two."""
+    parts = [f"gang {gang.id} is {_word(gang)}", f"size {_size(gang)}", f"generation {gang.generation}"]
+    if gang.fence:
+        parts.append(f"fence {gang.fence}")
+    if gang.rendezvous is not None:
+        parts.append(f"rendezvous {gang.rendezvous.host}:{gang.rendezvous.port}")
+    if gang.restarts:
+        parts.append(f"{count_of(gang.restarts, 'restart')} ({count_of(gang.failures, 'failure')})")
+    if gang.lost:
+        parts.append(f"rank {', '.join(map(str, gang.lost))} lost and being replaced")
+    if gang.reason:
+        parts.append(f"last because of {gang.reason}")
+    return ", ".join(parts)
+
+
+def sets_table(sets: Sequence[tuple[str, GangSetRecord, list[GangReply] | None]]) -> Table:
+    """`None` for the gangs: no coordinator could be asked."""
+    lines = []
+    for name, record, gangs in sets:
+        formed = "?" if gangs is None else str(sum(gang.state == "formed" for gang in gangs))
+        spec = record.gang
+        shape = " + ".join(
+            f"{bundle.count} x {' + '.join(f'{part.slots} {part.pool}' for part in bundle.parts)}"
+            for bundle in spec.bundles
+        )
+        lines.append((name, f"{formed}/{record.gangs}", str(spec.size), shape, spec.strategy.value, record.route.value))
+    return table(("SET", "FORMED", "SIZE", "SLOTS", "STRATEGY", "ROUTE"), lines, right=("FORMED", "SIZE"))
+
+
+def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None) -> list[str]:
+    """How a set fares, in sentences."""
+    if status is None:
+        return [f"{name} is declared, and no coordinator has said how it fares"]
+    lines = [f"{name} is {status.state.value}" + (f": {status.reason}" if status.reason else "")]
+    wanted = f"{count_of(record.gangs, 'gang')} wanted"
+    lines.append(f"{wanted}, {status.formed} formed, {status.ready} ready, {status.old} old")
+    if status.stopped:
+        lines.append(f"'gangline gangset rollback {name}' declares what serves; applying it again tries again")
+    return lines
+
+
+def why_lines(why: WhyReply) -> list[str]:
+    """What a gang waits for, in sentences."""
+    place = "" if why.place is None else f", number {why.place + 1} in the queue"
+    lines = [f"gang {why.id} is {why.step}{place}", *(f"  {lack}" for lack in why.lacks)]
+    for worker, slots in why.target.items():
+        kept = why.kept.get(worker, 0)
+        lines.append(
+            f"{worker}: {slots} slot{'s'[: slots != 1]} wanted" + (f", {kept} kept for it already" if kept else "")
+        )
+        for item in why.obstacles:
+            if f"{item.pool}.{item.worker}" != worker:
+                continue
+            who = f"{item.holder} ({item.owner})" if item.owner else item.holder
+            verb = "have" if item.holder == "tasks" else "has"
+            ends = "" if item.ends_in_s is None else f", ends in {duration(item.ends_in_s)} if not renewed"
+            lines.append(f"  {who} {verb} {item.slots} slot{'s'[: item.slots != 1]}{ends}")
+    return lines
+
+
+def _state(gang: GangReply) -> str:
+    word = _word(gang)
+    return f"[{_STYLES.get(word, _STYLES.get(gang.state.value, 'white'))}]{word}[/]"
+
+
+def _word(gang: GangReply) -> str:
+    """Its step; of a formed one also whether its members have started, where the coordinator says so."""
+    if gang.step != GangState.FORMED.value or gang.ready is None:
+        return gang.step
+    return f"{gang.step}, {'ready' if gang.ready else 'starting'}"

@@ -1,0 +1,232 @@
+"""Submitted tasks, queues and dead letters, for people."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.markup import escape
+
+from ...dispatcher.jobs.dead_letters import DeadLetter
+from ...schemas.records.jobs import (
+    FailedTry,
+    JobEvent,
+    JobFailure,
+    JobInfo,
+    JobProgress,
+    JobState,
+    QueueStats,
+    WhyReply,
+)
+from ..console.output import duration, table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LINE: Final = 100
+"""Longest error in a table."""
+_SHORT: Final = 8
+"""So much of a dispatcher's id tells it from others in a table; `queue show` and --json have all of it."""
+_NOBODY: Final = "nobody: start 'gangline dispatcher'"
+
+
+def _fields(fields: Sequence[tuple[str, str | None]]) -> Iterator[str]:
+    """Names and values, one to a line; those without a value are left out."""
+    for name, value in fields:
+        if value:
+            yield f"{name:<11}{value}"
+
+
+def job_lines(info: JobInfo) -> Iterator[str]:
+    """What is known of a job."""
+    attempts = f", attempt {info.attempts}" if info.attempts and info.state is JobState.RUNNING else ""
+    tried = f", {_times(info.attempts)} so far" if info.attempts and info.state is JobState.WAITING else ""
+    ended = f" after {_times(info.attempts)}" if info.state is JobState.DEAD else ""
+    yield from _fields(
+        (
+            ("job", info.job),
+            ("task", f"{info.endpoint}.{info.method}" if info.method else info.endpoint),
+            ("state", f"{info.state.value}{attempts}{tried}{ended}"),
+            ("reason", info.reason),
+            ("worker", info.worker),
+            ("error", None if info.error is None else _one_line(info.error)),
+            ("submitted", _ago(info.submitted_at)),
+            ("started", _ago(info.started_at)),
+            ("next", None if info.next_try_at is None else _until(info.next_try_at)),
+            ("priority", str(info.priority) if info.priority else None),
+            ("key", info.key),
+            ("sequence", None if info.sequence is None else str(info.sequence)),
+        )
+    )
+    yield from _tries(info.tries)
+
+
+def _tries(tries: Sequence[FailedTry]) -> Iterator[str]:
+    """Those that failed, each on a line."""
+    for each in tries:
+        took = "" if each.started_at is None else f" after {duration(max(0.0, each.ended_at - each.started_at))}"
+        where = f" on {each.worker}" if each.worker else ""
+        error = "" if each.error is None else f": {_one_line(each.error)}"
+        yield f"{'attempt':<11}{each.attempt} failed {_ago(each.ended_at)}{where}{took}{error}"
+
+
+def event_line(event: JobEvent | JobProgress) -> str:
+    """One thing that happened to a job."""
+    at = f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S.%f}"[:-3]
+    if isinstance(event, JobProgress):
+        return f"{at}  progress   {json.dumps(event.value, ensure_ascii=False, default=str)}"
+    parts = [f"attempt {event.attempt}" if event.attempt else "", event.worker, event.reason or ""]
+    parts.append("" if event.error is None else _one_line(event.error))
+    return f"{at}  {event.state.value:<9}  {'  '.join(part for part in parts if part)}".rstrip()
+
+
+def why_lines(why: WhyReply) -> Iterator[str]:
+    """What a job waits for."""
+    info = why.job
+    where = f" on {info.worker}" if info.worker and info.state is JobState.RUNNING else ""
+    yield f"{info.job} ({info.endpoint}.{info.method}) is {info.state.value}{where}"
+    if why.position is not None:
+        yield "it is next" if why.position == 0 else f"{why.position} of its queue go before it"
+    for obstacle in why.obstacles:
+        until = f", until {_until(obstacle.until)}" if obstacle.until is not None else ""
+        who = f" ({', '.join(obstacle.jobs)})" if obstacle.jobs else ""
+        yield f"- {obstacle.text.rstrip('.')}{who}{until}"
+
+
+def queues_table(queues: Sequence[QueueStats]) -> Table:
+    lines = [
+        (
+            queue.endpoint,
+            str(queue.depth),
+            str(queue.running),
+            str(queue.waiting),
+            str(queue.blocked),
+            f"{queue.credit}/{queue.leased}",
+            "" if queue.oldest_s is None else duration(queue.oldest_s),
+            str(queue.done),
+            str(queue.dead),
+            queue.dispatcher[:_SHORT] or "[red]nobody[/]",
+        )
+        for queue in queues
+    ]
+    columns = ("QUEUE", "DEPTH", "RUN", "WAIT", "BLOCKED", "CREDIT", "OLDEST", "DONE", "DEAD", "BY")
+    return table(columns, lines, right=columns[1:-1])
+
+
+def queue_lines(queue: QueueStats) -> Iterator[str]:
+    """One queue."""
+    had = bool(queue.dispatcher)
+    return _fields(
+        (
+            ("queue", queue.endpoint),
+            ("dispatcher", queue.dispatcher or _NOBODY),
+            ("since", _ago(queue.since) if had and queue.since else None),
+            ("depth", str(queue.depth)),
+            ("seen", str(queue.seen) if had else None),
+            ("running", str(queue.running) if had else None),
+            ("waiting", str(queue.waiting) if had else None),
+            ("blocked", str(queue.blocked) if had else None),
+            ("credit", f"{queue.credit} of {queue.leased} leased slots are free" if had else None),
+            ("oldest", None if queue.oldest_s is None else duration(queue.oldest_s)),
+            ("done", str(queue.done) if had else None),
+            ("dead", str(queue.dead) if had else None),
+            ("retried", str(queue.retried) if had else None),
+        )
+    )
+
+
+# -- dead letters -------------------------------------------------------------------------------------------------
+
+
+def letters_table(letters: Sequence[DeadLetter]) -> Table:
+    now = time.time()
+    lines = [
+        (
+            letter.job,
+            letter.target,
+            letter.reason,
+            str(letter.attempts),
+            duration(now - letter.dead_at),
+            "" if letter.error is None else escape(_one_line(letter.error)[:_LINE]),
+        )
+        for letter in letters
+    ]
+    columns = ("JOB", "TASK", "REASON", "ATTEMPTS", "AGE", "LAST ERROR")
+    return table(columns, lines, right=("ATTEMPTS", "AGE"), whole=("JOB",))
+
+
+def letter_lines(letter: DeadLetter) -> Iterator[str]:
+    """One dead letter, its traceback last."""
+    error = letter.error
+    yield from _fields(
+        (
+            ("job", letter.job),
+            ("task", letter.target),
+            ("reason", letter.reason),
+            ("attempts", str(letter.attempts)),
+            ("died", _ago(letter.dead_at)),
+            ("arguments", _shown(letter.arguments)),
+            ("error", None if error is None else _one_line(error)),
+            ("trace", letter.trace),
+            ("letter", str(letter.sequence)),
+        )
+    )
+    yield from _tries(letter.tries)
+    traceback = "" if error is None else str(error.details.get("traceback", ""))
+    if traceback:
+        yield ""
+        yield traceback.rstrip()
+
+
+def letter_json(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "job": letter.job,
+        "endpoint": letter.endpoint,
+        "method": letter.method,
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "error": None if letter.error is None else letter.error.model_dump(mode="json"),
+        "dead_at": letter.dead_at,
+        "sequence": letter.sequence,
+        "subject": letter.subject,
+        "arguments": _plain(letter.arguments),
+        "tries": [each.model_dump(mode="json") for each in letter.tries],
+        "headers": dict(letter.headers),
+        "trace": letter.trace,
+    }
+
+
+# -- words --------------------------------------------------------------------------------------------------------
+
+
+def _one_line(error: JobFailure) -> str:
+    kind = str(error.details.get("type", "")) or error.code
+    text = " ".join(error.message.split())
+    return text if kind in text else f"{kind}: {text}"
+
+
+def _times(attempts: int) -> str:
+    return f"{attempts} attempt{'' if attempts == 1 else 's'}"
+
+
+def _ago(at: float | None) -> str | None:
+    return None if at is None else f"{duration(time.time() - at)} ago"
+
+
+def _until(at: float) -> str:
+    left = at - time.time()
+    moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}Z"
+    return f"{moment}, in {duration(left)}" if left > 0 else f"{moment}, now"
+
+
+def _plain(value: Any) -> Any:
+    from ...schemas.wire.codec import from_json, to_json
+
+    return from_json(to_json(value))
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else json.dumps(_plain(value), ensure_ascii=False)

@@ -1,0 +1,139 @@
+"""Simulated coordinators, and the operator who declares standing sets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from ....bus.memory.connection import MemoryBus
+from ....bus.port.bus import BucketSettings
+from ....coordinator.service import Coordinator, CoordinatorState
+from ....coordinator.service_settings import ShellSettings
+from ....coordinator.settings import CoordinatorSettings
+from ....schemas.errors.base import GanglineError
+from ....schemas.names import Names
+from ..plan.gang_plan import SetStep
+from .processes import Process
+
+if TYPE_CHECKING:
+    from ..world import World
+
+LOOK_S = 0.5
+_RETRY_S = 0.2
+_LOOK_AGAIN_S = 1.0
+_LOOKS = 3
+
+
+class CoordinatorProcess(Process):
+    """A coordinator with one name; many processes in turn."""
+
+    def __init__(self, world: World, name: str, starve_after_s: float) -> None:
+        super().__init__(world, name)
+        self.coordinator: Coordinator | None = None
+        self._starve_after_s = starve_after_s
+        self._leads_since: float | None = None
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world, node = self.world, self.node
+        coordinator = Coordinator(
+            bus=bus,
+            names=world.names,
+            settings=CoordinatorSettings(starve_after_s=self._starve_after_s),
+            shell=ShellSettings(node=f"host-{self.name}"),
+            ambient=world.ambient(node),
+        )
+        world.instances[node] = coordinator.instance
+        self.coordinator = coordinator
+        await coordinator.start()
+        world.trace.note(node, "stands by")
+        await coordinator.wait_closed()
+
+    @property
+    def leads(self) -> bool:
+        return self.coordinator is not None and self.coordinator.state is CoordinatorState.LEADING
+
+    @property
+    def gangs(self) -> int:
+        """Gangs in its books."""
+        return 0 if self.coordinator is None else int(self.coordinator.statistics().gangs.get("gangs", 0))
+
+    def look(self) -> None:
+        """Compare its queue with the time, as long as nothing befalls it."""
+        world, now = self.world, self.world.now()
+        if not self.leads or self.frozen or (self.bus is not None and not self.bus.connected):
+            self._leads_since = None
+            return
+        befell = world.troubles.befell(self.name, now - LOOK_S) or world.troubles.delayed(now - LOOK_S)
+        if self._leads_since is None or befell:
+            self._leads_since = now
+        assert self.coordinator is not None and self.coordinator.term is not None
+        world.gangs.look_at_queue(self.coordinator.term.core.gangs(), since=self._leads_since)
+
+    def kill(self) -> None:
+        self.coordinator = None
+        self._leads_since = None
+        super().kill()
+
+
+class Operator:
+    """Declares sets over a connection of its own, and repeats what storage did not take."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._declared: dict[str, SetStep] = {}
+        self._bus: MemoryBus | None = None
+
+    @property
+    def sets(self) -> list[str]:
+        """Those that are declared now."""
+        return [name for name, step in self._declared.items() if step.record is not None]
+
+    @property
+    def declared(self) -> list[SetStep]:
+        """The newest word on each set."""
+        return list(self._declared.values())
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """How many gangs each set shall have."""
+        return {name: step.gangs for name, step in self._declared.items()}
+
+    def declare(self, step: SetStep) -> None:
+        """From now on it is so."""
+        self._declared[step.name] = step
+        self._world.loop.spawn("operator", self._write(step), name=f"declare {step.name}")
+
+    def again(self) -> None:
+        """A server that lost its memory may have lost the declarations: write them again."""
+        for step in list(self._declared.values()):
+            self.declare(step)
+
+    def delete_all(self) -> None:
+        """No set is wanted any more."""
+        for name in self.sets:
+            self.declare(SetStep(at_s=0.0, name=name, gangs=0, record=None))
+
+    async def _write(self, step: SetStep) -> None:
+        """Until it has stood for a moment: a leader whose server lost its memory writes again what it knows, perhaps
+        over this."""
+        world, key = self._world, Names.gangset_key(step.name)
+        stood = 0
+        while self._declared[step.name] is step and stood < _LOOKS:
+            try:
+                if self._bus is None:
+                    self._bus = world.hub.connect("operator")
+                kv = await self._bus.bucket(world.names.ledger_bucket, BucketSettings())
+                found = await kv.get(key)
+                stood += 1
+                if (None if found is None else found.value.decode()) != step.record:
+                    stood = 0
+                    world.trace.note("operator", f"{step.name} is declared: {step.record}")
+                    if step.record is None:
+                        await kv.delete(key)
+                    else:
+                        await kv.put(key, step.record.encode())
+            except GanglineError as error:
+                world.trace.note("operator", f"{step.name} was not declared: {error.code}")
+                await asyncio.sleep(_RETRY_S)
+            else:
+                await asyncio.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,129 @@
+"""Simulated dispatchers, and the operator who sets routes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from ....bus.memory.connection import MemoryBus
+from ....dispatcher.durable.queue.queue_runner import Queue
+from ....dispatcher.durable.service import Dispatcher, DispatcherState
+from ....dispatcher.durable.settings import DispatcherSettings
+from ....dispatcher.jobs.storage import TaskStorage
+from ....dispatcher.pools.pool import RoutedPool
+from ....dispatcher.routing.settings import RouterSettings
+from ....schemas.errors.base import GanglineError
+from ...loop import node_context
+from ..plan.durable_plan import INLINE_BYTES, UNKNOWN_AFTER_S, RouteStep
+from .processes import Process
+
+if TYPE_CHECKING:
+    from ..world import World
+
+STORAGE = TaskStorage()
+UNCONFIRMED_AFTER_S = 1.0
+"""Durable tasks wait for the ledger however soon calls are given up."""
+_RETRY_S = 0.1
+
+
+class DispatcherProcess(Process):
+    """A dispatcher of durable tasks with one name; many processes in turn."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.dispatcher: Dispatcher | None = None
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world, node = self.world, self.node
+        traffic = world.plan.durable
+        assert traffic is not None
+        settings = DispatcherSettings(
+            node=f"host-{self.name}",
+            unknown_after_s=UNKNOWN_AFTER_S,
+            age_step_s=traffic.age_step_s,
+            result_inline_bytes=INLINE_BYTES,
+        )
+        dispatcher = Dispatcher(
+            bus,
+            names=world.names,
+            settings=settings,
+            router_settings=RouterSettings(unconfirmed_after_s=UNCONFIRMED_AFTER_S),
+            tasks=STORAGE,
+            ambient=world.ambient(node),
+        )
+        self.dispatcher = dispatcher
+        await dispatcher.start()
+        world.trace.note(node, "runs durable tasks")
+        await dispatcher.wait_closed()
+        world.trace.note(node, "has left")
+
+    @property
+    def running(self) -> bool:
+        """It runs, and nothing is about to change that."""
+        return (
+            self.dispatcher is not None
+            and self.dispatcher.state is DispatcherState.RUNNING
+            and self.bus is not None
+            and not self.frozen
+        )
+
+    @property
+    def queues(self) -> dict[str, Queue]:
+        """Those that it has, as it sees it."""
+        return {} if self.dispatcher is None else self.dispatcher.queues
+
+    def routed(self) -> Iterable[RoutedPool]:
+        return () if self.dispatcher is None else self.dispatcher.router.pools.values()
+
+    def stop(self) -> None:
+        """As an operator's SIGTERM does: it hands its queues over and leaves."""
+        dispatcher = self.dispatcher
+        if dispatcher is None or dispatcher.state is not DispatcherState.RUNNING:
+            return
+        self.world.loop.call_soon(
+            lambda: self.world.loop.create_task(dispatcher.stop(), name=f"stop of {self.node}"),
+            context=node_context(self.node),
+        )
+
+    def kill(self) -> None:
+        self.dispatcher = None
+        super().kill()
+
+
+class RouteOperator:
+    """Writes routes over a connection of its own, and repeats what storage did not take."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._newest: dict[str, RouteStep] = {}
+        self._bus: MemoryBus | None = None
+        self._writing = 0
+
+    @property
+    def busy(self) -> bool:
+        """Something is not written yet."""
+        return self._writing > 0
+
+    def write(self, step: RouteStep) -> None:
+        """From now on this is the route, but for those that are written later."""
+        self._newest[step.endpoint] = step
+        self._writing += 1
+        self._world.loop.spawn("operator", self._write(step), name=f"route of {step.endpoint}")
+
+    async def _write(self, step: RouteStep) -> None:
+        world = self._world
+        try:
+            while self._newest[step.endpoint] is step:
+                try:
+                    if self._bus is None:
+                        self._bus = world.hub.connect("operator")
+                    kv = await self._bus.bucket(world.names.routes_bucket, STORAGE.bucket)
+                    await kv.put(step.endpoint, step.route.model_dump_json().encode())
+                except GanglineError:
+                    await asyncio.sleep(_RETRY_S)
+                else:
+                    world.trace.note("operator", f"route of {step.endpoint}: {step.route.model_dump_json()}")
+                    return
+        finally:
+            self._writing -= 1

@@ -1,0 +1,380 @@
+"""Simulated processes: each start is a new node of the loop, with a connection and chance of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ....bus.memory.connection import MemoryBus
+from ....dispatcher.client.client import Client
+from ....dispatcher.leases.lease import Lease
+from ....dispatcher.leases.selection import Selection
+from ....dispatcher.pools.pool import RoutedPool
+from ....schemas.errors.base import GanglineError
+from ....schemas.wire.frames import Load
+from ....worker.service import Worker
+from ....worker.settings import WorkerSettings
+from ...loop import node_context
+from ..calls.slots import WorkerModel
+from ..plan.durable_plan import JobStep
+from ..plan.gang_plan import GangStep
+from ..plan.plan import Accident, Event, Step, WorkerPlan
+from .durable_steps import JobStepRunner
+from .gang_steps import GangStepRunner
+from .steps import StepRunner
+from .tasks import SIM_POOLS
+
+if TYPE_CHECKING:
+    from ..world import World
+
+DRAIN_GRACE_S = 3.0
+RESTART_S = 0.5
+"""What a process manager waits before it starts again what ended."""
+
+AnyStep = Step | GangStep | JobStep
+
+
+class Runner(Protocol):
+    """Plays one step."""
+
+    async def run(self) -> None: ...
+
+
+class Process(ABC):
+    """Something that is started, frozen, thawed, killed, and started again as another."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.node = ""
+        self.bus: MemoryBus | None = None
+        """Its connection; None while it is down."""
+        self._starts = 0
+        self._running: asyncio.Task[None] | None = None
+        self._restart: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """A new process of that name."""
+        if self.bus is not None:
+            return
+        self._starts += 1
+        self.node = f"{self.name}.{self._starts}"
+        self.world.trace.note("sim", f"{self.node} starts")
+        self.world.give_clock(self.name, self.node)
+        self._running = self.world.loop.spawn(self.node, self._run(), name=f"main of {self.node}")
+
+    async def _run(self) -> None:
+        try:
+            self.bus = self.world.hub.connect(self.node)
+            await self._main(self.bus)
+        except GanglineError as error:
+            self.world.trace.note(self.node, f"ends: {type(error).__name__}: {error}")
+        except Exception as error:
+            self.world.checker.fail("error", f"{self.node} died of {error!r}")
+            raise
+        if self.bus is not None:
+            await self.bus.close()
+            self.bus = None
+        self._ended()
+
+    def _ended(self) -> None:
+        """By itself: it is started again."""
+        self._restart = self.world.loop.call_later(RESTART_S, self.start, context=self.world.context)
+
+    @abstractmethod
+    async def _main(self, bus: MemoryBus) -> None:
+        """The process, from its start to its own end."""
+
+    @property
+    def frozen(self) -> bool:
+        return self.world.loop.frozen(self.node)
+
+    def crash(self) -> None:
+        """As SIGKILL does. It stays down until `start`."""
+        self.kill()
+        self.world.trace.note("sim", f"{self.node} is dead")
+
+    def kill(self) -> None:
+        """It does nothing any more, and its connection is gone."""
+        self.world.loop.crash(self.node)
+        if self._restart is not None:
+            self._restart.cancel()
+        if self.bus is not None:
+            self.world.hub.kill(self.bus)
+            self.bus = None
+
+    def freeze(self) -> None:
+        self.world.loop.freeze(self.node)
+
+    def thaw(self) -> None:
+        self.world.loop.thaw(self.node)
+
+
+class _OlderWorker(Worker):
+    """As of a version that knew no channels."""
+
+    def _channel_of(self, instance: str) -> str:
+        return ""
+
+
+class WorkerProcess(Process):
+    """A worker with one name; many processes in turn."""
+
+    def __init__(self, world: World, plan: WorkerPlan) -> None:
+        super().__init__(world, plan.name)
+        self.plan = plan
+        self.worker: Worker | None = None
+        self.model: WorkerModel | None = None
+        self._first: WorkerProcess | None = None
+        """In whose place it was started."""
+        self._served = False
+        self.served_at: float | None = None
+        """Since when its present process serves; None: it does not."""
+        self._displaced = False
+        """Another is started in its place."""
+
+    def twin(self) -> WorkerProcess:
+        """A second process of its id; this one is not started again."""
+        second = WorkerProcess(self.world, self.plan)
+        second._starts = self._starts
+        second._first = self
+        self._displaced = True
+        return second
+
+    def _ended(self) -> None:
+        served, self._served = self._served, False
+        if self._displaced:
+            return
+        earlier = self._first
+        while earlier is not None and earlier.bus is None:
+            earlier = earlier._first
+        if earlier is None or served:
+            super()._ended()
+        else:  # it woke while nobody had its id, and has it again
+            earlier._displaced, earlier._starts = False, self._starts
+            self.world.workers[self.name] = earlier
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world, plan, node = self.world, self.plan, self.node
+        model = WorkerModel(
+            node=node,
+            worker=plan.name,
+            checker=world.checker,
+            clock=world.clock_of(node),
+            load=self._load,
+            drain_grace_s=DRAIN_GRACE_S,
+            slots=plan.slots,
+        )
+
+        def aside() -> int:
+            gangs = worker.core.gangs
+            return gangs.keeps.slots + sum(gangs.reserved_by(leaving) for leaving in gangs.leaving)
+
+        model.aside = aside
+        model.has_id = lambda: world.has_id(worker)
+
+        def journal(record: dict[str, Any]) -> None:
+            self._journal(model, record)
+
+        worker = (Worker if plan.channel else _OlderWorker)(
+            SIM_POOLS[plan.pool],
+            bus=bus,
+            names=world.names,
+            settings=WorkerSettings(
+                id=plan.name,
+                slots=plan.slots,
+                node=plan.node or f"host-{plan.name}",
+                zone=plan.zone,
+                freeze_after_s=min(1.0, plan.heartbeat_ttl_s / 2),
+                heartbeat_s=plan.heartbeat_ttl_s / 3,
+                heartbeat_ttl_s=plan.heartbeat_ttl_s,
+                drain_grace_s=DRAIN_GRACE_S,
+                send_tracebacks=False,
+            ),
+            ambient=world.ambient(node, plan.clock_skew_s),
+            journal=journal,
+        )
+        world.models[node] = self.model = model
+        if world.plan.durable is not None and world.plan.durable.item_bytes is not None:
+            worker.core.jobs.keep_items(world.plan.durable.item_bytes)
+        self.worker = worker
+        await worker.start()
+        self._served, self.served_at = True, world.now()
+        if self._first is not None and self._first.model is not None:
+            self._first.model.successor = model
+        world.trace.note(node, f"serves {plan.pool} with {plan.slots} slots")
+        await worker.wait_closed()
+        self.served_at = None
+        model.check_turn()
+        world.checker.require(model.left, "L11", f"{node} closed without having left")
+
+    def _journal(self, model: WorkerModel, record: dict[str, Any]) -> None:
+        world, event = self.world, record["event"]
+        facts = " ".join(f"{key}={record[key]}" for key in record if key not in _USUAL)
+        slots = f"{record['running']}+{record['reserved']}/{record['total']}"
+        world.trace.note(model.node, f"journal {event} {facts} {slots}")
+        model.record(record, world.loop.ran)
+        world.gangs.journal(model.node, record)
+        token = record.get("token")
+        if token is not None and token in model.leases and model.leases[token].gang is None:
+            if event == "grant":
+                world.ledger.granted(model, model.leases[token])
+            elif event in ("use", "release", "expire", "drop"):
+                world.ledger.ended(model, model.leases[token])
+            if event == "expire" and model.draining_since is None:
+                world.holder_must_distrust(token, model.node)
+
+    def _load(self) -> Load | None:
+        return None if self.worker is None else self.worker.core.load
+
+    def look(self) -> None:
+        """Compare the models with the time."""
+        if self.model is not None and self.bus is not None:
+            self.model.look(reachable=self.bus.connected)
+
+    @property
+    def restarted(self) -> bool:
+        """Its present process is not the first of its name."""
+        return self._starts > 1
+
+    @property
+    def settled(self) -> bool:
+        """It serves, and nothing is about to change that."""
+        return self.worker is not None and self.worker.state == "serving" and self.bus is not None and not self.frozen
+
+    def operate(self, event: Event) -> None:
+        """What an operator asks of it."""
+        worker = self.worker
+        if worker is None or worker.state != "serving":
+            return
+        context = node_context(self.node)
+        if event.accident is not Accident.RESIZE:
+            self.world.loop.call_soon(worker.begin_drain, context=context)
+        else:
+            self.world.loop.call_soon(worker.resize, event.amount, context=context)
+
+    def kill(self) -> None:
+        model = self.model
+        if model is not None and model.alive:
+            model.dead = True
+            self.world.ledger.worker_died(model)
+        self.world.gangs.died(self.node)
+        self.world.jobs.died(self.node)
+        self.worker = self.served_at = None
+        super().kill()
+
+    def freeze(self) -> None:
+        super().freeze()
+        if self.model is not None:
+            self.model.froze(serving=self.worker is not None and self.worker.state in ("serving", "draining"))
+
+    def thaw(self) -> None:
+        if self.model is not None:
+            self.model.thawed()
+        self.world.gangs.thawed(self.node)
+        super().thaw()
+
+
+class ClientProcess(Process):
+    """A client with one name; many processes in turn."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.client: Client | None = None
+        self._steps: dict[asyncio.Task[None], str] = {}
+        """Steps of the present process that have not ended, and their nodes."""
+        self._waiting: list[AnyStep] = []
+        """Steps whose time came while no process was there to take them."""
+
+    async def _main(self, bus: MemoryBus) -> None:
+        world = self.world
+        client = Client(bus, names=world.names, ambient=world.ambient(self.node))
+        await client.start()
+        self.client = client
+        waiting, self._waiting = self._waiting, []
+        for step in waiting:
+            self.begin(step)
+        await asyncio.Event().wait()  # until it is killed
+
+    def begin(self, step: AnyStep) -> None:
+        """Let the present process play a step; or the next one, if there is none now."""
+        if self.client is None:
+            self._waiting.append(step)
+            return
+        runner: Runner
+        if isinstance(step, GangStep):
+            runner = GangStepRunner(self, self.client, step)
+        elif isinstance(step, JobStep):
+            runner = JobStepRunner(self, self.client, step)
+        else:
+            runner = StepRunner(self, self.client, step)
+        task = self.world.loop.spawn(self.node, self._play(runner, step), name=f"step {step.number} of {self.node}")
+        self._steps[task] = self.node
+
+    async def _play(self, runner: Runner, step: AnyStep) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        timer = None
+        if step.cancel_after_s is not None:
+            timer = self.world.loop.call_later(step.cancel_after_s, task.cancel)
+        self.world.trace.note(self.node, f"step {step.number}: {runner}")
+        try:
+            await runner.run()
+        except asyncio.CancelledError:
+            pass  # by the plan
+        except Exception as error:
+            self.world.checker.fail("error", f"step {step.number} ({step.kind}) raised {error!r}")
+        finally:
+            if timer is not None:
+                timer.cancel()
+            self._steps.pop(task, None)
+
+    @property
+    def running(self) -> bool:
+        """It takes steps."""
+        return self.client is not None and not self.frozen
+
+    @property
+    def busy(self) -> int:
+        """Steps that have not ended."""
+        return len(self._steps) + len(self._waiting)
+
+    def kill(self) -> None:
+        super().kill()
+        self.client = None
+        self._steps.clear()
+        self.world.outcomes.client_died(self.node)
+        self.world.gangs.died(self.node)
+
+    def freeze(self) -> None:
+        super().freeze()
+        self.world.outcomes.client_froze(self.node)
+
+    def thaw(self) -> None:
+        self.world.outcomes.client_thawed(self.node)
+        super().thaw()
+
+    def holds(self, holder: Lease | Selection) -> None:
+        """Note who holds a token, for the check that a holder stops trusting first."""
+        self.world.holders[holder.token] = (self.node, holder)
+
+    def routed(self) -> Iterable[RoutedPool]:
+        return () if self.client is None else self.client._router.pools.values()
+
+    def epochs(self) -> dict[str, int]:
+        """Of the workers that this client knows, by name."""
+        return {known.id.worker: known.epoch for pool in self.routed() for known in pool.core.view.workers.values()}
+
+    def counts(self) -> dict[str, int]:
+        """What this client believes to hold or to wait for; all zero at rest."""
+        if self.client is None:
+            return {}
+        statistics = self.client.statistics()
+        pools = statistics["pools"].values()
+        counts = {name: statistics[name] for name in ("holds", "in_flight", "gangs")}
+        return counts | {name: sum(pool[name] for pool in pools) for name in ("placed", "waiting")}
+
+
+_USUAL = ("t", "event", "worker", "epoch", "running", "reserved", "total")

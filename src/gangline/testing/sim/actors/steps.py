@@ -1,0 +1,188 @@
+"""What simulated clients do, one step of the plan at a time, through the public client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
+
+from ....dispatcher.client.client import Client
+from ....dispatcher.leases.lease import Lease
+from ....dispatcher.leases.selection import Selection
+from ....schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, SelectionUsed
+from ..calls.outcomes import Request, lost_worker
+from ..plan.plan import Kind, Step
+from .tasks import IDEMPOTENT, result_of
+
+if TYPE_CHECKING:
+    from .processes import ClientProcess
+
+ACQUIRE_S = 3.0
+"""Patience of those who choose or lease."""
+
+
+class StepRunner:
+    """Plays one step for one client process."""
+
+    def __init__(self, process: ClientProcess, client: Client, step: Step) -> None:
+        self._process = process
+        self._world = process.world
+        self._node = process.node
+        self._client = client
+        self._step = step
+        self._uses = 0
+
+    def __repr__(self) -> str:
+        return f"{self._step.kind} {self._step.pool}.{self._step.method} {self._step.ending}"
+
+    async def run(self) -> None:
+        """Play the step to its end. What the step itself expects (errors of requests) ends here; what it does not is
+        raised."""
+        match self._step.kind:
+            case Kind.CALL:
+                await self._call()
+            case Kind.STREAM:
+                await self._stream()
+            case Kind.DISPATCH | Kind.CHOOSE | Kind.TWICE:
+                await self._choose()
+            case Kind.LEASE | Kind.HOLD:
+                await self._lease()
+
+    # -- the kinds ------------------------------------------------------------------------------------------------
+
+    async def _call(self) -> None:
+        step = self._step
+        request = self._begin()
+        client = self._client.options(timeout_s=step.timeout_s, key=step.key)
+        await self._answer(request, client.call(f"{step.pool}.{step.method}", **self._arguments(request)))
+
+    async def _stream(self) -> None:
+        step = self._step
+        request = self._begin()
+        client = self._client.options(timeout_s=step.timeout_s, key=step.key)
+        items = client.stream(f"{step.pool}.items", **self._arguments(request), count=step.uses)
+        await self._answer(request, _collect(items), expected=list(range(step.uses)))
+
+    async def _choose(self) -> None:
+        step = self._step
+        request = self._begin(ACQUIRE_S)
+        client = self._client.options(timeout_s=ACQUIRE_S, key=step.key)
+        try:
+            async with client.choose_worker(f"{step.pool}.{step.method}") as selection:
+                self._process.holds(selection)
+                self._world.outcomes.extend(request, step.hold_s)
+                if step.hold_s:
+                    await asyncio.sleep(step.hold_s)
+                if step.kind is Kind.CHOOSE:
+                    self._world.outcomes.failed(request, "left without dispatching", may_have_started=False)
+                    return
+                self._world.outcomes.extend(request, step.timeout_s)
+                await self._dispatch(selection, request)
+        except asyncio.CancelledError:
+            self._cancelled(request)
+            raise
+        except GanglineError as error:
+            self._failed(request, error)
+
+    async def _dispatch(self, selection: Selection, request: Request) -> None:
+        step = self._step
+        await self._send(selection, request)
+        if step.kind is Kind.TWICE:
+            second = self._begin(step.timeout_s)
+            await self._send(selection, second)
+            unsent = request.outcome == second.outcome == LeaseExpired.code  # neither left this process
+            if second.outcome != SelectionUsed.code and not unsent:
+                self._world.checker.fail("L3", f"a second dispatch of {selection!r} ended as {second.outcome}")
+
+    async def _send(self, selection: Selection, request: Request) -> None:
+        step, arguments = self._step, self._arguments(request)
+        client = self._client.options(timeout_s=step.timeout_s)
+        if step.method == "items":
+            items = client.stream(selection, "items", **arguments, count=step.uses)
+            await self._answer(request, _collect(items), expected=list(range(step.uses)))
+        else:
+            await self._answer(request, client.dispatch(selection, step.method, **arguments))
+
+    async def _lease(self) -> None:
+        step = self._step
+        client = self._client.options(timeout_s=step.timeout_s, key=step.key)
+        acquiring = self._begin()
+        try:
+            async with client.lease(step.pool, slots=step.slots, ttl_s=step.ttl_s) as lease:
+                self._process.holds(lease)
+                self._world.outcomes.failed(acquiring, "leased", may_have_started=False)
+                if step.hold_s:
+                    await asyncio.sleep(step.hold_s)
+                if step.kind is Kind.LEASE:
+                    await self._use(lease)
+        except asyncio.CancelledError:
+            self._cancelled(acquiring)
+            raise
+        except GanglineError as error:
+            self._failed(acquiring, error)
+
+    async def _use(self, lease: Lease) -> None:
+        step = self._step
+        if step.together:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(step.uses):
+                    group.create_task(self._use_once(lease))
+        else:
+            for _ in range(step.uses):
+                await self._use_once(lease)
+
+    async def _use_once(self, lease: Lease) -> None:
+        request = self._begin()
+        await self._answer(request, lease.call(self._step.method, **self._arguments(request)))
+
+    # -- outcomes -------------------------------------------------------------------------------------------------
+
+    def _begin(self, timeout_s: float | None = None) -> Request:
+        step = self._step
+        self._uses += 1
+        return self._world.outcomes.begin(
+            f"r{step.number}.{self._uses}",
+            self._node,
+            idempotent=step.method in IDEMPOTENT,
+            timeout_s=step.timeout_s if timeout_s is None else timeout_s,
+        )
+
+    def _arguments(self, request: Request) -> dict[str, Any]:
+        return {"request": request.id, "duration_s": self._step.duration_s, "ending": str(self._step.ending)}
+
+    async def _answer(self, request: Request, asked: Awaitable[object], *, expected: object = None) -> None:
+        """Wait for the answer, and note what it was. Never raises but for a cancellation."""
+        try:
+            value = await asked
+        except asyncio.CancelledError:
+            self._cancelled(request)
+            raise
+        except GanglineError as error:
+            self._failed(request, error)
+        else:
+            self._note(request, "ok")
+            wanted = result_of(request.id) if expected is None else expected
+            self._world.outcomes.succeeded(request, value, wanted)
+
+    def _failed(self, request: Request, error: GanglineError) -> None:
+        if request.outcome is not None:
+            return  # the request itself was answered; this is its selection's or lease's own end
+        self._note(request, f"{error.code} (may have started: {error.may_have_started}): {error.message}")
+        if isinstance(error, DeadlineExceeded):
+            self._world.told_too_late(request)
+        outcomes = self._world.outcomes
+        outcomes.failed(request, error.code, may_have_started=error.may_have_started, lost=lost_worker(error))
+
+    def _cancelled(self, request: Request) -> None:
+        if request.outcome is None:
+            self._note(request, "cancelled")
+            self._world.outcomes.cancelled(request)
+
+    def _note(self, request: Request, text: str) -> None:
+        self._world.trace.note(self._node, f"{request.id} of step {self._step.number} ({self._step.kind}) got {text}")
+
+
+async def _collect(items: object) -> list[object]:
+    async with aclosing(cast("AsyncGenerator[object, None]", items)) as each:
+        return [item async for item in each]

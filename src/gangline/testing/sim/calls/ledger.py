@@ -1,0 +1,91 @@
+"""Law L6: what the ledger shows of leases, and when.
+
+The milliseconds hold while storage works; so they are checked only when nothing has gone wrong for a while. That a key
+does not outlive its worker is checked always. The server expires keys in whole seconds and the writer rounds up, so up
+to `ROUNDING_S` of that are not the worker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from ..checker import Checker
+from .slots import LeaseModel, WorkerModel
+
+VISIBLE_S = 0.05
+ROUNDING_S = 2.0
+QUIET_S = 10.0
+"""So long after the last accident writes may still be late: a time-out of 5 s, then retries."""
+
+
+class LedgerWatch:
+    """Compares the bucket's lease keys with the leases that workers granted."""
+
+    def __init__(
+        self,
+        checker: Checker,
+        clock: Callable[[], float],
+        keys: Callable[[], Iterable[str]],
+        still: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`still`: whether storage stands still now, so that nothing can expire."""
+        self._checker = checker
+        self._clock = clock
+        self._keys = keys
+        self._still = still
+        self._disturbed_at = -QUIET_S
+        self._disturbed = 0
+
+    def disturb(self) -> None:
+        """Something goes wrong from now on."""
+        self._disturbed += 1
+
+    def settle(self) -> None:
+        """It is over."""
+        self._disturbed -= 1
+        self._disturbed_at = self._clock()
+
+    @property
+    def quiet(self) -> bool:
+        return not self._disturbed and self._clock() - self._disturbed_at >= QUIET_S
+
+    def quiet_for(self) -> float:
+        """So many seconds have passed since the last accident was over; 0: one is not."""
+        return 0.0 if self._disturbed else self._clock() - self._disturbed_at
+
+    def granted(self, worker: WorkerModel, lease: LeaseModel) -> None:
+        """In a moment it must be visible, unless it has ended by then."""
+        if self.quiet:
+            self._later(VISIBLE_S, self._must_stand, worker, lease)
+
+    def ended(self, worker: WorkerModel, lease: LeaseModel) -> None:
+        """In a moment it must be gone."""
+        if self.quiet:
+            self._later(VISIBLE_S, self._must_be_gone, worker, lease, "50 ms after its end")
+
+    def worker_died(self, worker: WorkerModel) -> None:
+        """Its keys go by themselves."""
+        for lease in worker.living:
+            if lease.gang is not None:
+                continue  # its member record goes with the gang
+            after = max(0.0, lease.due_at - worker.clock(), lease.ttl_s) + ROUNDING_S + 0.01
+            self._later(
+                after, self._must_be_gone, worker, lease, "longer than its time to live after its worker's death"
+            )
+
+    def _must_stand(self, worker: WorkerModel, lease: LeaseModel) -> None:
+        if self.quiet and worker.alive and lease in worker.living and not self._stands(lease):
+            self._checker.fail("L6", f"{worker.node}: token {lease.token} is not in the ledger 50 ms after its grant")
+
+    def _must_be_gone(self, worker: WorkerModel, lease: LeaseModel, when: str) -> None:
+        if self._still():
+            self._later(1.0, self._must_be_gone, worker, lease, when)
+        elif (self.quiet or worker.dead) and self._stands(lease):
+            self._checker.fail("L6", f"{worker.node}: token {lease.token} is still in the ledger {when}")
+
+    def _stands(self, lease: LeaseModel) -> bool:
+        return any(key.startswith("lease.") and key.endswith(f".{lease.token}") for key in self._keys())
+
+    def _later(self, delay: float, check: Callable[..., None], *args: object) -> None:
+        asyncio.get_running_loop().call_later(delay, check, *args)

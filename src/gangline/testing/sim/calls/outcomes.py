@@ -1,0 +1,199 @@
+"""Each request ends in exactly one outcome, within its time, and is told the truth about what ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....schemas.deadline import CLOCKS_DIFFER
+from ....schemas.errors.base import GanglineError, WorkerLost
+from ..checker import Checker
+
+TOLD_S = 0.05
+"""By then a caller has heard that nobody listens: the server's word about the message, and that about the question
+which follows it."""
+HANG_SLACK_S = 0.5
+"""A caller's deadline is the caller's own clock: nothing on the way can excuse more than scheduling."""
+
+EARLY_SLACK_S = 0.05
+"""What is rounded away on the wire, at each step."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request, as its caller, the server and its task see it."""
+
+    id: str
+    node: str
+    idempotent: bool
+    begun_at: float
+    deadline_at: float
+    starts: int = 0
+    """How often its task code began to run."""
+    returns: int = 0
+    """How often it returned a value."""
+    outcome: str | None = None
+    surely_not_started: bool = False
+    """Its caller was told that nothing of it ran."""
+    sent_at: float | None = None
+    """When a message with it last reached the server."""
+    heard: bool = False
+    """Somebody listened there then who may have run it."""
+
+
+class Outcomes:
+    """All requests of a run.
+
+    Args:
+        checker: where to report.
+        clock: seconds since the beginning of the run.
+        excuses_doubt: whether something befell the way between a caller and the server, so that neither may know what
+            the other said.
+        may_be_lost: whether a worker, by name, has died, left, or been out of anybody's reach since then.
+        rate: seconds that the clock of that process counts in each second.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        clock: Callable[[], float],
+        excuses_doubt: Callable[[Request], bool],
+        may_be_lost: Callable[[str, float], bool],
+        *,
+        rate: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        self._checker = checker
+        self._clock = clock
+        self._excuses_doubt = excuses_doubt
+        self._may_be_lost = may_be_lost
+        self._rate = rate
+        self.requests: dict[str, Request] = {}
+        self._open: dict[str, Request] = {}
+        self._dead: set[str] = set()
+        self._frozen: set[str] = set()
+        self._thawed_at: dict[str, float] = {}
+
+    def begin(self, request_id: str, node: str, *, idempotent: bool, timeout_s: float) -> Request:
+        """A client asks."""
+        now = self._clock()
+        request = Request(request_id, node, idempotent, begun_at=now, deadline_at=now + timeout_s / self._rate(node))
+        if request_id in self.requests:
+            raise ValueError(f"request {request_id} begins twice: the plan is wrong")
+        self.requests[request_id] = self._open[request_id] = request
+        return request
+
+    def extend(self, request: Request, timeout_s: float) -> None:
+        """Its own time begins now: so far a slot for it was waited for."""
+        request.begun_at = self._clock()
+        request.deadline_at = request.begun_at + timeout_s / self._rate(request.node)
+
+    def reached(self, request_id: str, *, heard: bool) -> None:
+        """A message with it has reached the server. `heard`: somebody listens there who may run it."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.sent_at = self._clock()
+            request.heard |= heard
+
+    def body_started(self, request_id: str, node: str) -> None:
+        """Its task code begins to run."""
+        request = self.requests[request_id]
+        request.starts += 1
+        if request.surely_not_started:
+            self._fail(f"{request_id} starts on {node} after its caller was told that it never did: {request.outcome}")
+        if request.starts > 1 and not request.idempotent:
+            self._fail(f"{request_id} is not idempotent and starts again on {node}")
+
+    def body_returned(self, request_id: str) -> None:
+        self.requests[request_id].returns += 1
+
+    def succeeded(self, request: Request, value: object, expected: object) -> None:
+        """The caller got a result."""
+        self._end(request, "ok")
+        if value != expected:
+            self._fail(f"{request.id} got {value!r} instead of {expected!r}")
+        if not request.returns:
+            self._fail(f"{request.id} got a result, but its task never returned one ({request.starts} starts)")
+
+    def failed(self, request: Request, code: str, *, may_have_started: bool, lost: str | None = None) -> None:
+        """The caller got an error. `lost`: the name of the worker that is said to be lost."""
+        self._end(request, code)
+        if lost is not None and not self._may_be_lost(lost, request.begun_at):
+            self._checker.fail("loss", f"{request.id} was told that {lost} is lost, which lives: {code}")
+        request.surely_not_started = not may_have_started
+        if request.surely_not_started and request.starts:
+            self._fail(
+                f"{request.id} ran {request.starts} times, but its caller was told that it never started: {code}"
+            )
+        if may_have_started and request.sent_at is not None and not request.heard:
+            # Nobody listened, each time. The server says so at once.
+            late_s = self._clock() - request.sent_at
+            if late_s > TOLD_S and not self._excuses_doubt(request):
+                self._checker.fail(
+                    "doubt",
+                    f"{request.id} was sent to nobody, last {late_s:.2f} s ago, and its caller is told that it "
+                    f"may have started: {code}",
+                )
+
+    def too_late(self, request: Request) -> None:
+        """The caller is told that its deadline has passed: so it has, but for what clocks may differ."""
+        given_s, left_s = request.deadline_at - request.begun_at, request.deadline_at - self._clock()
+        if left_s > given_s * CLOCKS_DIFFER + EARLY_SLACK_S:
+            self._fail(f"{request.id} was told that its deadline has passed, {left_s:.3f} of {given_s:.3f} s before it")
+
+    def cancelled(self, request: Request) -> None:
+        """The caller cancelled it itself; anything may have run."""
+        self._end(request, "cancelled")
+
+    def client_died(self, node: str) -> None:
+        """Its open requests end with it."""
+        self._dead.add(node)
+        for request in list(self._open.values()):
+            if request.node == node:
+                request.outcome = "client died"
+                del self._open[request.id]
+
+    def client_froze(self, node: str) -> None:
+        self._frozen.add(node)
+
+    def client_thawed(self, node: str) -> None:
+        self._frozen.discard(node)
+        self._thawed_at[node] = self._clock()
+
+    def look(self) -> None:
+        """Find requests that hang."""
+        now = self._clock()
+        for request in self._open.values():
+            if request.node in self._frozen:
+                continue
+            due_at = max(request.deadline_at, self._thawed_at.get(request.node, 0.0))
+            if now > due_at + HANG_SLACK_S:
+                self._checker.fail(
+                    "hang", f"{request.id} of {request.node} has not ended {now - due_at:.2f} s too late"
+                )
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    def counts(self) -> dict[str, int]:
+        """How many requests ended how."""
+        found: dict[str, int] = {}
+        for request in self.requests.values():
+            name = request.outcome or "open"
+            found[name] = found.get(name, 0) + 1
+        return dict(sorted(found.items()))
+
+    def _end(self, request: Request, outcome: str) -> None:
+        if request.outcome is not None:
+            self._fail(f"{request.id} ended twice: {request.outcome}, then {outcome}")
+        request.outcome = outcome
+        self._open.pop(request.id, None)
+
+    def _fail(self, text: str) -> None:
+        self._checker.fail("outcome", text)
+
+
+def lost_worker(error: GanglineError) -> str | None:
+    """The name of the worker that an error says is lost with what it runs."""
+    worker = error.details.get("worker") if isinstance(error, WorkerLost) and error.may_have_started else None
+    return worker.rpartition(".")[2] if isinstance(worker, str) else None

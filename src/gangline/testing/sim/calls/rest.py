@@ -1,0 +1,109 @@
+"""Law L12: at rest the gauges, the limiters and the ledger agree, and all are zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ....schemas.records.gangs import GangSetRecord
+
+if TYPE_CHECKING:
+    from ..world import World
+
+
+async def check_rest(world: World) -> None:
+    """Nothing is asked any more: nothing may be held."""
+    fail = world.checker.fail
+    if world.outcomes.open:
+        fail("hang", f"{world.outcomes.open} requests never ended")
+    for client in world.clients.values():
+        if client.busy:
+            fail("hang", f"{client.node} still has {client.busy} steps that never ended")
+    for model in world.models.values():
+        if model.alive and model.busy:
+            fail(
+                "L12",
+                f"{model.node}: at rest {len(model.living)} leases live, {len(model.holds)} holds stand, "
+                f"{model.running} slots run, {len(model.bodies)} bodies run",
+            )
+    for key in world.ledger_keys():
+        if key.startswith("lease."):
+            fail("L12", f"at rest the ledger still has {key}")
+    for worker in world.workers.values():
+        if not worker.settled or worker.worker is None:
+            fail("hang", f"{worker.node} does not serve, though everything is healed: {worker.worker!r}")
+            continue
+        load = worker.worker.statistics().load
+        if load.running or load.reserved:
+            fail("L12", f"{worker.node}: at rest the limiter counts {load.running} running, {load.reserved} reserved")
+    _check_twins(world)
+    _check_heartbeats(world)
+    _check_coordinators(world)
+    world.gangs.check_rest(world.operator.sets)
+    for client in world.clients.values():
+        if not client.running:
+            fail("hang", f"{client.node} does not run, though everything is healed")
+        if any(client.counts().values()):
+            fail("L12", f"{client.node}: at rest it counts {client.counts()}")
+
+
+def _check_twins(world: World) -> None:
+    for worker in world.lingering:
+        other = world.workers[worker.name].node
+        world.checker.fail("hang", f"{worker.node} does not leave, though {other} has its id")
+    for client in world.clients.values():
+        if strangers := world.strangers(client):
+            unknown = ", ".join(strangers)
+            world.checker.fail("hang", f"{client.node} does not know the present epoch of {unknown}, and never will")
+
+
+def _check_heartbeats(world: World) -> None:
+    for name, beat in world.heartbeats().items():
+        if beat is None:
+            world.checker.fail("L12", f"{name}: at rest it has no heartbeat in the ledger")
+        elif beat.running or beat.reserved:
+            world.checker.fail("L12", f"{name}: at rest its heartbeat says {beat.running}+{beat.reserved} slots")
+
+
+# -- gangs ------------------------------------------------------------------------------------------------------------
+
+
+def gangs_at_rest(world: World) -> bool:
+    """As far as can be seen from outside."""
+    leading = [each for each in world.coordinators.values() if each.leads]
+    return not world.coordinators or (
+        len(leading) == 1 and not leading[0].gangs and not world.gangs.ledger.at_rest(world.operator.sets)
+    )
+
+
+def _check_coordinators(world: World) -> None:
+    if not world.coordinators:
+        return
+    leading = [each.node for each in world.coordinators.values() if each.leads]
+    if len(leading) != 1:
+        world.checker.fail("hang", f"at rest these coordinators lead: {leading}")
+    for each in world.coordinators.values():
+        if each.leads and each.gangs:
+            world.checker.fail("L12", f"{each.node}: at rest it has {each.gangs} gangs in its books")
+
+
+def sets_stand(world: World) -> bool:
+    """Each declared set has its gangs."""
+    return all(world.gangs.ledger.standing(name) == gangs for name, gangs in world.operator.wanted.items())
+
+
+def check_sets(world: World) -> None:
+    """Nothing goes wrong any more and all else has ended: the sets stand, if there is room for them."""
+    plan = world.plan.gangs
+    assert plan is not None
+    needs: dict[str, int] = {}
+    for step in world.operator.declared:
+        if step.record is not None:
+            declared = GangSetRecord.model_validate_json(step.record)
+            # No room is needed for surge: without it a replacement comes in the place of the old gang.
+            for part in (part for rank in declared.template.ranks for part in rank):
+                needs[part.pool] = needs.get(part.pool, 0) + part.slots * step.gangs
+    room = {pool: sum(m.slots for m in world.living_models(pool)) for pool in needs}
+    if sets_stand(world) or any(needs[pool] > room[pool] for pool in needs):
+        return
+    found = {name: world.gangs.ledger.standing(name) for name in world.operator.wanted}
+    world.checker.fail("hang", f"the sets shall have {world.operator.wanted} gangs and have {found}; {needs} of {room}")

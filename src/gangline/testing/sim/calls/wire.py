@@ -1,0 +1,151 @@
+"""Reads the frames that pass between clients and workers, for the checks and for the trace."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from ....bus.port.bus import Message
+from ....schemas.errors.base import MalformedMessage
+from ....schemas.wire import frames
+from ....schemas.wire.frames import Answer, Request, ReserveFlag
+from ..checker import Checker
+from ..trace import Trace
+from .slots import Terms, WorkerModel
+
+BUSY = 100
+"""Law `busy`: nobody sends one request, or asks after one job, more often than that to one worker in a second."""
+
+Asked = tuple[str, str, int]
+"""Which process was asked, the reply subject, and the id: while two processes have one id, both are asked."""
+
+
+class WireWatch:
+    """Taps the hub.
+
+    Args:
+        models: the worker process with that bus name, if it is one.
+        turn: number of the loop's present turn.
+        clock: seconds since the beginning of the run.
+        reached: told of each plain task in a message that has reached the server, and of the message's subject.
+        durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        models: Callable[[str], WorkerModel | None],
+        turn: Callable[[], int],
+        clock: Callable[[], float],
+        reached: Callable[[str, str], None],
+        durable: Callable[[str, str, str], None],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._models = models
+        self._turn = turn
+        self._clock = clock
+        self._reached = reached
+        self._durable = durable
+        self._tasks: dict[Asked, str] = {}
+        """The task's name there."""
+        self._reserves: dict[Asked, Terms] = {}
+        self._timely_renewals: set[Asked] = set()
+        self._late_renewals: dict[Asked, str] = {}
+        """Their tokens."""
+        self._sent_at: dict[tuple[str, str, object], deque[float]] = {}
+        """When a request was last sent, by worker process, sender, and what it is about."""
+
+    def on_message(self, sender: str, message: Message) -> None:
+        """Something has reached the server."""
+        # A registration names the real process; all else is the run's own.
+        self._trace.count(message.subject, b"" if ".reg." in message.subject else message.data)
+        model = self._models(sender)
+        if model is not None and message.subject.startswith("_INBOX."):
+            self._answers(model, message)
+        elif message.subject.endswith(".frames"):
+            self._sent(message)
+
+    def _sent(self, message: Message) -> None:
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage:
+            return  # told of at its delivery
+        for frame in envelope.frames:
+            request = (frame[4] or {}).get("request") if frame[0] == Request.TASK else None
+            if request is not None:
+                self._reached(request, message.subject)
+
+    def on_delivery(self, receiver: str, message: Message) -> None:
+        """Something is about to be handled."""
+        model = self._models(receiver)
+        if model is None or not message.subject.endswith(".frames"):
+            return
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage as error:
+            self._checker.fail("error", f"{receiver} got a malformed envelope: {error}")
+            return
+        for frame in envelope.frames:
+            self._asked(model, envelope, frame, message.reply)
+            name = Request(frame[0]).name.lower()
+            self._trace.note(receiver, f"<- {envelope.sender} {name} {_brief(frame)} epoch {envelope.epoch % 100000}")
+
+    def _asked(self, model: WorkerModel, envelope: frames.RequestEnvelope, frame: frames.Frame, reply: str) -> None:
+        match frame[0]:
+            case Request.TASK:
+                task_id = f"{envelope.sender}.{frame[1]}"
+                model.task_delivered(task_id, envelope.epoch, frame[6])
+                self._tasks[model.node, reply, frame[1]] = task_id
+                job = (frame[9] or {}).get("job") if len(frame) > 9 else None
+                self._busy(model, envelope, "task", job or frame[1])
+                if job is not None:
+                    self._durable(envelope.sender, model.node, job)
+            case Request.RESERVE:
+                single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
+                terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
+                model.reserve_delivered(terms, self._turn())
+                self._reserves[model.node, reply, frame[1]] = terms
+                self._busy(model, envelope, "reserve", frame[1])
+            case Request.CHECK:
+                for task_id in frame[2]:
+                    self._busy(model, envelope, "check", task_id)
+            case Request.RENEW:
+                key = (model.node, reply, frame[1])
+                if model.renewal_delivered(frame[2], frame[3] / 1000):
+                    self._timely_renewals.add(key)
+                elif key not in self._timely_renewals:  # else a duplicate: the answer may be the first one's
+                    self._late_renewals[key] = frame[2]
+            case _:
+                pass
+
+    def _busy(self, model: WorkerModel, envelope: frames.RequestEnvelope, what: str, which: object) -> None:
+        now = self._clock()
+        times = self._sent_at.setdefault((model.node, envelope.sender, (what, which)), deque(maxlen=BUSY + 1))
+        times.append(now)
+        if len(times) > BUSY and now - times[0] < 1.0:
+            self._checker.fail(
+                "busy", f"{envelope.sender} sent {what} {which} to {model.node} {BUSY} times in a second"
+            )
+
+    def _answers(self, model: WorkerModel, message: Message) -> None:
+        try:
+            envelope = frames.decode_answer(message.data)
+        except MalformedMessage:
+            return  # an answer to a plain request, which has no frames
+        for frame in envelope.frames:
+            name = Answer(frame[0]).name.lower()
+            load = "/".join(map(str, envelope.load[:3]))
+            self._trace.note(model.node, f"-> {name} {_brief(frame)} load {load} epoch {envelope.epoch % 100000}")
+            asked = (model.node, message.subject, frame[1])
+            if frame[0] == Answer.REJECTED and asked in self._tasks:
+                model.refused(self._tasks[asked], frame[2])
+            elif frame[0] == Answer.RENEWED and asked in self._late_renewals:
+                model.renewed(self._late_renewals[asked])
+            elif frame[0] == Answer.GRANTED and asked in self._reserves:
+                model.granted(frame[2], self._reserves[asked])
+
+
+def _brief(frame: frames.Frame) -> str:
+    return " ".join(str(place)[:60] for place in frame[1:] if place not in (None, {}, []))

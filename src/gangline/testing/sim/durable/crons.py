@@ -1,0 +1,140 @@
+"""What is promised of schedules: each firing is a task of its own, none comes twice, none after the schedule's end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ....bus.port.bus import StreamMessage
+from ..checker import Checker
+from ..plan.durable_plan import JobKind, JobStep
+from ..plan.troubles import Troubles
+from ..trace import Trace
+from .records import JobModel
+
+SCHEDULED_S = 1.5
+"""How long a dispatcher may take to give a schedule that came as a task to the server, also while it changes."""
+
+
+@dataclass(slots=True)
+class CronModel:
+    """One schedule."""
+
+    step: JobStep
+    publishers: set[str] = field(default_factory=set[str])
+    """Client processes that are about to store it."""
+    stored_at: float | None = None
+    ending_at: float | None = None
+    """When somebody first wanted it to end."""
+    ended_at: float | None = None
+    """When somebody was told that it has."""
+    fired: list[float] = field(default_factory=list[float])
+
+    @property
+    def period_s(self) -> int:
+        assert self.step.period_s is not None
+        return self.step.period_s
+
+    def __str__(self) -> str:
+        return f"{self.step.request} ({self.step.cron})"
+
+
+class CronWatch:
+    """All schedules of a run.
+
+    Args:
+        models: where firings are entered, as tasks of their own.
+        calm: whether nothing has gone wrong so far.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        clock: Callable[[], float],
+        troubles: Troubles,
+        models: dict[str, JobModel],
+        calm: Callable[[], bool],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._clock = clock
+        self._troubles = troubles
+        self._models = models
+        self._calm = calm
+        self._crons: dict[str, CronModel] = {}
+
+    # -- what clients do ------------------------------------------------------------------------------------------
+
+    def begins(self, step: JobStep, node: str) -> None:
+        """A client process is about to store it."""
+        self._crons.setdefault(step.request, CronModel(step)).publishers.add(node)
+
+    def stored(self, step: JobStep) -> None:
+        """Its publisher has the acknowledgement."""
+        self._crons[step.request].stored_at = self._clock()
+
+    def left(self, step: JobStep, node: str) -> None:
+        """That client process does not try any more."""
+        self._crons[step.request].publishers.discard(node)
+
+    def publishers(self, step: JobStep) -> set[str]:
+        """Who may still store it, unless it is dead."""
+        cron = self._crons.get(step.request)
+        return set() if cron is None else cron.publishers
+
+    def dooms(self, step: JobStep) -> None:
+        """Somebody wants it to end."""
+        cron = self._crons.get(step.request)
+        if cron is not None and cron.ending_at is None:
+            cron.ending_at = self._clock()
+            self._check_fired(cron, cron.ending_at)
+
+    def ended(self, step: JobStep) -> None:
+        """Somebody was told that it has."""
+        self._crons[step.request].ended_at = self._clock()
+
+    # -- what the server does -------------------------------------------------------------------------------------
+
+    def on_stored(self, message: StreamMessage) -> None:
+        """The stream of tasks has a new message."""
+        if "Nats-Scheduler" not in (message.headers or {}):
+            return
+        cron = self._crons.get(_request(message))
+        if cron is None:
+            return
+        now = self._clock()
+        self._trace.note("sim", f"{cron} fires: {message.sequence}")
+        if cron.ended_at is not None:
+            self._checker.fail("L10", f"{cron} fires {now - cron.ended_at:.3f} s after its cancellation was confirmed")
+        since = cron.fired[-1] if cron.fired else float("-inf")
+        if now - since < 0.9 * cron.period_s and not self._troubles.delayed(since):
+            self._checker.fail("L10", f"{cron} fires again after {now - since:.3f} s")
+        cron.fired.append(now)
+        request = f"{cron.step.request}@{message.sequence}"
+        self._models[request] = JobModel(
+            request=request, step=cron.step, asked_at=now, stored_at=now, job=str(message.sequence)
+        )
+
+    def firings(self) -> int:
+        return sum(len(cron.fired) for cron in self._crons.values())
+
+    def _check_fired(self, cron: CronModel, until: float) -> None:
+        """It fired as often as it should have."""
+        if cron.stored_at is None or self._troubles.delayed(cron.stored_at):
+            return
+        raw = cron.step.kind is JobKind.REPEAT_RAW
+        if raw and not self._calm():
+            return
+        stood_s = until - cron.stored_at - (SCHEDULED_S if raw else 0.0)
+        wanted = int(stood_s / cron.period_s) - 1
+        if len(cron.fired) < wanted:
+            self._checker.fail("L10", f"{cron} stood for {stood_s:.3f} s, and fired {len(cron.fired)} times")
+
+
+def _request(message: StreamMessage) -> str:
+    try:
+        return str(json.loads(message.data)["request"])
+    except (ValueError, KeyError, TypeError):
+        return ""

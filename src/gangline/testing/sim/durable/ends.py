@@ -1,0 +1,232 @@
+"""How durable tasks end: once, by a record that is the truth, with a letter if they are dead; and nothing is left."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ....bus.memory.server import MemoryHub
+from ....bus.port.bus import KvEntry, KvOperation
+from ....schemas.names import Names
+from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
+from ....schemas.wire import codec
+from ..actors.durable_tasks import job_result
+from ..checker import Checker
+from ..plan.durable_plan import UNKNOWN_AFTER_S, JobKind
+from ..plan.troubles import Troubles, pool_name
+from ..trace import Trace
+from .objects import Objects
+from .records import JobModel
+
+
+class Ends:
+    """Watches the bucket of results, and looks at what is left in the end.
+
+    Args:
+        models: by request.
+        calm: whether nothing has gone wrong so far.
+        doubling: whether messages may have come twice. A worker takes credit that comes twice for credit for the next
+            item, and forgets that.
+        bereaved: how often a dispatcher, or the server, may have forgotten something since then.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        clock: Callable[[], float],
+        hub: MemoryHub,
+        names: Names,
+        troubles: Troubles,
+        models: Mapping[str, JobModel],
+        *,
+        calm: Callable[[], bool],
+        doubling: Callable[[], bool],
+        bereaved: Callable[[float], int],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._clock = clock
+        self._hub = hub
+        self._names = names
+        self._troubles = troubles
+        self._models = models
+        self._calm = calm
+        self._doubling = doubling
+        self._bereaved = bereaved
+        self._objects = Objects(hub, names)
+        self.records: dict[str, ResultRecord] = {}
+        """By job."""
+
+    # -- what is written ------------------------------------------------------------------------------------------
+
+    def on_change(self, bucket: str, entry: KvEntry) -> None:
+        """A new revision of a key."""
+        if bucket != self._names.results_bucket or not entry.key.startswith("result."):
+            return
+        job = entry.key.partition(".")[2]
+        if entry.operation is not KvOperation.PUT:
+            self._removed(job)
+            return
+        record = ResultRecord.model_validate_json(entry.value)
+        self._trace.note("ledger", f"result of {job}: {record.state} {record.reason or ''} {record.attempts} attempts")
+        before = self.records.get(job)
+        same = before is not None and before.state is record.state is JobState.CANCELLED  # for another length of time
+        if before is not None and not same:
+            self._fail("L10", f"the result of {job} is written again: {before.state}, then {record.state}")
+        self.records[job] = record
+        model = next((each for each in self._models.values() if each.job == job), None)
+        if model is not None:
+            self.check_record(model, record)
+
+    def result_of(self, record: ResultRecord) -> Any:
+        """What a record, or the object that it names, says that the task returned."""
+        if record.object is None:
+            as_is = record.encoding != "msgpack" or not isinstance(record.result, str)
+            return record.result if as_is else codec.unpack(base64.b64decode(record.result))
+        body = self._objects.body(record.object)
+        if body is None:
+            self._fail("L10", f"the result of {record.job} should stand in the object {record.object}: it does not")
+            return None
+        return codec.unpack(body) if record.encoding == "msgpack" else json.loads(body)
+
+    def _removed(self, job: str) -> None:
+        """Right only of a dead one that is being sent anew."""
+        model = next((each for each in self._models.values() if each.job == job), None)
+        record = self.records.pop(job, None)
+        if model is None or record is None or record.state is not JobState.DEAD or not model.replaying:
+            self._fail("L10", f"the result of {job} is deleted: {record}")
+            return
+        self._trace.note("ledger", f"result of {job} removed: it is sent anew")
+        model.record, model.revived_at, model.attempts_before = None, self._clock(), record.attempts
+
+    def check_record(self, model: JobModel, record: ResultRecord) -> None:
+        """It is the truth."""
+        model.record, step = record, model.step
+        match record.state:
+            case JobState.DONE:
+                returned = [body for body in model.bodies if body.how == "returned"]
+                if record.items is not None:
+                    right = record.items == step.items and bool(returned)
+                else:
+                    wanted = [job_result(step.request, body.number, step.padding) for body in returned]
+                    right = self.result_of(record) in wanted
+                if not right:
+                    self._fail("L10", f"{model} is done with {record.result!r}, {record.items} items: never returned")
+            case JobState.CANCELLED:
+                if not model.doomed:
+                    self._fail("L10", f"{model} is cancelled, and nobody asked for it")
+            case JobState.DEAD:
+                if not self._may_die(model, record):
+                    self._fail("L10", f"{model} is dead: {record.reason} after {record.attempts}: {record.error}")
+        if record.attempts > model.most_attempts:
+            self._fail("L10", f"{model} has {record.attempts} attempts of {model.most_attempts}")
+
+    def _may_die(self, model: JobModel, record: ResultRecord) -> bool:
+        """Whether that is a reason for its death."""
+        step = model.step
+        if step.bad is not None:
+            return record.reason is step.bad.reason
+        last = record.attempts >= model.most_attempts
+        match record.reason:
+            case DeadReason.FAILED:
+                return last and any(body.how in ("raised", "stopped") for body in model.bodies)
+            case DeadReason.TIMED_OUT:
+                return last and step.timeout_s is not None
+            case DeadReason.CRASHED:
+                worker = record.worker.partition(".")[2]
+                return last and (self._troubles.befell(worker, model.asked_at) or self._bereaved(model.asked_at) > 0)
+            case DeadReason.EXPIRED:
+                # Headers count both from the publication; the SDK has the deadline begin when the time has come.
+                delay_s = 0.0 if step.kind is JobKind.PUBLISH else step.delay_s or 0.0
+                due = None if step.deadline_s is None else model.asked_at + delay_s + step.deadline_s
+                return due is not None and self._clock() > due - 0.1
+            case DeadReason.IMPOSSIBLE:
+                return step.method == "job_heavy"
+            case DeadReason.UNKNOWN_ENDPOINT:
+                # No dispatcher need have seen its pool while that was in the ledger, if it was not for long enough.
+                return self._troubles.lasted(pool_name(step.endpoint), model.asked_at, UNKNOWN_AFTER_S - 0.5)
+            case _:
+                return False
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is left in the stream or noted of tries, and nothing runs."""
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        running = any(each.running for each in self._models.values())
+        return (stream is None or not stream.messages) and not running and not self._tries()
+
+    def _tries(self) -> list[str]:
+        """What is noted of them."""
+        return [entry.key for entry in self._hub.peek(self._names.results_bucket) if entry.key.startswith("try.")]
+
+    def letters(self) -> dict[str, list[str]]:
+        """Reasons of dead letters, by job."""
+        found: dict[str, list[str]] = {}
+        stream = self._hub.streams.find(self._names.dead_stream)
+        for message in [] if stream is None else stream.messages.values():
+            given = message.headers or {}
+            found.setdefault(given["Gangline-Job"], []).append(given["Gangline-Dead-Reason"])
+        return found
+
+    def check_rest(self) -> None:
+        """Nothing is asked any more: each has ended, once, and nothing is left."""
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        for message in [] if stream is None else stream.messages.values():
+            self._fail("L10", f"at rest {message.subject} is still in the stream, at {message.sequence}")
+        for key in self._tries():
+            self._fail("L12", f"at rest {key} is still in the bucket of results")
+        letters = self.letters()
+        for model in self._models.values():
+            for body in model.running:
+                self._fail("L10", f"at rest {model} still runs on {body.node}")
+            if model.job is not None:
+                self._check_end(model, letters.get(model.job, []))
+
+    def _check_end(self, model: JobModel, letters: list[str]) -> None:
+        assert model.job is not None
+        record = self.records.get(model.job)
+        if record is not None and model.record is None:
+            self.check_record(model, record)
+        if model.replaying > model.replayed:
+            pass  # a call that was cut short may have left a letter, or the letter alone
+        elif record is None:
+            self._check_unkept(model, letters)
+        elif record.state is JobState.DEAD:
+            if letters != [str(record.reason)]:
+                self._fail("L10", f"{model} is dead of {record.reason}, and has the dead letters {letters}")
+        elif letters and self._calm():  # else whoever buried it may have been killed before it wrote the record
+            self._fail("L10", f"{model} is {record.state}, and has the dead letters {letters}")
+        if record is not None and record.items is not None and not self._doubling():
+            self._check_items(model, record)
+
+    def _check_unkept(self, model: JobModel, letters: list[str]) -> None:
+        step = model.step
+        kept = step.keeps_result or step.bad is not None
+        if model.stored_at is None and not model.bodies:
+            return  # it never reached the stream, as far as anybody knows
+        if model.doomed and step.delay_s and not model.bodies:
+            return  # taken back while the server kept it for later, maybe without an answer: of that nothing is written
+        if kept:
+            self._fail("L10", f"{model} was acknowledged, and has no end")
+        elif len(letters) > 1 or not (letters or model.doomed or any(body.how == "returned" for body in model.bodies)):
+            self._fail("L10", f"{model} was acknowledged and never returned; its dead letters: {letters}")
+
+    def _check_items(self, model: JobModel, record: ResultRecord) -> None:
+        stream = self._hub.streams.find(self._names.jobs_stream)
+        subject = f"{self._names.namespace}.job.{model.job}.item"
+        found: dict[int, set[int]] = {}
+        for message in [] if stream is None else stream.messages.values():
+            if message.subject == subject:
+                item = json.loads(message.data)
+                found.setdefault(item["attempt"], set()).add(item["index"])
+        wanted = set(range(record.items or 0))
+        if wanted and found.get(max(found, default=0)) != wanted:
+            self._fail("L10", f"{model} yielded {record.items} items, and its newest attempt has not all in its feed")
+
+    def _fail(self, law: str, text: str) -> None:
+        self._checker.fail(law, text)

@@ -1,0 +1,390 @@
+"""Law L10, and what else durable tasks are promised, checked whenever one of them starts, ends or is told of.
+
+It learns from the code of the tasks, from what is written into the bucket of results, from the streams at the server,
+and from what clients are told; never from dispatchers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ....bus.memory.server import MemoryHub
+from ....bus.port.bus import StreamMessage
+from ....schemas.errors.base import GanglineError
+from ....schemas.names import Names
+from ....schemas.records.jobs import JobState, ResultRecord
+from ....worker.context.task_context import TaskContext
+from ..checker import Checker
+from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
+from ..plan.plan import LATENCY_S, MAX_DELAY_S
+from ..plan.troubles import SERVER, SILENCE, Troubles
+from ..trace import Trace
+from .crons import CronWatch
+from .ends import Ends
+from .idle import Idle, Room
+from .limits import Limits
+from .records import Body, JobModel
+from .turns import Turns
+
+DEADLINE_SLACK_S = 2.6
+"""As that of calls: what a message may be late, and a freeze below the guard."""
+
+
+CANCEL_SLACK_S = 5.0
+"""How long a dispatcher may have looked before it starts."""
+
+ON_ITS_WAY_S = MAX_DELAY_S + 0.1
+"""How long what was sent to a worker may be on its way;"""
+ON_ITS_WAY_CALM_S = 4 * LATENCY_S
+"""... and while all is well."""
+
+
+TAKEN_OVER_S = 2.0
+"""Within that much of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
+
+
+class JobWatch:
+    """All durable tasks of a run.
+
+    Args:
+        excused: whether messages may have been held for longer than any slack.
+        calm: whether nothing has gone wrong so far.
+        lossy: whether messages have got lost on connections that held.
+        doubling: whether messages may have come twice.
+        quiet_for: seconds since anything has gone wrong.
+        drains_for: how long that worker process has been draining, and its grace; None: it does not.
+        rooms: see durable_idle.
+    """
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        clock: Callable[[], float],
+        hub: MemoryHub,
+        names: Names,
+        traffic: DurableTraffic | None,
+        troubles: Troubles,
+        excused: Callable[[], bool],
+        calm: Callable[[], bool],
+        lossy: Callable[[], bool],
+        doubling: Callable[[], bool],
+        quiet_for: Callable[[], float],
+        drains_for: Callable[[str], tuple[float, float] | None],
+        rooms: Callable[[], list[Room] | None],
+    ) -> None:
+        self._checker = checker
+        self._trace = trace
+        self._clock = clock
+        self._hub = hub
+        self._names = names
+        self._traffic = traffic
+        self._troubles = troubles
+        self._excused = excused
+        self._calm = calm
+        self._doubling = doubling
+        self._quiet_for = quiet_for
+        self._drains_for = drains_for
+        self.models: dict[str, JobModel] = {}
+        """By request."""
+        self.ends = Ends(
+            checker,
+            trace,
+            clock,
+            hub,
+            names,
+            troubles,
+            self.models,
+            calm=calm,
+            doubling=doubling,
+            bereaved=self._bereaved,
+        )
+        self.by_number: dict[int, tuple[JobModel, Body]] = {}
+        self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
+        self._senders: dict[tuple[str, str], str] = {}
+        """Of the newest try, by worker process and job."""
+        self._limits: Limits | None = None
+        self._turns: Turns | None = None
+        self._idle: Idle | None = None
+        if traffic is not None:
+            limits = self._limits = Limits(checker, clock, hub, names, traffic, self, calm=calm, lossy=lossy)
+            self._turns = Turns(
+                checker,
+                clock,
+                traffic,
+                messages=limits.messages,
+                models=self.models,
+                quiet_for=quiet_for,
+                lossy=lossy,
+                wall=hub.ambient.wall,
+            )
+            self._idle = Idle(checker, clock, traffic, self.models, quiet_for=quiet_for, rooms=rooms)
+
+    # -- what clients do ------------------------------------------------------------------------------------------
+
+    def asked(self, step: JobStep) -> None:
+        """A client is about to publish it."""
+        if step.request not in self.models:
+            self.models[step.request] = JobModel(request=step.request, step=step, asked_at=self._clock())
+
+    def stored(self, step: JobStep, job: str) -> None:
+        """Its publisher has the acknowledgement."""
+        if step.series is not None:
+            self.crons.stored(step)
+            return
+        model = self.models[step.request]
+        if model.stored_at is None:
+            model.stored_at = self._clock()
+        if model.job is not None and model.job != job:
+            self._fail("L10", f"{model.request} is job {model.job} and job {job}")
+        model.job = job
+
+    def dooms(self, step: JobStep) -> None:
+        """Somebody wants it cancelled."""
+        self.models[step.request].doomed = True
+
+    def cancelled(self, step: JobStep) -> None:
+        """Somebody was told that it is."""
+        self.models[step.request].cancelled_at = self._clock()
+
+    def is_dead(self, job: str) -> bool:
+        """Its record says so."""
+        record = self.ends.records.get(job)
+        return record is not None and record.state is JobState.DEAD
+
+    def replays(self, step: JobStep) -> None:
+        """Somebody begins to send it anew."""
+        self.models[step.request].replaying += 1
+
+    def replayed(self, step: JobStep) -> None:
+        """Somebody was told that it is sent anew."""
+        self.models[step.request].replayed += 1
+
+    def not_replayed(self, step: JobStep, error: GanglineError) -> None:
+        """Somebody was told that it is not: right only if another call has, or may have, done it."""
+        model = self.models[step.request]
+        if model.replaying < 2:
+            self._fail("outcome", f"{model} is dead, and cannot be replayed: {error.message}")
+
+    def told(self, step: JobStep, job: str, value: Any) -> None:
+        """Somebody who waited got a result."""
+        record = self.ends.records.get(job)
+        if record is None or record.state is not JobState.DONE or self.ends.result_of(record) != value:
+            self._fail("outcome", f"{step.request} ({job}) gave {value!r}, and its record is {record}")
+
+    def told_items(self, step: JobStep, job: str, items: list[object]) -> None:
+        record = self.ends.records.get(job)
+        right = items == list(range(step.items)) or self._doubling()
+        if record is None or record.state is not JobState.DONE or not right:
+            self._fail("outcome", f"{step.request} ({job}) gave the items {items}, and its record is {record}")
+
+    def told_error(self, step: JobStep, job: str, error: GanglineError) -> None:
+        """Somebody who waited, or cancelled, got an error."""
+        record, code = self.ends.records.get(job), error.code
+        state = None if record is None else record.state
+        match code:
+            case "job_dead":
+                truth = state is JobState.DEAD
+            case "job_cancelled":
+                truth = state is JobState.CANCELLED
+            case "result_not_kept":
+                truth = not step.keeps_result
+            case "unknown_job":
+                truth = not step.keeps_result and step.kind is JobKind.CANCEL
+            case "invalid_request":  # the result of a task that yields
+                truth = step.method == "job_items" and step.kind is JobKind.WATCH and state is JobState.DONE
+            case "deadline_exceeded":
+                truth = False
+            case _:
+                truth = step.kind is JobKind.CANCEL  # who cancels does not try again for ever
+        if not truth:
+            self._fail("outcome", f"{step.request} ({job}) ended with {code} ({error.message}); its record: {record}")
+
+    # -- what task code does --------------------------------------------------------------------------------------
+
+    def body_started(self, number: int, node: str, request: str, cost: int, context: TaskContext) -> None:
+        """A try begins."""
+        now = self._clock()
+        model = self.models.get(f"{request}@{context.job}") or self.models.get(request)
+        if model is None:
+            self._fail("L10", f"{request} runs as job {context.job}: it is none")
+            return
+        body = Body(number, node, node.partition(".")[0], cost, context.attempt, since=now)
+        if model.job is None:
+            model.job = context.job
+        if context.job != model.job:
+            self._fail("L10", f"{model} runs as job {context.job}")
+        body.late = self._is_late(model, body)
+        if not body.late:
+            self._check_start(model, body)
+            if self._limits is not None and self._turns is not None:
+                self._limits.starts(model, body, context)
+                self._turns.starts(model, body)
+        if self._idle is not None:
+            self._idle.started(node)
+        model.bodies.append(body)
+        self.by_number[number] = (model, body)
+
+    def body_ended(self, number: int, how: str) -> None:
+        """It has ended."""
+        if number not in self.by_number:
+            return
+        _, body = self.by_number[number]
+        body.ended_at, body.how = self._clock(), how
+        drains = self._drains_for(body.node)
+        if drains is not None and drains[0] < drains[1] - TAKEN_OVER_S:
+            body.drained_s = drains[0]
+
+    def look(self) -> None:
+        """Compare what should have happened by now with the time."""
+        if self._turns is not None and self._idle is not None:
+            self._turns.look()
+            self._idle.look()
+
+    def died(self, node: str) -> None:
+        """A process is gone, and its code with it."""
+        for _, body in self.by_number.values():
+            if body.node == node and body.ended_at is None:
+                body.ended_at, body.how = self._clock(), "died"
+
+    def sent(self, sender: str, node: str, job: str) -> None:
+        """A worker process is being told to run it."""
+        self._senders[node, job] = sender
+
+    def _is_late(self, model: JobModel, body: Body) -> bool:
+        """Whether it comes from a dispatcher that has handed its queue over so lately that it may not have known of
+        this start when its successor asked its worker. (Servers deliver in order what passes one of them; in a cluster
+        each may be late by itself, as here all messages may.)"""
+        if self._calm() or model.job is None:
+            return False
+        stream = self._hub.streams.find(self._names.tasks_stream)
+        filter = self._names.tasks_of(model.step.endpoint)
+        holders = [each.settings for each in stream.consumers.values()] if stream is not None else []
+        holder = next((each.metadata for each in holders if each.filter == filter), None)
+        if holder is None:
+            return True
+        sender = self._senders[body.node, model.job].rpartition("-")[0]
+        if holder["gangline-dispatcher"].rpartition("-")[0] == sender:
+            return False
+        slack_s = CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        return self._hub.ambient.wall() - float(holder["gangline-since"]) <= slack_s
+
+    def explained(self, body: Body) -> bool:
+        """Whether it may be thought dead, or has been: something befell its process since it began."""
+        return body.late or self._troubles.befell(body.worker, body.since) or self._troubles.befell(SERVER, body.since)
+
+    def _check_start(self, model: JobModel, body: Body) -> None:
+        step, now = model.step, self._clock()
+        if step.bad is not None:
+            self._fail("L10", f"{model} runs, though it is {step.bad.reason}")
+        for other in model.running:
+            if not self.explained(other):
+                self._fail(
+                    "L10",
+                    f"{model} starts on {body.node} (attempt {body.attempt}) while it runs on {other.node} (attempt "
+                    f"{other.attempt})",
+                )
+        loses_items = step.method == "job_items" and self._traffic is not None and self._traffic.item_bytes is not None
+        for other in model.life:
+            well = other.how == "returned" and not loses_items
+            if well and other.drained_s is not None and self._quiet_for() >= now - other.since:
+                self._fail(
+                    "roll-out",
+                    f"{model} starts on {body.node} (attempt {body.attempt}), though it ended well on {other.node} at "
+                    f"{other.ended_at:.3f} s (attempt {other.attempt}), {other.drained_s:.3f} s into its drain",
+                )
+        end = self.ends.records.get(model.job or "")
+        if end is not None and end.state is not JobState.CANCELLED:
+            self._fail("L10", f"{model} starts on {body.node}, though it has ended: {end.state} by {end.worker}")
+        if model.cancelled_at is not None and not self._cancelled_late(model, end):
+            self._fail("L10", f"{model} starts on {body.node}, though its cancellation was confirmed")
+        self._check_attempts(model, body)
+        self._check_times(model, body, now)
+
+    def _cancelled_late(self, model: JobModel, end: ResultRecord | None) -> bool:
+        """Whether a cancelled task may start all the same: it was on its way to its worker already; or its dispatcher
+        forgot that it is, or had taken it from the stream just when its publisher, who heard of no dispatcher,
+        cancelled it there. (Its result counts for nothing then.)"""
+        assert model.cancelled_at is not None
+        on_its_way_s = ON_ITS_WAY_CALM_S if self._calm() else CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
+        if self._clock() <= model.cancelled_at + on_its_way_s:
+            return True
+        if end is not None and end.state is JobState.CANCELLED and not end.worker:
+            # Whoever has begun it by then knows nothing of the cancellation, and tries it again if it fails.
+            begun = any(body.since >= model.cancelled_at for body in model.bodies)
+            return begun or self._clock() < model.cancelled_at + CANCEL_SLACK_S
+        return self._bereaved(model.cancelled_at) > 0
+
+    def _bereaved(self, since: float) -> int:
+        """How often a dispatcher, or the server, may have forgotten what it had not written down."""
+        assert self._traffic is not None
+        return self._troubles.count((*self._traffic.dispatchers, SERVER, SILENCE), since)
+
+    def _check_attempts(self, model: JobModel, body: Body) -> None:
+        step, life = model.step, model.life
+        if not model.attempts_before < body.attempt <= model.most_attempts:
+            text = f"{model} starts as attempt {body.attempt}, after {model.attempts_before}, of {model.most_attempts}"
+            self._fail("L10", text)
+        lost = sum(1 for each in life if each.how == "died" or self.explained(each))
+        kills = self._bereaved(model.asked_at)
+        starts = len(life) + 1
+        if starts > step.max_attempts + lost + kills:
+            self._fail("L10", f"{model} starts {starts} times, with {step.max_attempts} attempts and {lost} lost ones")
+
+    def _check_times(self, model: JobModel, body: Body, now: float) -> None:
+        step, delay_s = model.step, model.step.delay_s or 0.0
+        if now < model.asked_at + delay_s - 0.01:
+            self._fail("L10", f"{model} starts {model.asked_at + delay_s - now:.3f} s before its time")
+        if step.deadline_s is not None and model.stored_at is not None and not self._excused():
+            # From when it was stored, which was before its publisher knew, or from its time on.
+            since = model.stored_at + delay_s if model.revived_at is None else model.revived_at
+            late = now - (since + step.deadline_s)
+            if late > DEADLINE_SLACK_S and not self._troubles.delayed(model.asked_at):
+                self._fail("L10", f"{model} starts {late:.3f} s after its deadline")
+        raised = [each for each in model.life if each.how == "raised" and each.ended_at is not None]
+        # One whose worker was taken for lost is tried again at once.
+        if raised and body.attempt > raised[-1].attempt and not self.explained(raised[-1]):
+            waited = now - (raised[-1].ended_at or 0.0)
+            if waited < step.backoff_s / 2 - 0.001:
+                self._fail("L10", f"{model} starts again {waited:.3f} s after it failed: backoff {step.backoff_s} s")
+
+    # -- what is written ------------------------------------------------------------------------------------------
+
+    def on_stored(self, stream: str, message: StreamMessage) -> None:
+        """A stream has a new message."""
+        if stream == self._names.tasks_stream:
+            self.crons.on_stored(message)
+
+    def counts(self) -> dict[str, int]:
+        """How many tasks ended how, and what befell them."""
+        found: dict[str, int] = {}
+
+        def add(name: str, count: int = 1) -> None:
+            if count:
+                found[name] = found.get(name, 0) + count
+
+        for model in self.models.values():
+            record = self.ends.records.get(model.job or "")
+            if record is not None:
+                add(record.state.value if record.reason is None else f"{record.state.value}: {record.reason}")
+            else:
+                add("without a result" if model.stored_at is not None else "not stored")
+            add("replayed", model.replayed)
+            add("tries", len(model.bodies))
+            add("tries lost", sum(1 for body in model.bodies if body.how == "died"))
+            add("endless tries stopped", sum(1 for body in model.bodies if body.how == "stopped"))
+            add(
+                "slow stops",
+                sum(1 for b in model.bodies if b.how == "stopped" and JobEnding.SLOW in model.step.endings),
+            )
+        returned = [body for model in self.models.values() for body in model.bodies if body.how == "returned"]
+        add("ended well in a drain", sum(1 for body in returned if body.drained_s is not None))
+        add("large results", sum(1 for record in self.ends.records.values() if record.object is not None))
+        add("firings of schedules", self.crons.firings())
+        add("waits looked at", 0 if self._idle is None else self._idle.looked)
+        add("turns kept", 0 if self._turns is None else self._turns.compared)
+        return dict(sorted(found.items()))
+
+    def _fail(self, law: str, text: str) -> None:
+        self._checker.fail(law, text)

@@ -1,0 +1,266 @@
+"""Law L8 at the members, and L7 where it speaks of them: what runs of each gang, in which process, since when.
+
+It learns from the ledger's replay, from what workers are told, from their journals, and from the code of tasks and
+hooks itself.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ....dispatcher.gangs.gang import Gang
+from ....schemas.messages.gangs import GangReply, TeardownRequest
+from ....schemas.names import Names
+from ....schemas.records.gangs import GangRecord, GangState
+from ....worker.context.gang_context import GangContext
+from ...loop import node_context
+from ..checker import Checker
+from ..trace import Trace
+from .ledger import GangLedger
+
+STOP_SLACK_S = 0.5
+"""What a member may take to stop beyond the grace time, once its process was told."""
+QUIET_SLACK_S = 1.0
+"""... and from the ledger's word on, while nothing goes wrong."""
+QUIET_BEFORE_S = 5.0
+"""... and nothing went wrong for so long before: there is a leader, and it has told of what it wrote."""
+WAITS_SLACK_S = 1.5
+"""What a gang that waits may stay beyond its time to live when nobody asks for it any more: a second, and what a look
+and a message take."""
+FOUND_OUT_S = 14.0
+"""... and since the last accident, if there was one: members look into the ledger by themselves every ten seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """Code of a member that runs: a task or a hook."""
+
+    node: str
+    gang: str
+    generation: int
+    rank: int
+    token: str | None
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.what} of rank {self.rank} of gang {self.gang}, generation {self.generation}, on {self.node}"
+
+
+@dataclass(slots=True)
+class Told:
+    """What one worker process was told of ends."""
+
+    stop_by: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    """By gang: generation, and when its members must have stopped."""
+    tokens: dict[str, float] = field(default_factory=dict[str, float])
+    """Of seats that were ended alone."""
+    thawed_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Meeting:
+    """The ranks of one try of a run in one generation."""
+
+    starts: Counter[int] = field(default_factory=Counter[int])
+    arrived: set[int] = field(default_factory=set[int])
+
+
+class GangWatch:
+    """All gangs of a run."""
+
+    def __init__(
+        self,
+        checker: Checker,
+        trace: Trace,
+        clock: Callable[[], float],
+        names: Names,
+        *,
+        instance_of: Callable[[str], str | None],
+        frozen: Callable[[str], bool],
+        quiet_for: Callable[[], float],
+        rate: Callable[[str], float] = lambda _: 1.0,
+    ) -> None:
+        """
+        Args:
+            instance_of: of the coordinator with that bus name, if it is one.
+            frozen: whether that process stands still.
+            quiet_for: how long nothing has gone wrong; 0 while something does.
+            rate: seconds that the clock of that process counts in each second.
+        """
+        self._checker = checker
+        self._trace = trace
+        self._clock = clock
+        self._frozen = frozen
+        self._quiet_for = quiet_for
+        self._rate = rate
+        self.ledger = GangLedger(checker, clock, names, instance_of=instance_of, on_torn=self._torn)
+        self._told: dict[str, Told] = {}
+        """By process."""
+        self._bodies: dict[int, Body] = {}
+        self._meetings: dict[tuple[str, str, int, int], Meeting] = {}
+        """By request, gang, generation and the owner's number of the try. (A member that stays may be a generation
+        ahead of its owner, who then tries again in that one.)"""
+        self.owned: dict[str, tuple[str, Gang]] = {}
+        """By gang: its owner's process, and how that one sees it."""
+        self.counts: Counter[str] = Counter()
+        self._died_at: dict[str, float] = {}
+        """By process."""
+
+    # -- what workers are told, and say ---------------------------------------------------------------------------
+
+    def told(self, node: str, end: TeardownRequest) -> None:
+        """A teardown has reached a process."""
+        told, stop_by = (
+            self._told.setdefault(node, Told()),
+            self._clock() + end.grace_s / self._rate(node) + STOP_SLACK_S,
+        )
+        if end.only is None:
+            known = told.stop_by.get(end.gang)
+            if known is None or known[0] < end.generation:
+                told.stop_by[end.gang] = (end.generation, stop_by)
+        else:
+            for token in end.only:
+                told.tokens.setdefault(token, stop_by)
+
+    def journal(self, node: str, record: dict[str, object]) -> None:
+        """A line of a worker's journal about a gang."""
+        gang, generation = record.get("gang"), record.get("generation")
+        if not isinstance(gang, str) or not isinstance(generation, int):
+            return
+        if record["event"] == "form":
+            self.counts["formed"] += 1
+            if not self.ledger.stood(gang, generation):
+                self._fail("L7", f"{node} forms generation {generation} of gang {gang}, which was never committed")
+            ended = self._ended(node, gang)
+            if generation <= ended:
+                self._fail("L8", f"{node} forms generation {generation} of gang {gang} after the end of {ended}")
+        elif record["event"] == "teardown":
+            self.counts["torn down"] += 1
+
+    def died(self, node: str) -> None:
+        """A process is gone, and its code with it."""
+        for number in [number for number, body in self._bodies.items() if body.node == node]:
+            del self._bodies[number]
+        self._told.pop(node, None)
+        self._died_at[node] = self._clock()
+        for gang in [gang for gang, (owner, _) in self.owned.items() if owner == node]:
+            del self.owned[gang]
+
+    def thawed(self, node: str) -> None:
+        self._told.setdefault(node, Told()).thawed_at = self._clock()
+
+    def _ended(self, node: str, gang: str) -> int:
+        told = self._told.get(node)
+        return 0 if told is None or gang not in told.stop_by else told.stop_by[gang][0]
+
+    # -- the code of members --------------------------------------------------------------------------------------
+
+    def starts(self, number: int, node: str, what: str, gang: GangContext, token: str | None) -> None:
+        """A task or a hook of a member begins."""
+        body = Body(node=node, gang=gang.id, generation=gang.generation, rank=gang.rank, token=token, what=what)
+        self._bodies[number] = body
+        self.counts["members"] += 1
+        if not self.ledger.stood(gang.id, gang.generation):
+            self._fail("L7", f"{body} starts before the commit")
+        if token is not None and token not in self.ledger.granted:
+            self._fail("L7", f"{body} starts on token {token}, which was never granted")
+        ended = self._ended(node, gang.id)
+        if gang.generation <= ended:
+            self._fail("L8", f"{body} starts, though it was told of the end of {ended}")
+        told = self._told.get(node)
+        if token is not None and told is not None and token in told.tokens:
+            self._fail("L8", f"{body} starts, though its process was told that this seat ended")
+
+    def stops(self, number: int) -> None:
+        """It has ended."""
+        self._bodies.pop(number, None)
+
+    def runs(self, request: str, gang: GangContext) -> None:
+        """A rank of a run begins."""
+        meeting = self._meetings.setdefault((request, gang.id, gang.generation, gang.run), Meeting())
+        meeting.starts[gang.rank] += 1
+        if meeting.starts[gang.rank] > 1:
+            self._checker.fail("outcome", f"{request}: rank {gang.rank} starts again in generation {gang.generation}")
+
+    def arrives(self, request: str, gang: GangContext) -> None:
+        """A rank comes to the barrier."""
+        self._meetings[request, gang.id, gang.generation, gang.run].arrived.add(gang.rank)
+
+    def passes(self, request: str, gang: GangContext, values: list[object]) -> None:
+        """A rank has passed the barrier and gathered."""
+        meeting = self._meetings[request, gang.id, gang.generation, gang.run]
+        missing = set(range(gang.world_size)) - meeting.arrived
+        if missing:
+            self._checker.fail("outcome", f"{request}: rank {gang.rank} passes the barrier before {sorted(missing)}")
+        wanted = [meeting_value(request, rank, gang.generation) for rank in range(gang.world_size)]
+        if values != wanted:
+            self._checker.fail("outcome", f"{request}: rank {gang.rank} gathered {values} instead of {wanted}")
+        self.counts["meetings"] += 1
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _torn(self, record: GangRecord) -> None:
+        """The ledger says that a generation has ended."""
+        reason = record.reason.partition(":")[0]
+        self.counts[f"torn: {reason}"] += 1
+        self._trace.note("ledger", f"gang {record.id} torn down in generation {record.generation}: {record.reason}")
+        owner, gang = self.owned.get(record.id, ("", None))
+        if reason != "owner_lost" or gang is None or self._frozen(owner):
+            return
+        if node_context(owner).run(lambda: gang.lost) is None:  # by its own clock
+            self._fail("L5", f"gang {record.id} ended as its owner did not renew, and {owner} still trusts it")
+
+    def look(self) -> None:
+        """Find members that should have stopped."""
+        now = self._clock()
+        for body in self._bodies.values():
+            if self._frozen(body.node):
+                continue
+            told = self._told.get(body.node)
+            thawed_at = 0.0 if told is None else told.thawed_at + STOP_SLACK_S
+            generation, stop_by = (0, 0.0) if told is None else told.stop_by.get(body.gang, (0, 0.0))
+            if body.generation <= generation and now > max(stop_by, thawed_at):
+                self._fail("L8", f"{body} still runs, {now - stop_by:.2f} s after it had to stop")
+            elif told is not None and body.token in told.tokens and now > max(told.tokens[body.token], thawed_at):
+                self._fail("L8", f"{body} still runs, though its seat was ended")
+            else:
+                self._look_alone(body, now)
+
+    def _look_alone(self, body: Body, now: float) -> None:
+        """However little its process was told."""
+        history = self.ledger.history.get(body.gang)
+        if history is None or body.generation > history.torn:
+            return
+        since, quiet_s = now - history.torn_at - history.grace_s, self._quiet_for()
+        quiet = quiet_s > now - history.torn_at + QUIET_BEFORE_S
+        if (quiet and since > QUIET_SLACK_S) or min(since, quiet_s) > FOUND_OUT_S:
+            self._fail("L8", f"{body} still runs, {since:.1f} s after its grace time was over")
+
+    def look_at_queue(self, gangs: Iterable[GangReply], *, since: float) -> None:
+        """L4 for those who wait: what a leader keeps in its queue, undisturbed since then."""
+        now = self._clock()
+        for gang in gangs:
+            owner = gang.id.rpartition("-")[0].replace("_", ".")  # as the world makes tokens
+            died_at = self._died_at.get(owner)
+            if died_at is None or gang.gangset is not None or gang.state is not GangState.QUEUED or gang.restarts:
+                continue
+            waited_s = now - max(died_at, since)
+            if waited_s > gang.ttl_s + WAITS_SLACK_S:
+                self._fail("L4", f"gang {gang.id} still waits, {waited_s:.1f} s after {owner} died that asked for it")
+
+    def check_rest(self, sets: list[str]) -> None:
+        """Nothing is asked any more."""
+        for body in self._bodies.values():
+            self._fail("L8", f"at rest {body} still runs")
+        for record in self.ledger.at_rest(sets):
+            self._fail("L12", f"at rest the ledger still has {record}")
+
+    def _fail(self, law: str, text: str) -> None:
+        self._checker.fail(law, text)
+
+
+def meeting_value(request: str, rank: int, generation: int) -> list[object]:
+    """What a rank gives to the others."""
+    return [request, rank, generation]

@@ -1,0 +1,1 @@
+"""What happens in a run, drawn from its seed."""

@@ -1,0 +1,427 @@
+"""What a seed means: who takes part, what they do when, and what goes wrong. Drawn in advance, so that it can be read.
+
+Chance is spent like a swarm: each seed draws which kinds of accident it has at all, since a run with everything at
+once hides what two of them do together. One seed in eight has none, and there the laws that speak of milliseconds
+(L6) are checked throughout.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from ....bus.memory.faults import FaultRates
+from .durable_plan import DurableTraffic
+from .gang_plan import GangTraffic
+
+if TYPE_CHECKING:
+    from .aims import Aim
+
+POOLS = ("alpha", "beta")
+LATENCY_S = 0.0005
+CALM_RATES = FaultRates(latency_s=LATENCY_S)
+MAX_DELAY_S = 0.5
+"""Longest that a single message is held up by a fault, in seconds; partitions hold longer."""
+
+
+class Ending(StrEnum):
+    """What a task does after it has slept."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    NEVER = "never"
+    """Sleeps until it is cancelled."""
+
+
+class Kind(StrEnum):
+    """What a client does in one step."""
+
+    CALL = "call"
+    DISPATCH = "choose, dispatch"
+    CHOOSE = "choose only"
+    TWICE = "choose, dispatch twice"
+    LEASE = "lease"
+    HOLD = "lease held idle"
+    STREAM = "stream"
+
+
+class Accident(StrEnum):
+    WORKER_CRASH = "worker crash"
+    CLIENT_CRASH = "client crash"
+    WORKER_FREEZE = "worker freeze"
+    CLIENT_FREEZE = "client freeze"
+    PARTITION = "partition"
+    """Unnoticed by both ends: all comes through late."""
+    DISCONNECT = "disconnect"
+    SERVER_RESTART = "server restart"
+    STORAGE_OUTAGE = "storage outage"
+    DRAIN = "drain"
+    RESIZE = "resize"
+    COORDINATOR_CRASH = "coordinator crash"
+    COORDINATOR_FREEZE = "coordinator freeze"
+    """From here on only in plans with gangs."""
+    LEADER_PARTITION = "leader partition"
+    DISPATCHER_CRASH = "dispatcher crash"
+    """From here on only in plans with durable tasks."""
+    DISPATCHER_FREEZE = "dispatcher freeze"
+    DISPATCHER_PARTITION = "dispatcher partition"
+    DISPATCHER_STOP = "dispatcher stop"
+    WORKER_TWIN = "worker twin"
+    """A worker stands still until a second process of its id has taken its place, and wakes."""
+    ROLL_OUT = "roll-out"
+    """All dispatchers stop and a worker drains at the same time, and all of them are started again."""
+    SILENCE = "silence"
+    """A server stands still: nothing passes it, connections to it stay up, and all comes through late."""
+    SPLIT = "split"
+    """A server and the others do not hear each other."""
+
+
+FAULTS = (
+    Accident.WORKER_CRASH,
+    Accident.CLIENT_CRASH,
+    Accident.WORKER_FREEZE,
+    Accident.CLIENT_FREEZE,
+    Accident.PARTITION,
+    Accident.DISCONNECT,
+    Accident.SERVER_RESTART,
+    Accident.STORAGE_OUTAGE,
+)
+"""Accidents that nobody asked for; DRAIN, RESIZE, DISPATCHER_STOP and ROLL_OUT are an operator's own doing. Besides:
+twins, and what befalls servers of a cluster."""
+
+COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, Accident.LEADER_PARTITION)
+"""Those of plans with gangs."""
+
+DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
+"""Those of plans with durable tasks."""
+
+
+SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
+"""Those of a server of a cluster; `amount` is its number."""
+SERVERS = 3
+ONLY_SERVER = -1
+"""The number of the one that all are connected to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan:
+    name: str
+    pool: str
+    slots: int
+    clock_skew_s: float
+    """How wrong its wall clock is."""
+    node: str = ""
+    """Its machine; empty: one of its own."""
+    zone: str = ""
+    heartbeat_ttl_s: float = 3.0
+    channel: bool = True
+    """Names a channel in its registration; workers of earlier versions do not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One thing that one client does. `at_s` counts from the beginning of the traffic."""
+
+    number: int
+    at_s: float
+    client: str
+    kind: Kind
+    pool: str
+    method: str
+    duration_s: float
+    ending: Ending
+    timeout_s: float
+    cancel_after_s: float | None
+    """Cancel the whole step then, wherever it is."""
+    slots: int
+    """Of a lease."""
+    ttl_s: float
+    uses: int
+    """Dispatches on a lease, or items of a stream."""
+    together: bool
+    """The uses of a lease: all at once, or one after another."""
+    hold_s: float
+    """How long a selection or lease is held before (or without) its use."""
+    key: str | None
+    """Sticky routing key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    at_s: float
+    accident: Accident
+    target: str
+    """Worker, client, coordinator, dispatcher; `leader` for the coordinator that leads then, `holder` for the
+    dispatcher that has most queues; nothing for the server."""
+    for_s: float
+    amount: int = 0
+    """Slots after a resize; the number of a server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storm:
+    """A time in which single messages suffer."""
+
+    from_s: float
+    until_s: float
+    rates: FaultRates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    seed: int
+    workers: tuple[WorkerPlan, ...]
+    clients: tuple[str, ...]
+    steps: tuple[Step, ...]
+    events: tuple[Event, ...]
+    storms: tuple[Storm, ...]
+    traffic_s: float
+    """After so long no new step begins and everything heals."""
+    watched: bool = False
+    """Somebody listens to all public subjects, from the first to the last."""
+    gangs: GangTraffic | None = None
+    """With gangs, if not None; see gang_draw."""
+    durable: DurableTraffic | None = None
+    """With durable tasks, if not None; see durable_draw."""
+    clocks: bool = False
+    """Processes have clocks that differ; see clocks."""
+    aims: tuple[Aim, ...] = ()
+    """What happens at moments; see aims."""
+
+    @property
+    def calm(self) -> bool:
+        """Nothing goes wrong by itself."""
+        accidents = {event.accident for event in self.events}
+        faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, *SERVER_FAULTS, Accident.WORKER_TWIN}
+        return not self.storms and not self.aims and not accidents & faults
+
+    def summary(self) -> str:
+        kinds = sorted({event.accident.value for event in self.events})
+        return (
+            f"{len(self.workers)} workers ({sum(w.slots for w in self.workers)} slots), {len(self.clients)} clients, "
+            f"{len(self.steps)} steps, {len(self.storms)} storms, accidents: {', '.join(kinds) or 'none'}"
+            f"{', watched' if self.watched else ''}"
+            f"{'' if self.gangs is None else f', {self.gangs.summary()}'}"
+            f"{'' if self.durable is None else f', {self.durable.summary()}'}"
+            f"{', clocks that differ' if self.clocks else ''}"
+            f"{''.join(f', {aim.accident} when {aim.moment}' for aim in self.aims)}"
+        )
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed; the same for ever, on every machine."""
+    rng = random.Random(f"gangline plan {seed}")
+    pools = POOLS[: rng.choice((1, 1, 2))]
+    workers = tuple(
+        WorkerPlan(
+            name=f"w{number}",
+            pool=pools[number % len(pools)],
+            slots=rng.choice((1, 2, 2, 3, 4)),
+            clock_skew_s=rng.choice((0.0, 0.0, rng.uniform(-5, 5))),
+        )
+        for number in range(rng.randint(len(pools), 4))
+    )
+    clients = tuple(f"c{number}" for number in range(rng.randint(1, 3)))
+    traffic_s = rng.uniform(4, 9)
+    steps = _with_streams(seed, _draw_steps(rng, pools, clients, traffic_s))
+    calm = rng.random() < 0.125
+    events = _draw_events(rng, workers, clients, steps, traffic_s, calm=calm)
+    twins = () if calm else _draw_twins(seed, workers, traffic_s)
+    servers = () if calm else (*_draw_silences(seed, traffic_s), *_draw_splits(seed, traffic_s))
+    if twins:
+        workers = tuple(replace(worker, heartbeat_ttl_s=TWIN_TTL_S) for worker in workers)
+    return Plan(
+        seed=seed,
+        workers=_draw_channels(seed, workers, (0.0, 1.0) if twins else (0.0, 0.5)),
+        clients=clients,
+        steps=steps,
+        events=tuple(sorted((*events, *twins, *servers), key=lambda event: event.at_s)),
+        storms=() if calm else _draw_storms(rng, traffic_s),
+        traffic_s=traffic_s,
+        watched=random.Random(f"gangline watchers {seed}").random() < 0.25,
+    )
+
+
+def _with_streams(seed: int, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """With some seeds the tasks of some selections stream."""
+    rng = random.Random(f"gangline selected streams {seed}")
+    share = rng.choice((0.0, 0.0, 0.0, 0.5))
+    return tuple(
+        replace(step, method="items") if step.kind in (Kind.DISPATCH, Kind.TWICE) and rng.random() < share else step
+        for step in steps
+    )
+
+
+_FLAVOURS = ((8, 5, 3, 1, 4, 2, 2), (8, 5, 3, 1, 4, 2, 2), (1, 1, 1, 1, 8, 2, 0), (2, 8, 4, 2, 1, 1, 1))
+"""How often each kind of step: mixed traffic, mostly leases, mostly selections."""
+
+
+def _draw_steps(
+    rng: random.Random, pools: tuple[str, ...], clients: tuple[str, ...], traffic_s: float
+) -> tuple[Step, ...]:
+    busy = rng.choice((15, 30, 60))
+    impatient = rng.choice((0.0, 0.1, 0.4))
+    sticky = rng.choice((0.0, 0.3))
+    weights = rng.choice(_FLAVOURS)
+    ttls = rng.choice(((1.0, 2.0, 4.0), (1.0,)))
+    # Bursts meet in one turn of the loop, and share messages.
+    bursts = [rng.uniform(0, traffic_s) for _ in range(max(1, busy // 8))]
+    steps: list[Step] = []
+    for number in range(busy):
+        kind = rng.choices(tuple(Kind), weights=weights)[0]
+        method = rng.choices(("work", "again", "heavy"), weights=(5, 3, 2))[0]
+        timeout_s = rng.choice((0.3, 1.0, 3.0, 6.0))
+        steps.append(
+            Step(
+                number=number,
+                at_s=rng.choice(bursts) if rng.random() < 0.5 else rng.uniform(0, traffic_s),
+                client=rng.choice(clients),
+                kind=kind,
+                pool=rng.choice(pools),
+                method="items" if kind is Kind.STREAM else method,
+                duration_s=rng.choice((0.0, 0.002, 0.05, 0.3, 1.5)) * rng.uniform(0.5, 1.5),
+                ending=rng.choices(tuple(Ending), weights=(10, 2, 1))[0],
+                timeout_s=timeout_s,
+                cancel_after_s=rng.uniform(0, 1.2) ** 2 if rng.random() < impatient else None,
+                slots=rng.choice((1, 1, 2, 2, 3)),
+                ttl_s=rng.choice(ttls),
+                uses=rng.randint(0, 5),
+                together=rng.random() < 0.5,
+                hold_s=rng.choice((0.0, 0.01, 0.5, 2.5)) * rng.uniform(0.5, 1.5),
+                key=f"k{rng.randint(0, 3)}" if rng.random() < sticky else None,
+            )
+        )
+    return tuple(sorted(steps, key=lambda step: (step.at_s, step.number)))
+
+
+def _draw_events(
+    rng: random.Random,
+    workers: tuple[WorkerPlan, ...],
+    clients: tuple[str, ...],
+    steps: tuple[Step, ...],
+    traffic_s: float,
+    *,
+    calm: bool,
+) -> tuple[Event, ...]:
+    kinds = [] if calm else [kind for kind in FAULTS if rng.random() < 0.3]
+    kinds += [kind for kind in (Accident.DRAIN, Accident.RESIZE) if rng.random() < 0.4]
+    events: list[Event] = []
+    for kind in kinds:
+        for _ in range(rng.randint(1, 4)):
+            # Half of what happens, happens while somebody is busy.
+            at_s = rng.choice(steps).at_s + rng.uniform(0, 1) if rng.random() < 0.5 else rng.uniform(0, traffic_s)
+            events.append(_draw_event(rng, kind, workers, clients, min(at_s, traffic_s)))
+    return tuple(sorted(events, key=lambda event: event.at_s))
+
+
+def _draw_event(
+    rng: random.Random, kind: Accident, workers: tuple[WorkerPlan, ...], clients: tuple[str, ...], at_s: float
+) -> Event:
+    worker = rng.choice(workers)
+    event = Event(at_s=at_s, accident=kind, target=worker.name, for_s=rng.uniform(0.05, 4.0))
+    match kind:
+        case Accident.CLIENT_CRASH | Accident.CLIENT_FREEZE:
+            return replace(event, target=rng.choice(clients))
+        case Accident.WORKER_FREEZE:
+            # Below the guard's second, just above it, and well above every deadline.
+            return replace(event, for_s=rng.choice((0.4, 0.8, 0.9, 1.3, 3.0, 8.0)) * rng.uniform(0.8, 1.1))
+        case Accident.PARTITION | Accident.DISCONNECT:
+            return replace(event, target=rng.choice((worker.name, rng.choice(clients))))
+        case Accident.SERVER_RESTART | Accident.STORAGE_OUTAGE:
+            return replace(event, target="", for_s=rng.uniform(0.02, 2.5))
+        case Accident.RESIZE:
+            return replace(event, amount=rng.randint(0, worker.slots + 2))
+        case _:
+            return event
+
+
+TWIN_TTL_S = 1.2
+"""Workers that get twins lose their ids so soon: most of the traffic is still to come when they wake."""
+
+
+def _draw_twins(seed: int, workers: tuple[WorkerPlan, ...], traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of four, early enough that there is traffic when the first one wakes. From a source of its own."""
+    rng = random.Random(f"gangline twins {seed}")
+    if rng.random() > 0.25:
+        return ()
+    return tuple(
+        Event(
+            at_s=rng.uniform(0.0, 0.5) * traffic_s,
+            accident=Accident.WORKER_TWIN,
+            target=rng.choice(workers).name,
+            for_s=TWIN_TTL_S + rng.choice((0.1, 0.3, 0.6, 1.0, 1.5, 2.5)) * rng.uniform(0.9, 1.1),
+        )
+        for _ in range(rng.choice((1, 1, 2)))
+    )
+
+
+def _draw_channels(seed: int, workers: tuple[WorkerPlan, ...], shares: tuple[float, float]) -> tuple[WorkerPlan, ...]:
+    """How many workers are of an earlier version: one of two shares. From a source of its own."""
+    rng = random.Random(f"gangline channels {seed}")
+    older = rng.choice(shares)
+    return tuple(replace(worker, channel=rng.random() >= older) for worker in workers)
+
+
+SILENT_SEEDS = SPLIT_SEEDS = 0.1
+"""Share of the seeds that have one."""
+
+
+def server_of(seed: int, name: str) -> int:
+    """The server of a cluster to which a process connects."""
+    return random.Random(f"{seed}-server {name}").randrange(SERVERS)
+
+
+def leader_of(seed: int) -> int:
+    """The server that leads JetStream at first."""
+    return random.Random(f"{seed}-leader").randrange(SERVERS)
+
+
+def _draw_silences(seed: int, traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of ten. From a source of its own."""
+    rng = random.Random(f"{seed}-silence")
+    if rng.random() >= SILENT_SEEDS:
+        return ()
+    return _draw_server_events(rng, Accident.SILENCE, (*range(SERVERS), *SERVERS * (ONLY_SERVER,)), traffic_s)
+
+
+def _draw_splits(seed: int, traffic_s: float) -> tuple[Event, ...]:
+    """In one seed of ten. From a source of its own."""
+    rng = random.Random(f"{seed}-split")
+    if rng.random() >= SPLIT_SEEDS:
+        return ()
+    return _draw_server_events(rng, Accident.SPLIT, range(SERVERS), traffic_s)
+
+
+def _draw_server_events(
+    rng: random.Random, kind: Accident, servers: Sequence[int], traffic_s: float
+) -> tuple[Event, ...]:
+    """Mostly so long that workers count as silent, and over before the traffic is."""
+    events: list[Event] = []
+    for _ in range(rng.choice((1, 1, 2))):
+        for_s = rng.choice((1.0, 2.4, 3.6, 4.5, 6.0, 8.0)) * rng.uniform(0.9, 1.1)
+        at_s = rng.uniform(0.5, max(0.7, traffic_s - for_s))  # when most pools are in use
+        events.append(Event(at_s=at_s, accident=kind, target="", for_s=for_s, amount=rng.choice(servers)))
+    return tuple(events)
+
+
+def _draw_storms(rng: random.Random, traffic_s: float) -> tuple[Storm, ...]:
+    storms: list[Storm] = []
+    for _ in range(rng.choice((0, 0, 1, 1, 2))):
+        from_s = rng.uniform(0, traffic_s)
+        strength = rng.choice((0.01, 0.05, 0.2))
+        rates = {
+            name: strength * rng.random()
+            for name in ("drop", "duplicate", "delay", "reorder", "storage_drop")
+            if rng.random() < 0.6
+        }
+        storms.append(
+            Storm(
+                from_s=from_s,
+                until_s=min(traffic_s, from_s + rng.uniform(0.2, 4.0)),
+                rates=FaultRates(latency_s=LATENCY_S, delay_s=MAX_DELAY_S * rng.random(), **rates),
+            )
+        )
+    return tuple(storms)

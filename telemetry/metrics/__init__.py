@@ -1,0 +1,1 @@
+"""What is counted, and its instruments. Imports only: the rest of telemetry."""

@@ -1,0 +1,121 @@
+"""The metrics of a coordinator, kept by the one that leads. All have the attribute `namespace`.
+
+===================================  ==============  ==============================================================
+metric                               attributes      meaning
+===================================  ==============  ==============================================================
+gangline.gang.queue_length                           gangs that wait for room now
+gangline.gang.queue_oldest                           seconds that the oldest of them has waited
+gangline.gang.formed                                 gangs that have their members now
+gangline.gang.commits                what            atomic batches that were committed: form, close, ...
+gangline.gang.commits_refused        what, outcome   batches that the server refused, or did not answer (unknown)
+gangline.gang.restarts               reason, kind    restarts of whole gangs, and repairs, by cause
+gangline.gang.ended                  reason          gangs that ended for good, by cause
+gangline.gang.form_time                              seconds from request or restart until formed (histogram)
+gangline.gang.teardown_time                          seconds from the decision to end a generation until all slots
+                                                     are back, or were waited for long enough (histogram)
+gangline.coordinator.terms                           leaderships that this process has won
+===================================  ==============  ==============================================================
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from ..logs import logger_for
+from .instruments import SECONDS, counter, gauge, histogram, metrics_enabled
+
+_log: Final = logger_for("telemetry")
+_NAMESPACE: Final = ("namespace",)
+
+_commits = counter("gangline.gang.commits", "{batch}", "Batches that were committed", (*_NAMESPACE, "what"))
+_refused = counter(
+    "gangline.gang.commits_refused", "{batch}", "Batches refused or not answered", (*_NAMESPACE, "what", "outcome")
+)
+_restarts = counter("gangline.gang.restarts", "{restart}", "Restarts and repairs", (*_NAMESPACE, "reason", "kind"))
+_ended = counter("gangline.gang.ended", "{gang}", "Gangs that ended for good", (*_NAMESPACE, "reason"))
+_terms = counter("gangline.coordinator.terms", "{term}", "Leaderships that were won", _NAMESPACE)
+_form_time = histogram("gangline.gang.form_time", "s", "From request or restart until formed", SECONDS)
+_teardown_time = histogram("gangline.gang.teardown_time", "s", "From the decision until all slots are back", SECONDS)
+
+_leaders: weakref.WeakSet[CoordinatorMetrics] = weakref.WeakSet()
+
+
+def _levels(name: str) -> Callable[[], Iterable[tuple[tuple[str, ...], float]]]:
+    def read() -> Iterable[tuple[tuple[str, ...], float]]:
+        found: list[tuple[tuple[str, ...], float]] = []
+        for metrics in list(_leaders):
+            try:
+                found.append(((metrics.namespace,), metrics.levels()[name]))
+            except Exception:  # one that is half closed must not hide the others
+                _log.exception("a coordinator cannot be read", extra={"action": "metrics.coordinator"})
+        return found
+
+    return read
+
+
+gauge("gangline.gang.queue_length", "{gang}", "Gangs that wait for room", _NAMESPACE, _levels("queued"))
+gauge("gangline.gang.queue_oldest", "s", "How long the oldest of them has waited", _NAMESPACE, _levels("oldest_s"))
+gauge("gangline.gang.formed", "{gang}", "Gangs that have their members", _NAMESPACE, _levels("formed"))
+
+
+class CoordinatorMetrics:
+    """One leadership's numbers. Called from its event loop only."""
+
+    def __init__(self, namespace: str, levels: Callable[[], Mapping[str, float]]) -> None:
+        """
+        Args:
+            levels: `queued`, `oldest_s` and `formed` at this instant; called from an exporter's thread, so it only
+                reads.
+        """
+        self.namespace = namespace
+        self.levels = levels
+        self._commits = _commits.of(self)
+        self._refused = _refused.of(self)
+        self._restarts = _restarts.of(self)
+        self._ended = _ended.of(self)
+        self._terms = _terms.of(self)
+        self._terms[namespace,] += 1
+        _leaders.add(self)
+
+    def committed(self, what: str) -> None:
+        self._commits[self.namespace, what] += 1
+
+    def not_committed(self, what: str, outcome: str) -> None:
+        """`outcome`: `refused` (nothing was written) or `unknown`."""
+        self._refused[self.namespace, what, outcome] += 1
+
+    def formed(self, seconds: float) -> None:
+        """A gang was formed, so long after it was asked for (or restarted)."""
+        if metrics_enabled():
+            _form_time.record(seconds, {"namespace": self.namespace})
+
+    def restarted(self, reason: str, kind: str) -> None:
+        """A failure was answered by a `restart` of the gang, or by the `repair` of members."""
+        self._restarts[self.namespace, reason, kind] += 1
+
+    def torn_down(self, seconds: float) -> None:
+        """A generation ended, so long after that was decided."""
+        if metrics_enabled():
+            _teardown_time.record(seconds, {"namespace": self.namespace})
+
+    def ended(self, reason: str) -> None:
+        """A gang ended for good."""
+        self._ended[self.namespace, reason] += 1
+
+    def close(self) -> None:
+        """The leadership is over: its gauges disappear. Idempotent."""
+        _leaders.discard(self)
+
+    def statistics(self) -> dict[str, int]:
+        """Sums over kinds and reasons: commits, commits_refused, restarts, ended."""
+        return {
+            "commits": sum(self._commits.values()),
+            "commits_refused": sum(self._refused.values()),
+            "restarts": sum(self._restarts.values()),
+            "ended": sum(self._ended.values()),
+        }
+
+    def __repr__(self) -> str:
+        return f"CoordinatorMetrics({self.namespace}, {self.statistics()})"

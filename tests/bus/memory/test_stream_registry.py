@@ -1,0 +1,306 @@
+"""Streams of the in-memory hub through its accidents.
+
+What they share with JetStream is in test_port_streams and test_port_consumers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from gangline.bus.memory.faults import FaultRates, RandomFaults, StorageFate
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import (
+    BucketSettings,
+    ConsumerSettings,
+    NoResponders,
+    Retention,
+    Storage,
+    StorageUnavailable,
+    StreamSettings,
+)
+from gangline.schemas.errors.base import Disconnected, Unavailable
+
+from ..conftest import collect
+
+LONG = 300.0
+
+
+def settings_of(storage=Storage.FILE, retention=Retention.WORK_QUEUE):
+    return StreamSettings(subjects=("task.>",), storage=storage, retention=retention)
+
+
+@pytest.fixture
+async def hub():
+    hub = MemoryHub()
+    yield hub
+    for bus in hub.connections:
+        await bus.close()
+
+
+async def open_consumer(bus, handler, **others):
+    stream = await bus.stream("S", settings_of())
+    return stream, await stream.consume("c", ConsumerSettings(filter="task.>", ack_wait_s=LONG), handler, **others)
+
+
+async def test_a_file_stream_survives_a_restart_with_its_consumer_and_goes_on(hub):
+    bus, got = hub.connect(), collect()
+    stream, consumer = await open_consumer(bus, got)
+    consumer.pull(3)
+    await stream.publish("task.a", b"1")
+    await got.count(1)
+    hub.stop()
+    with pytest.raises(Disconnected):
+        await stream.publish("task.a", b"no")
+    consumer.ack(got.items[0])
+    hub.start()
+    await consumer.settled()
+    await stream.publish("task.a", b"2")
+    await got.count(2)
+    assert (await stream.state()).messages == 1
+    assert consumer.wanted == 1
+
+
+async def test_a_stream_in_memory_is_lost_with_the_server_and_its_consumer_hears_of_it(hub):
+    bus, got, lost = hub.connect(), collect(), collect()
+    stream = await bus.stream("S", settings_of(Storage.MEMORY))
+    settings = ConsumerSettings(filter="task.>")
+    consumer = await stream.consume("c", settings, got, on_lost=lambda: lost(1))
+    consumer.pull(1)
+    await stream.publish("task.a", b"old")
+    await got.count(1)
+    hub.stop()
+    hub.start()
+    await lost.count(1)
+    assert (await stream.publish("task.b", b"new")).sequence == 1
+
+
+async def test_what_was_under_way_when_a_connection_broke_comes_again_soon(hub):
+    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
+    _, consumer = await open_consumer(bus, got)
+    source = await writer.stream("S", settings_of())
+    consumer.pull(10)
+    await consumer.state()
+    hub.partition(bus)
+    for number in range(3):
+        await source.publish("task.a", b"%d" % number)
+    assert (await source.consumers())[0].unacknowledged == 3
+    hub.disconnect(bus)
+    hub.reconnect(bus)
+    await got.count(3)
+    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
+    assert [message.delivered for message in got.items] == [2, 2, 2]
+    assert consumer.wanted == 7
+
+
+async def test_what_was_on_its_way_to_a_reader_when_its_connection_broke_comes_again(hub):
+    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
+    source = await writer.stream("S", settings_of(retention=Retention.LIMITS))
+    await source.publish("task.a", b"0")
+    await (await bus.stream("S", settings_of(retention=Retention.LIMITS))).read("task.>", got)
+    await got.count(1)
+    hub.partition(bus)
+    await source.publish("task.a", b"1")
+    hub.disconnect(bus)
+    await source.publish("task.a", b"2")
+    hub.reconnect(bus)
+    await got.count(3)
+    await asyncio.sleep(1)
+    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
+
+
+async def test_a_healed_partition_lets_everything_through_once(hub):
+    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
+    _, consumer = await open_consumer(bus, got)
+    source = await writer.stream("S", settings_of())
+    consumer.pull(10)
+    await consumer.state()
+    hub.partition(bus)
+    for number in range(3):
+        await source.publish("task.a", b"%d" % number)
+    await asyncio.sleep(1)
+    hub.heal(bus)
+    await got.count(3)
+    for message in got.items:
+        consumer.ack(message)
+    await consumer.settled()
+    await asyncio.sleep(20)
+    assert [message.data for message in got.items] == [b"0", b"1", b"2"]
+
+
+async def test_without_a_leader_nothing_is_stored_or_delivered_and_then_it_goes_on(hub):
+    bus, got, lost = hub.connect(), collect(), collect()
+    stream, consumer = await open_consumer(bus, got, on_lost=lambda: lost(1))
+    consumer.pull(2)
+    await consumer.state()
+    hub.storage_down()
+    with pytest.raises(StorageUnavailable) as caught:
+        await stream.publish("task.a", b"1")
+    assert not caught.value.may_have_started
+    with pytest.raises(NoResponders):
+        await bus.request("task.a", b"1", timeout_s=1)
+    await asyncio.sleep(10)
+    hub.storage_back()
+    await stream.publish("task.a", b"2")
+    await got.count(1)
+    assert got.items[0].data == b"2"
+    assert lost.items == []
+
+
+async def test_a_schedule_that_falls_due_while_the_server_is_down_fires_when_it_is_back(hub):
+    bus, got = hub.connect(), collect()
+    stream, consumer = await open_consumer(bus, got)
+    consumer.pull(1)
+    headers = {"Nats-Schedule": "@every 10s", "Nats-Schedule-Target": "task.due"}
+    await stream.publish("task.schedule", b"", headers=headers)
+    await got.count(1)
+    got.take()
+    await stream.purge("task.due")
+    hub.stop()
+    await asyncio.sleep(15)
+    hub.start()
+    consumer.pull(1)
+    await got.count(1)
+    assert got.items[0].subject in ("task.due", "task.schedule")
+
+
+async def test_a_reader_gets_what_it_missed_after_a_reconnect(hub):
+    bus, writer, seen = hub.connect("ours"), hub.connect("writer"), collect()
+    settings = settings_of(retention=Retention.LIMITS)
+    stream, source = await bus.stream("S", settings), await writer.stream("S", settings)
+    await stream.read("task.>", seen)
+    await source.publish("task.a", b"1")
+    hub.disconnect(bus)
+    await source.publish("task.a", b"2")
+    hub.reconnect(bus)
+    await source.publish("task.a", b"3")
+    await seen.count(3)
+    assert [message.data for message in seen.items] == [b"1", b"2", b"3"]
+
+
+async def test_a_reader_of_a_lost_stream_begins_with_the_new_one(hub):
+    bus, seen = hub.connect(), collect()
+    stream = await bus.stream("S", settings_of(Storage.MEMORY, Retention.LIMITS))
+    await stream.read("task.>", seen)
+    await stream.publish("task.a", b"old")
+    hub.stop()
+    hub.start()
+    await stream.publish("task.a", b"new")
+    await seen.count(2)
+    assert [message.data for message in seen.items] == [b"old", b"new"]
+
+
+async def test_the_handlers_of_a_killed_client_are_not_called(hub):
+    bus, writer, got = hub.connect("ours"), hub.connect("writer"), collect()
+    _, consumer = await open_consumer(bus, got)
+    source = await writer.stream("S", settings_of())
+    consumer.pull(5)
+    await consumer.state()
+    hub.kill(bus)
+    await source.publish("task.a", b"1")
+    await source.delete_consumer("c")
+    after = collect()
+    successor = await source.consume("d", ConsumerSettings(filter="task.>"), after)
+    successor.pull(1)
+    await after.count(1)
+    assert got.items == []
+
+
+async def test_a_publication_whose_answer_is_lost_is_in_doubt():
+    class AnswerLost:
+        lose = False
+
+        def message(self, sender, receiver, subject, now):
+            return (0.001,)
+
+        def storage(self, client, now):
+            return StorageFate(0.001, None if self.lose else 0.001)
+
+    faults = AnswerLost()
+    hub = MemoryHub(faults=faults, storage_timeout_s=1.0)
+    bus = hub.connect()
+    stream = await bus.stream("S", settings_of())
+    faults.lose = True
+    with pytest.raises(StorageUnavailable) as caught:
+        await stream.publish("task.a", b"1", headers={"Nats-Msg-Id": "m"}, timeout_s=0.5)
+    assert caught.value.may_have_started
+    faults.lose = False
+    assert (await stream.publish("task.a", b"1", headers={"Nats-Msg-Id": "m"})).duplicate
+    await bus.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_under_lost_late_and_cut_everything_every_message_is_done_and_none_twice(seed):
+    source = random.Random(seed)
+    rates = FaultRates(latency_s=0.002, drop=0.05, delay=0.1, delay_s=0.3, storage_drop=0.05)
+    hub = MemoryHub(faults=RandomFaults(source, rates), storage_timeout_s=1.0)
+    bus, writer = hub.connect("ours"), hub.connect("writer")
+    done, again = set(), []
+    number = 150
+
+    async def careful(make):
+        while True:
+            try:
+                return await make()
+            except Unavailable:
+                await asyncio.sleep(0.1)
+
+    stream = await careful(lambda: bus.stream("S", settings_of()))
+    target = await careful(lambda: writer.stream("S", settings_of()))
+    finished = asyncio.Event()
+
+    def work(message):
+        if message.data in done:
+            again.append(message.data)
+        done.add(message.data)
+        consumer.ack(message)
+        consumer.pull(1)
+        if len(done) == number:
+            finished.set()
+
+    settings = ConsumerSettings(filter="task.>", ack_wait_s=20.0, max_pending=64)
+    consumer = await careful(lambda: stream.consume("c", settings, work))
+    consumer.pull(16)
+
+    async def accidents():
+        for _ in range(6):
+            await asyncio.sleep(source.random() * 3)
+            if source.random() < 0.5:
+                hub.disconnect(bus)
+                await asyncio.sleep(source.random())
+                hub.reconnect(bus)
+            else:
+                hub.stop()
+                await asyncio.sleep(source.random())
+                hub.start()
+
+    happening = asyncio.ensure_future(accidents())
+    for index in range(number):
+        headers = {"Nats-Msg-Id": f"m{index}"}
+        await careful(lambda: target.publish("task.a", b"%d" % index, headers=headers))  # noqa: B023
+        await asyncio.sleep(0.05)
+    await happening
+    async with asyncio.timeout(120):
+        await finished.wait()
+        await consumer.settled()
+    assert done == {b"%d" % index for index in range(number)}
+    assert again == []
+    hub.faults = None
+    assert (await stream.state()).messages == 0
+    assert consumer.wanted == 16
+    await bus.close()
+    await writer.close()
+
+
+async def test_objects_survive_with_their_storage(hub):
+    bus = hub.connect()
+    kept = await bus.object_store("KEPT", BucketSettings(storage=Storage.FILE))
+    gone = await bus.object_store("GONE", BucketSettings(storage=Storage.MEMORY))
+    await kept.put("a", b"1")
+    await gone.put("a", b"1")
+    hub.stop()
+    hub.start()
+    assert await kept.get("a") == b"1"
+    assert await gone.get("a") is None

@@ -1,0 +1,248 @@
+"""Who we are, whom we trust, and what is said when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+
+import nkeys
+import pytest
+
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import BucketSettings, ConnectionEvent
+from gangline.schemas.errors.base import InvalidSettings, ServerUnreachable, ServerUnsupported
+
+from ...support.bus.identities import make_credentials, make_key
+from ...waiting import PATIENCE_S
+from ..conftest import collect, happens
+
+pytestmark = pytest.mark.server
+
+TLS = Path(__file__).resolve().parents[2] / "support" / "bus" / "tls"
+# The authority's key was thrown away; the certificates name 127.0.0.1 and last a hundred years.
+TLS_FILES = f'cert_file: "{TLS}/server.pem", key_file: "{TLS}/server.key"'
+
+
+async def works(bus):
+    await bus.subscribe("connection.echo", lambda message: bus.publish(message.reply, message.data))
+    return (await bus.request("connection.echo", b"x", timeout_s=PATIENCE_S)).data == b"x"
+
+
+async def test_user_and_password(connect_to, secured):
+    server = secured('authorization { user: bob, password: "s:e@c" }')
+    assert await works(await connect_to(server.url, user="bob", password="s:e@c"))
+    assert await works(await connect_to(server.url.replace("//", "//bob:s%3Ae%40c@")))
+    bus = await connect_to(server.url.replace("//", "//mallory:x@"), user="bob", password="s:e@c")
+    assert await works(bus)
+
+
+async def test_a_token(connect_to, secured):
+    server = secured("authorization { token: t0ken }")
+    assert await works(await connect_to(server.url, token="t0ken"))
+    assert await works(await connect_to(server.url.replace("//", "//t0ken@")))
+
+
+async def test_an_nkey(connect_to, secured, tmp_path):
+    seed, public = make_key(nkeys.PREFIX_BYTE_USER)
+    file = tmp_path / "user.nk"
+    file.write_bytes(seed + b"\n")
+    server = secured(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
+    bus = await connect_to(server.url, nkey_file=file)
+    assert await works(bus)
+    await happens(bus, ConnectionEvent.RECONNECTED, server.restart)
+    assert bus.connected
+
+
+async def test_a_credentials_file(connect_to, secured, tmp_path):
+    file, config = make_credentials(tmp_path)
+    server = secured(config, jetstream=False)
+    assert await works(await connect_to(server.url, credentials_file=file))
+
+
+@pytest.mark.parametrize("identity", [{}, {"user": "bob", "password": "wrong"}, {"token": "wrong"}])
+async def test_a_wrong_identity_is_refused_at_once_and_the_text_has_no_secret(settings_of, secured, identity):
+    server = secured("authorization { user: bob, password: secret }")
+    with pytest.raises(ServerUnreachable) as caught:
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(server.url, connect_timeout_s=5 * PATIENCE_S, **identity))
+    assert "authorization violation" in str(caught.value)
+    assert server.url in str(caught.value)
+    assert "wrong" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["credentials_file", "nkey_file"])
+async def test_a_file_without_a_key_in_it_says_so(settings_of, secured, tmp_path, field):
+    file = tmp_path / "broken"
+    file.write_text("this is no key\n")
+    seed, public = make_key(nkeys.PREFIX_BYTE_USER)
+    server = secured(f"authorization {{ users: [ {{ nkey: {public} }} ] }}")
+    with pytest.raises(InvalidSettings, match="cannot be used"):
+        await connect_jetstream(settings_of(server.url, **{field: file}))
+
+
+async def test_tls_with_a_server_signed_by_our_authority(connect_to, secured):
+    server = secured(f"tls {{ {TLS_FILES} }}")
+    url = server.url.replace("nats://", "tls://")
+    bus = await connect_to(url, tls_ca=TLS / "ca.pem")
+    assert await works(bus)
+    assert bus._client._is_encrypted()
+    big = await bus.request("connection.echo", b"x" * 900_000, timeout_s=PATIENCE_S)
+    assert len(big.data) == 900_000
+    await happens(bus, ConnectionEvent.RECONNECTED, server.restart)
+    assert bus.connected
+
+
+def test_the_end_of_a_tls_connection_makes_no_noise_on_a_loop_of_asyncios_own(settings_of, secured, caplog):
+    server = secured(f"tls {{ {TLS_FILES} }}")
+
+    async def life():
+        bus = await connect_jetstream(settings_of(server.url, tls_ca=TLS / "ca.pem"))
+        assert await works(bus)
+        await happens(bus, ConnectionEvent.RECONNECTED, server.restart)
+        await bus.close()
+
+    with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+        runner.run(life())
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
+
+
+async def test_tls_with_our_own_certificate(connect_to, settings_of, secured):
+    server = secured(f'tls {{ {TLS_FILES}, ca_file: "{TLS}/ca.pem", verify: true }}')
+    mine = {"tls_certificate": TLS / "client.pem", "tls_key": TLS / "client.key"}
+    assert await works(await connect_to(server.url, tls_ca=TLS / "ca.pem", **mine))
+    with pytest.raises(ServerUnreachable):
+        await connect_jetstream(settings_of(server.url, tls_ca=TLS / "ca.pem", connect_timeout_s=1))
+
+
+async def test_tls_before_anything_is_said(connect_to, secured):
+    server = secured(f"tls {{ {TLS_FILES}, handshake_first: true }}")
+    assert await works(await connect_to(server.url, tls_ca=TLS / "ca.pem", tls_first=True))
+
+
+async def test_an_unknown_authority_is_refused_at_once(settings_of, secured):
+    server = secured(f"tls {{ {TLS_FILES} }}")
+    url = server.url.replace("nats://", "tls://")
+    with pytest.raises(ServerUnreachable, match="no TLS with .*certificate"):
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(url, connect_timeout_s=5 * PATIENCE_S))
+
+
+async def test_a_server_without_tls_gets_no_password_when_tls_was_asked_for(settings_of):
+    heard = bytearray()
+
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version":"2.12.0","max_payload":1000,"headers":true}\r\n')
+        heard.extend(await reader.read(1000))
+        writer.close()
+
+    fake = await asyncio.start_server(plain, "127.0.0.1", 0)
+    url = f"tls://127.0.0.1:{fake.sockets[0].getsockname()[1]}"
+    with pytest.raises(ServerUnreachable, match="TLS"):
+        await connect_jetstream(settings_of(url, user="bob", password="secret", connect_timeout_s=1))
+    assert b"secret" not in heard
+    fake.close()
+
+
+async def test_of_several_addresses_the_one_that_lives_is_found(connect_to, nats_url):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = f"nats://127.0.0.1:{unused.getsockname()[1]}"
+    for _ in range(4):  # they are tried in random order
+        assert await works(await connect_to(f"{dead},{nats_url}"))
+
+
+async def test_a_cancelled_connect_leaves_nothing_open(settings_of):
+    accepted, closed = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.set()
+        await reader.read(1)
+        closed.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    connecting = asyncio.ensure_future(connect_jetstream(settings_of(url, connect_timeout_s=5 * PATIENCE_S)))
+    await accepted.wait()
+    connecting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await connecting
+    async with asyncio.timeout(PATIENCE_S):
+        await closed.wait()
+    server.close()
+
+
+async def test_something_that_is_no_nats_server_is_an_error(settings_of):
+    async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH\r\n")
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(ServerUnreachable, match="INFO"):
+        await connect_jetstream(settings_of(url, connect_timeout_s=1))
+    server.close()
+
+
+async def test_the_name_is_shown_in_the_servers_list(connect_to, secured):
+    server = secured("system_account: SYS\naccounts { SYS { users: [{user: sys, password: x}] } }\n", jetstream=False)
+    bus = await connect_to(server.url.replace("//", "//sys:x@"), name="my worker")
+    answer = await bus.request("$SYS.REQ.SERVER.PING.CONNZ", b"{}", timeout_s=PATIENCE_S)
+    assert "my worker" in {connection.get("name") for connection in json.loads(answer.data)["data"]["connections"]}
+
+
+async def test_a_server_without_jetstream_is_refused_with_its_version(connect_to, secured, namespace):
+    bus = await connect_to(secured("", jetstream=False).url)
+    with pytest.raises(ServerUnsupported, match=r"\(\d+\.\d+\.\d+\) has no JetStream.*-js"):
+        await bus.bucket(namespace, BucketSettings())
+
+
+async def test_an_account_without_jetstream_is_refused(connect_to, secured, namespace):
+    server = secured("accounts { A { users: [{user: a, password: x}] } }")
+    bus = await connect_to(server.url.replace("//", "//a:x@"))
+    with pytest.raises(ServerUnsupported, match="for our account"):
+        await bus.bucket(namespace, BucketSettings())
+
+
+async def test_an_older_server_is_refused_with_its_version(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    bus._client._server_info["version"] = "2.11.4"
+    with pytest.raises(ServerUnsupported, match=r"2\.11\.4.*2\.12 or later"):
+        await bus.bucket(namespace, BucketSettings())
+
+
+async def test_a_bucket_made_by_others_without_what_we_need_is_refused(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    plain = {"name": f"KV_{namespace}", "subjects": [f"$KV.{namespace}.>"], "max_msgs_per_subject": 1}
+    await bus.api.call(f"STREAM.CREATE.KV_{namespace}", {**plain, "storage": "memory"}, what="make it")
+    with pytest.raises(InvalidSettings, match="allow_atomic.*nats kv del"):
+        await bus.bucket(namespace, BucketSettings())
+
+
+async def test_more_copies_than_servers_is_an_error_that_says_so(connect_to, nats_url, namespace):
+    from gangline.bus.port.bus import StorageUnavailable
+
+    bus = await connect_to(nats_url, storage_timeout_s=1)
+    with pytest.raises(StorageUnavailable, match="replicas"):
+        await bus.bucket(namespace, BucketSettings(replicas=3))
+
+
+async def test_events_come_once_each_and_in_order(connect_to, nats_server):
+    bus = await connect_to(nats_server.url)
+    events = collect()
+    bus.on_connection(events)
+    for _ in range(3):
+        await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
+    await bus.close()
+    assert events.items == [ConnectionEvent.DISCONNECTED, ConnectionEvent.RECONNECTED] * 3 + [ConnectionEvent.CLOSED]
+    assert "closed" in repr(bus)
+
+
+async def test_closing_while_disconnected_ends_the_tries(connect_to, nats_server):
+    bus = await connect_to(nats_server.url)
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    await bus.close()
+    assert not bus.connected

@@ -1,0 +1,496 @@
+"""One test, or more, for each thing that nats-py does badly, in the order in which they were found."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+import pytest
+
+from gangline.bus.embedded.server import EmbeddedServer
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import (
+    BucketSettings,
+    ConnectionEvent,
+    KvOperation,
+    NotPermitted,
+    Storage,
+    StorageUnavailable,
+)
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
+
+from ...support.bus.proxy import Proxy
+from ...waiting import PATIENCE_S, until
+from ..conftest import collect, happens, impatient
+
+pytestmark = pytest.mark.server
+
+GONE = KvOperation.DELETE
+
+
+async def answers(bus, subject="pitfall.echo"):
+    """The connection hears and is heard."""
+    subscription = await bus.subscribe(subject, lambda message: bus.publish(message.reply, message.data))
+    try:
+        return (await bus.request(subject, b"alive", timeout_s=PATIENCE_S)).data == b"alive"
+    finally:
+        await subscription.unsubscribe()
+
+
+async def test_1_a_cancelled_flush_does_not_stop_the_connection_from_hearing(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+    for _ in range(20):
+        flush = asyncio.ensure_future(bus.flush())
+        await asyncio.sleep(0)  # the PING is out, the PONG is on its way
+        flush.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await flush
+    await bus.flush()
+    assert await answers(bus)
+
+
+async def test_1_a_flush_that_times_out_says_so_and_the_connection_goes_on(connect_to, nats_server, monkeypatch):
+    bus = await connect_to(nats_server.url)
+    nats_server.freeze()
+    with monkeypatch.context() as patch, pytest.raises(Disconnected, match="did not answer"):
+        patch.setattr("gangline.bus.nats_bus._FLUSH_TIMEOUT_S", 0.1)
+        await bus.flush()
+    nats_server.thaw()
+    assert await answers(bus)
+
+
+async def test_1_a_flush_waits_for_what_was_published_before_it(connect_to, nats_url, namespace):
+    one, two = await connect_to(nats_url), await connect_to(nats_url)
+    got = collect()
+    await two.subscribe(namespace, got)
+    await two.flush()
+    for _ in range(50):
+        one.publish(namespace, b"x" * 1000)
+    await one.flush()
+    await two.flush()
+    assert len(got.items) == 50
+
+
+async def test_2_errors_in_callbacks_do_not_stop_the_connection(connect_to, nats_server, caplog):
+    bus = await connect_to(nats_server.url)
+
+    def bad(event):
+        raise ZeroDivisionError("planted")
+
+    bus.on_connection(bad)
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
+    assert await answers(bus)
+    assert "planted" in caplog.text
+
+
+async def test_2_a_defect_in_the_read_loop_costs_a_reconnect_and_not_the_connection(connect_to, nats_url, monkeypatch):
+    bus = await connect_to(nats_url, ping_interval_s=300)  # nothing else may notice
+    events = collect()
+    bus.on_connection(events)
+    with monkeypatch.context() as patch:
+        patch.setattr("gangline.bus.nats_client.client.decode_headers", lambda block: 1 / 0)
+        await bus.subscribe("pitfall.headers", lambda message: None)
+        await happens(
+            bus, ConnectionEvent.DISCONNECTED, lambda: bus.publish("pitfall.headers", b"", headers={"A": "b"})
+        )
+    await events.until(lambda seen: ConnectionEvent.RECONNECTED in seen)
+    assert await answers(bus)
+
+
+async def test_3_what_is_published_while_disconnected_is_refused_and_never_delivered(connect_to, nats_server):
+    bus = await connect_to(nats_server.url)
+    got = collect()
+    await bus.subscribe("pitfall.late", got)
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    with pytest.raises(Disconnected) as caught:
+        bus.publish("pitfall.late", b"while down")
+    assert not caught.value.may_have_started
+    with pytest.raises(Disconnected):
+        await bus.request("pitfall.late", b"while down", timeout_s=1)
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
+    bus.publish("pitfall.late", b"after")
+    await got.count(1)
+    assert [message.data for message in got.items] == [b"after"]
+
+
+async def test_3_what_was_buffered_when_the_connection_broke_is_not_delivered_after_the_reconnect(
+    connect_to, nats_server
+):
+    bus = await connect_to(nats_server.url)
+    got = collect()
+    await bus.subscribe("pitfall.buffered", got)
+    nats_server.kill()  # the loop has not run since: nobody knows yet
+    assert bus.connected
+    bus.publish("pitfall.buffered", b"lost in the socket")
+    await happens(bus, ConnectionEvent.DISCONNECTED, lambda: None)
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
+
+    def publish_and_lose():
+        bus.publish("pitfall.buffered", b"lost before the write")
+        bus._client._lose(OSError("planted"))
+
+    await happens(bus, ConnectionEvent.RECONNECTED, publish_and_lose)
+    bus.publish("pitfall.buffered", b"after")
+    await got.count(1)
+    assert [message.data for message in got.items] == [b"after"]
+
+
+async def test_4_waiting_under_back_pressure_can_be_cancelled(connect_to, nats_server):
+    bus = await connect_to(nats_server.url)
+    nats_server.freeze()
+    while bus.statistics()["buffered_bytes"] < 16 * 1024 * 1024:
+        bus.publish("pitfall.flood", b"x" * 500_000)
+        await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(bus.writable())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    again = asyncio.ensure_future(bus.writable())
+    nats_server.thaw()
+    await again
+    assert bus.statistics()["buffered_bytes"] < 16 * 1024 * 1024
+
+
+async def test_5_whatever_waits_when_the_connection_is_lost_hears_of_it_at_once(
+    connect_to, nats_server, namespace, monkeypatch
+):
+    monkeypatch.setattr("gangline.bus.nats_bus._FLUSH_TIMEOUT_S", 3600.0)
+    bus = await connect_to(nats_server.url, storage_timeout_s=5 * PATIENCE_S)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    nats_server.freeze()
+    waiting = [
+        asyncio.ensure_future(bus.request("pitfall.mute", b"", timeout_s=3600)),
+        asyncio.ensure_future(bucket.put("a", b"1")),
+        asyncio.ensure_future(bucket.put("b", b"1", revision=0)),
+        asyncio.ensure_future(bucket.get("a")),
+        asyncio.ensure_future(bucket.entries(">")),
+        asyncio.ensure_future(bus.flush()),
+    ]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in waiting)
+    nats_server.kill()
+    async with asyncio.timeout(PATIENCE_S):
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(result) for result in results} == {Disconnected}
+    assert bus.statistics()["waiting_requests"] == 0
+
+
+async def test_6_a_subject_that_would_make_the_server_close_the_connection_is_refused(connect_to, nats_url):
+    bus = await connect_to(nats_url)
+    events = collect()
+    bus.on_connection(events)
+    long = "a" * 5000
+    with pytest.raises(InvalidName, match="at most"):
+        bus.publish(long, b"")
+    with pytest.raises(InvalidName):
+        bus.publish("ok", b"", reply=long)
+    with pytest.raises(InvalidName):
+        await bus.request(long, b"", timeout_s=1)
+    with pytest.raises(InvalidName):
+        await bus.subscribe(long, lambda message: None)
+    longest = "a" * 1536
+    got = collect()
+    await bus.subscribe(longest, got)
+    bus.publish(longest, b"x" * bus.max_payload, reply=longest)
+    await got.count(1)
+    assert events.items == []
+
+
+async def test_7_a_watch_sees_writes_right_after_a_restart_and_what_went_meanwhile(
+    connect_to, nats_server, namespace, monkeypatch
+):
+    monkeypatch.setattr("gangline.bus.key_value.ordered_feed._SILENCE_S", 3600.0)  # the reconnect makes it look again
+    bus = await connect_to(nats_server.url)
+    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    seen = collect()
+    await bucket.watch("k.*", seen)
+    await bucket.put("k.before", b"1")
+    await seen.count(1)
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
+    await seen.until(lambda entries: entries[-1].operation is GONE)  # a memory stream forgets
+    await bucket.put("k.after", b"1")
+    await seen.until(lambda entries: entries[-1].key == "k.after")
+    assert [(entry.key, entry.operation is GONE) for entry in seen.items] == [
+        ("k.before", False),
+        ("k.before", True),
+        ("k.after", False),
+    ]
+
+
+async def test_7_a_watch_reports_what_changed_while_it_was_blind(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        behind, direct = await connect_to(proxy.url), await connect_to(nats_url)
+        bucket, other = [await bus.bucket(namespace, BucketSettings()) for bus in (behind, direct)]
+        seen = collect()
+        for key in ("kept", "changed", "deleted", "expired"):
+            await other.put(key, b"1", ttl_s=1 if key == "expired" else None)
+        await bucket.watch(">", seen)
+        proxy.refusing = True
+        await happens(behind, ConnectionEvent.DISCONNECTED, proxy.cut)
+        gone = collect()
+        await other.watch("expired", gone)
+        await other.put("changed", b"2")
+        await other.delete("deleted")
+        await other.put("new", b"1")
+        await gone.until(lambda entries: entries[-1].operation is GONE)
+        seen.take()
+        proxy.refusing = False
+        await seen.until(lambda entries: {entry.key for entry in entries} >= {"changed", "deleted", "new", "expired"})
+        last = {entry.key: (entry.operation, entry.value) for entry in seen.items}
+        assert last["deleted"][0] is last["expired"][0] is GONE
+        assert last["changed"][1] == b"2"
+        assert last["new"][1] == b"1"
+        await behind.close()
+
+
+LIMITED = """
+accounts {
+  APP { jetstream: enabled, users: [
+    { user: all, password: x }
+    { user: few, password: x, permissions {
+        publish { allow: ["Allowed.>", "_INBOX.>", "$JS.API.>"] }, subscribe { deny: ["Secret.>"] } } }
+    { user: deaf, password: x, permissions { subscribe { deny: ["_INBOX.>"] } } }
+  ] }
+}
+"""
+
+
+def as_user(url: str, user: str) -> str:
+    return url.replace("nats://", f"nats://{user}:x@")
+
+
+async def test_8_a_forbidden_request_fails_at_once_and_says_what_is_forbidden(connect_to, secured, caplog):
+    server = secured(LIMITED)
+    bus = await connect_to(as_user(server.url, "few"))
+    other = await connect_to(as_user(server.url, "all"))
+    await other.subscribe("Allowed.mute", lambda message: None)
+    await other.flush()
+    allowed = asyncio.ensure_future(bus.request("Allowed.mute", b"", timeout_s=3600))
+    with caplog.at_level(logging.ERROR), pytest.raises(NotPermitted, match="Forbidden.Subject"):
+        async with asyncio.timeout(PATIENCE_S):
+            await bus.request("Forbidden.Subject", b"", timeout_s=3600)
+    assert "Forbidden.Subject" in caplog.text
+    assert not allowed.done()
+    allowed.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await allowed
+    assert bus.connected
+
+
+async def test_8_a_forbidden_write_fails_at_once(connect_to, secured, namespace):
+    server = secured(LIMITED)
+    other = await connect_to(as_user(server.url, "all"))
+    await other.bucket(namespace, BucketSettings())
+    bus = await connect_to(as_user(server.url, "few"))
+    bucket = await bus.bucket(namespace, BucketSettings())
+    with pytest.raises(NotPermitted):
+        await bucket.put("a", b"1")
+    assert await bucket.get("a") is None
+
+
+async def test_8_a_forbidden_subscription_is_told_by_the_next_flush_and_the_rest_goes_on(connect_to, secured, caplog):
+    server = secured(LIMITED)
+    bus = await connect_to(as_user(server.url, "few"))
+    with caplog.at_level(logging.ERROR):
+        await bus.subscribe("Secret.place", lambda message: None)
+        with pytest.raises(NotPermitted, match=r"subscribe to 'Secret\.place'"):
+            await bus.flush()
+    assert "Secret.place" in caplog.text
+    assert bus.connected
+    await bus.flush()  # said once
+    with pytest.raises(NotPermitted):  # it is known by now
+        await bus.subscribe("Secret.place", lambda message: None)
+
+
+async def test_8_a_user_who_may_not_hear_answers_is_told_when_connecting(settings_of, secured):
+    server = secured(LIMITED)
+    with pytest.raises(NotPermitted, match="inbox"):
+        await connect_jetstream(settings_of(as_user(server.url, "deaf")))
+    bus = await connect_jetstream(settings_of(as_user(server.url, "deaf"), inbox_prefix="_MINE"))
+    assert await answers(bus)
+    await bus.close()
+
+
+async def test_9_work_started_by_a_handler_does_not_hold_up_the_messages_behind_it(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    second = asyncio.Event()
+    done = collect()
+
+    async def work():
+        await second.wait()
+        done("first")
+
+    def handler(message):
+        if message.data == b"1":
+            asyncio.get_running_loop().create_task(work())
+        else:
+            second.set()
+
+    await bus.subscribe(namespace, handler)
+    bus.publish(namespace, b"1")
+    bus.publish(namespace, b"2")
+    await done.count(1)
+
+
+async def test_10_an_answer_does_not_echo_the_headers_of_the_request(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    await bus.subscribe(namespace, lambda message: bus.publish(message.reply, b"answer"))
+    answer = await bus.request(namespace, b"", headers={"Secret": "1"}, timeout_s=PATIENCE_S)
+    assert answer.headers is None
+
+
+@pytest.mark.parametrize(
+    ("number", "size"), [(9_000, 16_000), pytest.param(530_000, 270, marks=pytest.mark.long)], ids=["bytes", "messages"]
+)
+async def test_11_a_flood_is_delivered_whole_with_no_local_queue_that_could_drop(
+    connect_to, secured, namespace, number, size
+):
+    """Over a limit of nats-py's queues, 128 MiB or 512 Ki messages, while the receiver's loop is busy sending."""
+    server = secured('max_pending: 512MB\nwrite_deadline: "5m"')  # by itself it gives a slow receiver up at 64 MB
+    one, two = await connect_to(server.url), await connect_to(server.url)
+    count = 0
+
+    def handler(message):
+        nonlocal count
+        count += 1
+
+    await two.subscribe(namespace, handler)
+    await two.flush()
+    data = b"x" * size
+    for index in range(number):
+        one.publish(namespace, data)
+        if index % (number // 50) == 0:
+            await one.writable()
+    await until(lambda: count >= number)
+    await two.flush()
+    assert count == number
+
+
+async def test_12_a_dead_address_is_an_error_within_the_timeout(settings_of):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"nats://name:secret@127.0.0.1:{unused.getsockname()[1]}"
+    with pytest.raises(ServerUnreachable) as caught:
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(url, connect_timeout_s=1))
+    text = str(caught.value)
+    assert url.rpartition("@")[2] in text
+    assert "secret" not in text
+    assert "refused" in text.lower() or "connect call failed" in text.lower()
+    assert "start a nats-server" in text
+
+
+async def test_12_a_server_that_accepts_and_says_nothing_is_an_error_within_the_timeout(settings_of):
+    silent = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    url = f"nats://127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    with pytest.raises(ServerUnreachable, match=url):
+        async with asyncio.timeout(PATIENCE_S):
+            await connect_jetstream(settings_of(url, connect_timeout_s=0.4))
+    silent.close()
+
+
+async def test_12_reconnecting_never_gives_up(connect_to, nats_server, monkeypatch):
+    bus = await connect_to(nats_server.url, reconnect_wait_s=0.01)
+    tries = collect()
+    monkeypatch.setattr(bus._client._observer, "on_attempt_failed", tries)
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    await tries.count(70)  # nats-py's default would have closed for good after 60
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
+    assert await answers(bus)
+
+
+async def test_12_a_frozen_server_is_noticed_by_pings(connect_to, nats_server):
+    bus = await connect_to(nats_server.url, ping_interval_s=0.1)
+    bus.publish("pitfall.unsent", b"x" * 900_000)  # a polite close would wait until the server takes it
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.freeze)
+    assert not bus.connected
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.thaw)
+    assert await answers(bus)
+
+
+async def test_13_a_conditional_write_that_timed_out_is_recognised_when_tried_again(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        first = await bucket.put("a", b"0")
+        proxy.hold_answers()
+        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
+            await bucket.put("a", b"1", revision=first)
+        assert caught.value.may_have_started
+        proxy.let_answers_pass()
+        again = await bucket.put("a", b"1", revision=first)
+        assert again == first + 1
+        assert (await bucket.get("a")).revision == again
+        assert await bucket.put("a", b"2", revision=again) == again + 1
+        await bus.close()
+
+
+async def test_13_another_value_at_the_same_revision_goes_on_from_the_own_lost_write(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        proxy.hold_answers()
+        with impatient(bus), pytest.raises(StorageUnavailable):
+            await bucket.put("a", b"1", revision=0)
+        proxy.let_answers_pass()
+        revision = await bucket.put("a", b"2", revision=0)
+        assert (await bucket.get("a")).value == b"2"
+        assert (await bucket.get("a")).revision == revision
+        await bus.close()
+
+
+async def test_13_a_conditional_write_lost_with_its_connection_is_recognised_too(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        witness = collect()
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
+        await direct.watch("a", witness)
+        proxy.hold_answers()
+        lost = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
+        await witness.count(1)
+        proxy.let_answers_pass()
+        await happens(bus, ConnectionEvent.RECONNECTED, proxy.cut)
+        with pytest.raises(Disconnected) as caught:
+            await lost
+        assert caught.value.may_have_started
+        assert await bucket.put("a", b"1", revision=0) == witness.items[0].revision
+        await bus.close()
+
+
+async def test_13_a_write_of_somebody_else_is_still_a_conflict_after_a_timeout(connect_to, nats_url, namespace):
+    from gangline.bus.port.bus import Conflict
+
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        other = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
+        proxy.hold_answers()
+        with impatient(bus), pytest.raises(StorageUnavailable):
+            await bucket.put("a", b"same", revision=0)
+        mine = (await other.get("a")).revision
+        await other.put("a", b"same", revision=mine)  # the same value, by another hand
+        proxy.let_answers_pass()
+        with pytest.raises(Conflict):
+            await bucket.put("a", b"same", revision=0)
+        await bus.close()
+
+
+async def test_14_a_bucket_without_a_server_behind_it_fails_fast_and_messages_go_on(connect_to, secured, namespace):
+    # A leader's loss in a real cluster is in test_cluster; here JetStream is gone while the connection lives.
+    server: EmbeddedServer = secured(LIMITED)
+    bus = await connect_to(as_user(server.url, "all"))
+    bucket = await bus.bucket(namespace, BucketSettings())
+    await bus.api.call(f"STREAM.DELETE.KV_{namespace}", what="delete the bucket")
+    assert await bucket.put("a", b"1") > 0  # made again
+    assert await answers(bus)
+
+
+async def test_the_defaults_notice_a_dead_server_within_a_quarter_of_a_minute():
+    settings = ConnectionSettings()
+    assert settings.ping_interval_s * 3 <= 15

@@ -1,0 +1,284 @@
+"""Buckets that vanish, acknowledgements that do not come, and watches that must find their way back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.key_value import snapshot
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import (
+    BucketSettings,
+    ConnectionEvent,
+    KvOperation,
+    KvWrite,
+    Message,
+    Storage,
+    StorageUnavailable,
+)
+from gangline.runtime.clock import Ambient
+from gangline.schemas.errors.base import Disconnected, Unavailable
+
+from ...support.bus.proxy import Proxy
+from ...waiting import PATIENCE_S, until
+from ..conftest import collect, happens, impatient
+
+pytestmark = pytest.mark.server
+
+
+async def delete_bucket(bus, name):
+    await bus.api.call(f"STREAM.DELETE.KV_{name}", what="delete the bucket")
+
+
+@pytest.mark.parametrize("observed", [False, True])
+async def test_a_vanished_bucket_is_made_again_by_the_next_write(connect_to, nats_url, namespace, observed):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    if observed:  # then the server does not say "no responders"
+        await bucket.observe(">", lambda entry: None)
+    before = await bucket.put("old", b"1")
+    await delete_bucket(bus, namespace)
+    assert await bucket.get("old") is None
+    assert await bucket.entries(">") == []
+    assert await bucket.put("new", b"1") > before
+    assert [entry.key for entry in await bucket.entries(">")] == ["new"]
+
+
+@pytest.mark.parametrize("observed", [False, True])
+async def test_the_very_next_operation_may_be_the_write(connect_to, nats_url, namespace, observed):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    if observed:
+        await bucket.observe(">", lambda entry: None)
+    before = await bucket.put("old", b"1")
+    await delete_bucket(bus, namespace)
+    assert await bucket.put("new", b"1") > before
+
+
+@pytest.mark.parametrize("observed", [False, True])
+async def test_pipelined_writes_and_batches_make_it_again_too(connect_to, nats_url, namespace, observed):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    if observed:
+        await bucket.observe(">", lambda entry: None)
+    await delete_bucket(bus, namespace)
+    results = await bucket.write([KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(50)])
+    assert all(isinstance(result, int) for result in results)
+    await delete_bucket(bus, namespace)
+    await bucket.commit([KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(5)])
+    assert len(await bucket.entries("k.*")) == 5
+
+
+async def test_a_watch_survives_that_its_bucket_is_deleted(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    seen = collect()
+    await bucket.watch(">", seen)
+    await bucket.put("a", b"1")
+    await seen.count(1)
+    await delete_bucket(bus, namespace)
+    await seen.until(lambda entries: entries[-1].operation is KvOperation.DELETE)
+    await bucket.put("b", b"1")
+    await seen.until(lambda entries: entries[-1].key == "b")
+
+
+async def test_a_restarted_server_forgets_memory_and_everything_goes_on(connect_to, nats_server, namespace):
+    bus = await connect_to(nats_server.url)
+    bucket = await bus.bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    seen, passing = collect(), collect()
+    await bucket.watch(">", seen)
+    await bucket.observe(">", passing)
+    highest = 0
+    for number in range(3):
+        revision = await bucket.put("a", str(number).encode())
+        assert revision > highest
+        highest = revision
+        await happens(bus, ConnectionEvent.RECONNECTED, nats_server.restart)
+        assert await bucket.entries(">") == []
+    assert await bucket.put("a", b"last", revision=0) > highest
+    await seen.until(lambda entries: entries[-1].value == b"last")
+    await passing.until(lambda entries: entries[-1].value == b"last")
+
+
+async def test_a_bucket_that_is_made_anew_while_it_is_listed_is_listed_again(
+    connect_to, nats_url, namespace, monkeypatch
+):
+    bucket = await (await connect_to(nats_url)).bucket(namespace, BucketSettings(storage=Storage.MEMORY))
+    await bucket.put("a", b"1")
+    read, unserved = snapshot._page, [Message("", b"", None, {"Status": "503"})]
+
+    async def page(*args):
+        return ([], unserved.pop()) if unserved else await read(*args)
+
+    monkeypatch.setattr(snapshot, "_page", page)
+    assert [entry.value for entry in await bucket.entries(">")] == [b"1"]
+
+
+async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(
+    settings_of, nats_server, namespace
+):
+    bus = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_600_000_000.0))
+    try:
+        ahead = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_900_000_000.0))
+        await (await ahead.bucket(namespace, BucketSettings())).put("a", b"1")
+        await ahead.close()
+        bucket = await bus.bucket(namespace, BucketSettings())
+        seen = (await bucket.get("a")).revision
+        await delete_bucket(bus, namespace)
+        assert await bucket.put("a", b"2", revision=0) > seen + 1_000_000
+    finally:
+        await bus.close()
+
+
+@pytest.mark.parametrize("revision", [None, 0])
+async def test_a_write_whose_acknowledgement_is_late_is_sent_again_and_stored_once(
+    connect_to, nats_url, namespace, revision
+):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
+        passing = collect()
+        begin = await direct.put("begin", b"")
+        await direct.observe("a", passing)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        proxy.hold_answers()
+        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=revision))
+        await passing.count(2)  # sent again after a second of silence
+        proxy.let_answers_pass()
+        assert await writing == begin + 1
+        assert (await direct.get("a")).revision == begin + 1
+        assert await direct.put("b", b"1") == begin + 2  # nothing else was stored
+        await bus.close()
+
+
+async def test_a_batch_whose_acknowledgement_is_lost_is_known_again(connect_to, nats_url, namespace):
+    writes = [KvWrite(key=f"k.{number}", value=b"1", revision=0) for number in range(3)]
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
+        bucket = await bus.bucket(namespace, BucketSettings())
+        begin = await direct.put("begin", b"")
+        proxy.hold_answers()
+        with impatient(bus), pytest.raises(StorageUnavailable) as caught:
+            await bucket.commit(writes)
+        assert caught.value.may_have_started
+        proxy.let_answers_pass()
+        assert await bucket.commit(writes) == begin + 3
+        assert await direct.put("after", b"1") == begin + 4
+        await bus.close()
+
+
+async def test_a_cancelled_conditional_write_is_known_again(connect_to, nats_url, namespace):
+    async with Proxy(nats_url) as proxy:
+        bus = await connect_to(proxy.url)
+        bucket = await bus.bucket(namespace, BucketSettings())
+        direct = await (await connect_to(nats_url)).bucket(namespace, BucketSettings())
+        stored = collect()
+        await direct.watch("a", stored)
+        proxy.hold_answers()
+        writing = asyncio.ensure_future(bucket.put("a", b"1", revision=0))
+        await stored.count(1)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        proxy.let_answers_pass()
+        assert await bucket.put("a", b"1", revision=0) == stored.items[0].revision
+        await bus.close()
+
+
+async def test_without_a_connection_every_operation_says_so_at_once(connect_to, nats_server, namespace):
+    bus = await connect_to(nats_server.url, storage_timeout_s=5 * PATIENCE_S)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    async with asyncio.timeout(PATIENCE_S):
+        for operation in (
+            bucket.get("a"),
+            bucket.entries(">"),
+            bucket.put("a", b""),
+            bucket.put("a", b"", revision=0),
+            bucket.delete("a"),
+            bucket.commit([KvWrite(key="a", value=b"")]),
+            bucket.watch(">", lambda entry: None),
+            bus.bucket("OTHER", BucketSettings()),
+            bus.flush(),
+        ):
+            with pytest.raises(Disconnected):
+                await operation
+        (result,) = await bucket.write([KvWrite(key="a", value=b"")])
+        assert isinstance(result, Disconnected)
+
+
+async def test_a_frozen_server_times_out_and_the_next_operation_works(connect_to, nats_server, namespace):
+    bus = await connect_to(nats_server.url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    nats_server.freeze()
+    with impatient(bus):
+        for operation in (
+            bucket.get("a"),
+            bucket.entries(">"),
+            bucket.put("a", b"1"),
+            bucket.watch("a", lambda entry: None),
+        ):
+            with pytest.raises(StorageUnavailable):
+                await operation
+        (result,) = await bucket.write([KvWrite(key="b", value=b"1")])
+    assert isinstance(result, Unavailable)
+    nats_server.thaw()
+    assert await bucket.put("c", b"1") > 0
+
+
+async def test_a_subscription_made_while_disconnected_is_live_after_the_reconnect(connect_to, nats_server, namespace):
+    bus = await connect_to(nats_server.url)
+    await happens(bus, ConnectionEvent.DISCONNECTED, nats_server.kill)
+    got, dropped = collect(), collect()
+    await bus.subscribe(namespace, got)
+    await (await bus.subscribe(namespace, dropped)).unsubscribe()
+    await happens(bus, ConnectionEvent.RECONNECTED, nats_server.start)
+    bus.publish(namespace, b"x")
+    await got.count(1)
+    assert dropped.items == []
+
+
+async def test_a_watch_leaves_no_consumer_behind(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    watch = await bucket.watch(">", lambda entry: None)
+    await bucket.write([KvWrite(key=f"k.{number}", value=b"") for number in range(1100)])
+    assert len(await bucket.entries("k.*")) == 1100  # too many for one direct get: by a consumer
+
+    async def consumers():
+        found = await bus.api.call(f"CONSUMER.NAMES.KV_{namespace}", what="list consumers")
+        return found["total"]
+
+    async def become(number):  # the server removes them in its own time, and tells nobody
+        async def became():
+            return await consumers() == number
+
+        await until(became)
+
+    await become(1)
+    await watch.unsubscribe()
+    await become(0)
+
+
+async def test_deleted_keys_leave_a_trace_that_expires(connect_to, nats_url, namespace):
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    await bucket.put("a", b"1")
+    await bucket.delete("a")
+    stored = await bucket.stored("a")
+    assert stored.marker
+    assert stored.headers["Nats-TTL"] == "10s"
+
+
+async def test_a_snapshot_that_comes_in_pages_is_complete(connect_to, nats_url, namespace, monkeypatch):
+    monkeypatch.setattr("gangline.bus.key_value.snapshot._MOST_DIRECT", 3)
+    bus = await connect_to(nats_url)
+    bucket = await bus.bucket(namespace, BucketSettings())
+    for number in range(10):
+        await bucket.put(f"k.{number}", b"old")
+    await bucket.put("k.4", b"new")
+    await bucket.delete("k.5")
+    found = {entry.key: entry.value for entry in await bucket.entries("k.*")}
+    assert found == {f"k.{number}": b"new" if number == 4 else b"old" for number in range(10) if number != 5}

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.nats_client.request_reply import Replies
+from gangline.bus.port.bus import Message, NoResponders, RequestTimeout
+from gangline.schemas.errors.base import Disconnected, GanglineError
+
+
+def make() -> Replies:
+    return Replies("_INBOX.me.r", asyncio.get_running_loop())
+
+
+async def test_each_request_has_a_reply_subject_of_its_own_under_one_pattern():
+    replies = make()
+    subjects = [replies.expect("a")[0] for _ in range(3)]
+    assert replies.pattern == "_INBOX.me.r.*"
+    assert len(set(subjects)) == 3
+    assert all(subject.startswith("_INBOX.me.r.") and subject.count(".") == 3 for subject in subjects)
+
+
+async def test_the_answer_goes_to_its_request_and_nothing_is_kept():
+    replies = make()
+    (one, first), (two, second) = replies.expect("a"), replies.expect("a")
+    replies.receive(Message(two, b"2"))
+    replies.receive(Message(one, b"1"))
+    assert (await replies.wait(one, first, 1)).data == b"1"
+    assert (await replies.wait(two, second, 1)).data == b"2"
+    assert replies.waiting == 0
+
+
+async def test_a_503_names_the_subject_that_nobody_serves():
+    replies = make()
+    reply, future = replies.expect("some.subject")
+    replies.receive(Message(reply, b"", headers={"Status": "503"}))
+    with pytest.raises(NoResponders, match=r"some\.subject"):
+        await replies.wait(reply, future, 1)
+
+
+async def test_a_503_header_with_a_body_is_an_answer():
+    replies = make()
+    reply, future = replies.expect("a")
+    replies.receive(Message(reply, b"body", headers={"Status": "503"}))
+    assert (await replies.wait(reply, future, 1)).data == b"body"
+
+
+async def test_time_outs_and_cancellations_leave_nothing_behind():
+    replies = make()
+    reply, future = replies.expect("a")
+    with pytest.raises(RequestTimeout, match="within 5 s"):
+        await replies.wait(reply, future, 5)
+    reply, future = replies.expect("a")
+    waiting = asyncio.ensure_future(replies.wait(reply, future, 5))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert replies.waiting == 0
+    replies.receive(Message(reply, b"late"))
+
+
+async def test_failing_one_subject_leaves_the_others_waiting():
+    replies = make()
+    (one, first), (two, second) = replies.expect("forbidden"), replies.expect("allowed")
+    replies.fail(lambda _: Disconnected("no"), subject="forbidden")
+    with pytest.raises(Disconnected):
+        await replies.wait(one, first, 1)
+    replies.receive(Message(two, b"fine"))
+    assert (await replies.wait(two, second, 1)).data == b"fine"
+
+
+async def test_an_answer_and_a_loss_in_one_turn_do_no_harm():
+    replies = make()
+    reply, future = replies.expect("a")
+    replies.receive(Message(reply, b"1"))
+    replies.fail(lambda _: Disconnected("no"))
+    replies.receive(Message(reply, b"2"))
+    assert (await replies.wait(reply, future, 1)).data == b"1"
+
+
+async def test_a_stream_takes_any_number_of_answers_until_it_is_closed():
+    replies = make()
+    got: list[bytes] = []
+    refused: list[GanglineError] = []
+    reply = replies.open_stream(lambda message: got.append(message.data), "asked", refused.append)
+    for data in (b"1", b"2"):
+        replies.receive(Message(reply, data))
+    replies.refuse(lambda: Disconnected("no"), "something else")
+    assert refused == []
+    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert len(refused) == 1
+    replies.close_stream(reply)
+    replies.refuse(lambda: Disconnected("no"), "asked")
+    assert len(refused) == 1
+    replies.close_stream(reply)
+    replies.receive(Message(reply, b"3"))
+    assert got == [b"1", b"2"]

@@ -1,0 +1,421 @@
+"""How a pull consumer asks, refuses and acknowledges, over a link that does as it is told. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable, StreamMessage
+from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerView, PullConsumer
+from gangline.schemas.errors.base import ClosedError, Disconnected
+
+STATE = ConsumerState(name="c", filter="x", pending=0, unacknowledged=0, metadata={})
+
+
+class Link:
+    """Notes what is sent; the test plays the server."""
+
+    def __init__(self):
+        self.owner = None
+        self.asked = []
+        self.acks = []
+        self.batches = 0
+        self.refused = []
+        self.in_stream = []
+        self.delivered = 0
+        self.there = True
+        self.trouble = None
+        self.looks = 0
+        self.removed = 0
+        self.stopped = 0
+        self.connected = True
+
+    def _check(self):
+        if not self.connected:
+            raise Disconnected("no connection")
+
+    def ask(self, count, generation):
+        self._check()
+        self.asked.append((count, generation))
+
+    def acknowledge(self, batch, number):
+        self._check()
+        assert number == self.batches + 1 and list(batch.values()) == [f"ack.{sequence}" for sequence in batch]
+        self.batches = number
+        self.acks += batch
+
+    def refuse(self, sequence):
+        self._check()
+        self.refused.append(sequence)
+
+    async def look(self):
+        self.looks += 1
+        await asyncio.sleep(0.001)
+        if self.trouble is not None:
+            raise self.trouble
+        return ConsumerView(state=STATE, delivered=self.delivered) if self.there else None
+
+    async def stored(self, first, last):
+        await asyncio.sleep(0.001)
+        return [number for number in self.in_stream if first <= number <= last]
+
+    async def remove(self):
+        self.removed += 1
+
+    def stop(self):
+        self.stopped += 1
+
+    def outstanding(self):
+        return sum(count for count, generation in self.asked if generation == self.owner.generation)
+
+
+class Rig:
+    def __init__(self, hub):
+        self.hub = hub
+        self.bus = hub.connect("test")
+        self.got = []
+        self.lost = []
+        self.ended = []
+        self.confirmed = []
+        self.ordinal = 0
+        self.link = Link()
+        self.consumer = PullConsumer(
+            self.bus,
+            "c",
+            lambda message: self.got.append(message.sequence),
+            on_lost=lambda: self.lost.append(1),
+            on_acknowledged=self.confirmed.append,
+            remembered=10,
+            on_end=self.ended.append,
+        )
+        self.link.owner = self.consumer
+        self.consumer.attach(self.link)
+        self.consumer.open(0)
+
+    async def turn(self):
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+    def deliver(self, *sequences, skip=0):
+        for sequence in sequences:
+            self.ordinal += 1 + skip
+            self.link.delivered = max(self.link.delivered, sequence)
+            self.consumer.on_message(message(sequence), self.ordinal)
+
+
+def message(sequence, delivered=1):
+    return StreamMessage(
+        subject="x", data=b"", headers=None, sequence=sequence, at=0.0, delivered=delivered, ack=f"ack.{sequence}"
+    )
+
+
+@pytest.fixture
+async def rig():
+    made = Rig(MemoryHub())
+    yield made
+    await made.consumer.close()
+    await made.bus.close()
+
+
+# -- asking -------------------------------------------------------------------------------------------------------
+
+
+async def test_what_is_pulled_in_one_turn_makes_one_request(rig):
+    for _ in range(5):
+        rig.consumer.pull(2)
+    assert rig.link.asked == []
+    await rig.turn()
+    assert rig.link.asked == [(10, 0)]
+    assert rig.consumer.wanted == 10
+
+
+async def test_never_more_stands_at_the_server_than_is_wanted_and_in_few_requests(rig):
+    rig.consumer.pull(64)
+    await rig.turn()
+    for sequence in range(1, 1001):
+        rig.deliver(sequence)
+        rig.consumer.pull(1)
+        await rig.turn()
+        assert rig.link.outstanding() - sequence <= rig.consumer.wanted == 64
+    # At least half is asked for at once, so that requests do not pile up at the server.
+    assert len(rig.link.asked) <= 1 + 1000 // 32 + 1
+
+
+async def test_pulling_nothing_asks_for_nothing(rig):
+    rig.consumer.pull(0)
+    await rig.turn()
+    assert rig.link.asked == []
+
+
+async def test_what_an_ended_request_left_is_asked_for_again(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.deliver(1, 2, 3)
+    rig.consumer.on_request_ended(7)
+    await rig.turn()
+    assert rig.link.asked == [(10, 0), (7, 0)]
+
+
+async def test_a_reconnect_asks_for_what_is_outstanding_once_the_consumer_is_known_to_be_there(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.deliver(1, 2)
+    rig.hub.disconnect(rig.bus)
+    rig.link.connected = False
+    rig.consumer.pull(5)
+    await asyncio.sleep(10)
+    assert rig.link.asked == [(10, 0)]
+    rig.link.connected = True
+    rig.hub.reconnect(rig.bus)
+    await asyncio.sleep(0.1)
+    assert rig.link.looks == 1
+    assert rig.link.asked[1:] == [(13, rig.consumer.generation)]
+
+
+async def test_silence_begins_a_new_generation_and_heartbeats_prevent_it(rig):
+    rig.consumer.pull(3)
+    await rig.turn()
+    for _ in range(10):
+        await asyncio.sleep(SILENCE_S - 1)
+        rig.consumer.on_heartbeat()
+    assert len(rig.link.asked) == 1
+    await asyncio.sleep(SILENCE_S + 0.5)
+    assert [count for count, _ in rig.link.asked] == [3, 3]
+    assert rig.link.asked[1][1] == rig.consumer.generation > 0
+
+
+async def test_nothing_asked_for_is_no_silence(rig):
+    rig.consumer.pull(1)
+    await rig.turn()
+    rig.deliver(1)
+    await asyncio.sleep(60)
+    assert rig.link.looks == 0
+    assert len(rig.link.asked) == 1
+
+
+async def test_what_came_too_much_counts_against_the_next_pull(rig):
+    rig.consumer.pull(2)
+    await rig.turn()
+    rig.consumer.on_trouble()  # the old request is given up, but lives
+    await asyncio.sleep(0.1)
+    rig.deliver(1, 2, 3, 4)
+    assert rig.got == [1, 2, 3, 4]
+    assert rig.consumer.wanted == 0
+    asked = len(rig.link.asked)
+    rig.consumer.pull(2)
+    await rig.turn()
+    assert len(rig.link.asked) == asked
+    rig.consumer.pull(1)
+    await rig.turn()
+    assert [count for count, _ in rig.link.asked[asked:]] == [1]
+
+
+# -- trouble ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_consumer_that_is_gone_is_lost_once_and_says_nothing_more(rig):
+    rig.consumer.pull(1)
+    await rig.turn()
+    rig.link.there = False
+    rig.consumer.on_trouble()
+    rig.consumer.on_trouble()
+    await asyncio.sleep(1)
+    assert rig.lost == [1]
+    assert rig.ended == [rig.consumer]
+    assert rig.link.stopped == 1
+    rig.deliver(1)
+    rig.consumer.pull(5)
+    rig.consumer.ack(message(1))
+    await rig.turn()
+    assert rig.got == []
+    assert len(rig.link.asked) == 1
+    assert rig.link.acks == []
+    with pytest.raises(ConsumerLost):
+        await rig.consumer.state()
+    assert rig.lost == [1]
+    await rig.consumer.close(delete=True)
+    assert rig.link.removed == 0
+
+
+async def test_one_without_a_leader_is_not_lost_and_is_looked_at_with_growing_pauses(rig):
+    rig.consumer.pull(1)
+    await rig.turn()
+    rig.link.trouble = StorageUnavailable("no leader")
+    rig.consumer.on_trouble()
+    await asyncio.sleep(10)
+    assert rig.lost == []
+    assert 8 <= rig.link.looks <= 16
+    rig.link.trouble = None
+    await asyncio.sleep(1.5)
+    assert [count for count, _ in rig.link.asked] == [1, 1]
+
+
+async def test_trouble_again_and_again_is_met_at_first_at_once_and_then_with_pauses(rig):
+    rig.consumer.pull(1)
+    await rig.turn()
+    begin = asyncio.get_running_loop().time()
+    times = []
+    for _ in range(6):
+        asked = len(rig.link.asked)
+        rig.consumer.on_trouble()
+        while len(rig.link.asked) == asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        times.append(asyncio.get_running_loop().time() - begin)
+    assert times[0] < 0.05
+    assert 1.5 < times[-1] < 5
+
+
+async def test_what_was_delivered_and_never_came_is_refused(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.deliver(3, 4)
+    rig.link.in_stream = [3, 4, 6, 8, 9]
+    rig.link.delivered = 8
+    rig.consumer.on_trouble()
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [6, 8]
+    # One came; the other is refused again when there is trouble again, but not for ever.
+    rig.deliver(6)
+    for _ in range(10):
+        rig.consumer.on_trouble()
+        await asyncio.sleep(2)
+    assert set(rig.link.refused[2:]) == {8}
+    assert 3 <= len(rig.link.refused[2:]) <= 5
+
+
+async def test_a_gap_in_the_deliveries_is_filled_though_the_connection_held(rig):
+    rig.consumer.pull(10)
+    await rig.turn()
+    rig.deliver(1)
+    rig.link.in_stream = [1, 2, 3, 4]
+    rig.deliver(4, skip=2)
+    await asyncio.sleep(0.1)
+    assert rig.link.refused == [2, 3]
+    assert rig.consumer.wanted == 8
+    rig.deliver(2, 3)
+    assert rig.got == [1, 4, 2, 3]
+
+
+# -- acknowledging ------------------------------------------------------------------------------------------------
+
+
+async def test_acknowledgements_of_one_turn_are_a_batch_that_is_sent_again_until_it_is_confirmed(rig):
+    rig.consumer.ack(message(1))
+    rig.consumer.ack(message(2))
+    await rig.turn()
+    rig.consumer.ack(message(3))
+    await rig.turn()
+    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3], 2)
+    rig.consumer.on_acknowledged(1)
+    assert rig.confirmed == [[1, 2]]
+    await asyncio.sleep(2.6)
+    assert (rig.link.acks, rig.link.batches) == ([1, 2, 3, 3], 3)
+    rig.consumer.on_acknowledged(2)
+    assert rig.confirmed == [[1, 2]], "that batch was given up"
+    rig.consumer.on_acknowledged(3)
+    assert rig.confirmed == [[1, 2], [3]]
+    await asyncio.sleep(60)
+    assert rig.link.acks == [1, 2, 3, 3]
+
+
+async def test_what_was_confirmed_lately_is_acknowledged_again_after_trouble(rig):
+    """Of a batch on its way while the leader changes the last may arrive, and not those before it."""
+    for sequence in (1, 2):
+        rig.consumer.ack(message(sequence))
+    await rig.turn()
+    rig.consumer.on_acknowledged(1)
+    rig.consumer.ack(message(3))
+    await rig.turn()
+    rig.consumer.on_trouble()
+    await asyncio.sleep(0.1)
+    assert rig.link.acks == [1, 2, 3, 1, 2, 3]
+    rig.consumer.on_acknowledged(3)
+    assert rig.confirmed == [[1, 2], [3]], "told of each once"
+    await rig.consumer.settled()
+
+
+async def test_settled_waits_for_those_before_it_only(rig):
+    await rig.consumer.settled()
+    rig.consumer.ack(message(1))
+    settling = asyncio.ensure_future(rig.consumer.settled())
+    await rig.turn()
+    rig.consumer.ack(message(2))
+    assert not settling.done()
+    rig.consumer.on_acknowledged(1)
+    await settling
+
+
+async def test_acknowledgements_made_without_a_connection_are_sent_after_it(rig):
+    rig.hub.disconnect(rig.bus)
+    rig.link.connected = False
+    rig.consumer.ack(message(1))
+    await rig.turn()
+    assert rig.link.acks == []
+    rig.link.connected = True
+    rig.hub.reconnect(rig.bus)
+    await asyncio.sleep(0.01)
+    assert rig.link.acks == [1]
+
+
+async def test_an_acknowledged_message_that_comes_again_is_acknowledged_again_and_not_handed_over(rig):
+    rig.consumer.pull(4)
+    await rig.turn()
+    rig.deliver(1, 2)
+    rig.consumer.ack(message(1))
+    await rig.turn()
+    rig.consumer.on_acknowledged(1)
+    rig.consumer.ack(message(2))
+    await rig.turn()
+    rig.deliver(1, 2)
+    await rig.turn()
+    assert rig.got == [1, 2]
+    assert rig.link.acks == [1, 2, 1, 2]
+    assert rig.consumer.wanted == 2
+    assert rig.link.outstanding() - 4 == 2
+
+
+async def test_settled_fails_when_the_consumer_is_lost(rig):
+    rig.consumer.ack(message(1))
+    settling = asyncio.ensure_future(rig.consumer.settled())
+    await rig.turn()
+    rig.link.there = False
+    rig.consumer.on_trouble()
+    with pytest.raises(ConsumerLost):
+        await settling
+    with pytest.raises(ConsumerLost):
+        await rig.consumer.settled()
+
+
+async def test_a_message_that_no_consumer_delivered_cannot_be_acknowledged(rig):
+    rig.consumer.ack(StreamMessage(subject="x", data=b"", headers=None, sequence=1, at=0.0))
+    assert rig.link.acks == []
+
+
+# -- closing ------------------------------------------------------------------------------------------------------
+
+
+async def test_closing_waits_for_acknowledgements_but_not_for_long(rig):
+    rig.consumer.ack(message(1))
+    begin = asyncio.get_running_loop().time()
+    await rig.consumer.close(delete=True)
+    assert 1.9 < asyncio.get_running_loop().time() - begin < 2.5
+    assert rig.link.removed == 1
+    await rig.consumer.close(delete=True)
+    assert rig.link.removed == 1
+    rig.deliver(1)
+    assert rig.got == []
+
+
+async def test_a_closed_bus_closes_the_consumer(rig):
+    settling = None
+    rig.consumer.ack(message(1))
+    settling = asyncio.ensure_future(rig.consumer.settled())
+    await rig.turn()
+    await rig.bus.close()
+    with pytest.raises(ClosedError):
+        await settling
+    with pytest.raises(ClosedError):
+        await rig.consumer.state()
+    assert rig.lost == []

@@ -1,0 +1,158 @@
+"""The leader dies after each thing that it does, on an in-memory server with real workers: whatever it was doing, no
+partial gang is ever seen, a gang whose owner was told lives on, and every slot comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.bus.port.bus import KvEntry, Message
+from gangline.schemas.errors.base import GanglineError
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from ...scale import repetitions
+from ...support.coordinator.rig import System
+from ...waiting import until
+
+LAST = 60
+"""More steps than any of the stories has, pings and renewals included that follow it."""
+
+
+class Killer:
+    """Ends the leader's process after its n-th step: a message that it sent, or a change that it made in the ledger."""
+
+    def __init__(self, system: System, hub: Any, step: int) -> None:
+        self.hub = hub
+        self.left = step
+        self.armed = False
+        self.victim: Any = None
+        self.struck = False
+        self.steps: list[str] = []
+        hub.tap(on_message=self.sent, on_change=self.changed)
+
+    def arm(self, coordinator: Any) -> None:
+        self.victim = coordinator._bus
+        self.armed = True
+
+    def sent(self, name: str, message: Message) -> None:
+        if self.armed and name == self.victim.name:
+            self._step(message.subject)
+
+    def changed(self, _bucket: str, entry: KvEntry) -> None:
+        if self.armed and entry.key.split(".")[0] in ("gang", "member", "leader"):
+            self._step(entry.key)
+
+    def _step(self, what: str) -> None:
+        self.steps.append(what)
+        self.left -= 1
+        if self.left <= 0 and not self.struck:
+            self.struck = True
+            asyncio.get_running_loop().call_soon(self.hub.kill, self.victim)
+
+
+async def workers(system: System, count: int = 2, slots: int = 2) -> list[Worker]:
+    made = []
+    for number in range(count):
+        name = f"w{number}"
+        pool = Pool("train", slots=slots)
+
+        @pool.task
+        async def nothing() -> None: ...
+
+        worker = Worker(
+            pool, bus=await system.bus(name), names=system.names, settings=WorkerSettings(id=name, node=name)
+        )
+        await system.stack.enter_async_context(worker)
+        made.append(worker)
+    return made
+
+
+async def insist(system: System, operation: str, body: dict[str, Any], *, within_s: float = 60.0) -> Any:
+    """Ask until somebody answers who leads; other errors are raised."""
+    async with asyncio.timeout(within_s):
+        while True:
+            try:
+                return await system.owner.ask(operation, body, timeout_s=2.0)
+            except GanglineError as error:
+                if error.code not in ("no_responders", "no_coordinator", "request_timeout"):
+                    raise
+                await asyncio.sleep(0.1)
+
+
+def in_use(made: list[Worker]) -> int:
+    return sum(worker.core.load.ongoing for worker in made)
+
+
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(5, whole=1)))
+async def test_a_leader_that_dies_during_a_grant_leaves_all_or_nothing(system, hub, step):
+    made = await workers(system)
+    first = await system.coordinator("first")
+    await first.wait_leading()
+    await system.coordinator("second")
+    await until(lambda: first.statistics().workers == 2)
+    killer = Killer(system, hub, step)
+    killer.arm(first)
+    owned = {"id": "mine", "owner_token": "token"}
+    gang = await insist(system, "acquire", {"pool": "train", "size": 4, "strategy": "spread", "ttl_s": 30, **owned})
+    assert (gang["state"], gang["generation"]) == ("formed", 1), killer.steps
+    assert in_use(made) == 4
+    await asyncio.sleep(8)
+    found = await insist(system, "renew", owned)
+    assert (found["state"], found["generation"], found["seats"]) == ("formed", 1, gang["seats"]), killer.steps
+    await insist(system, "release", owned)
+    await until(lambda: in_use(made) == 0, within_s=5)
+    assert killer.struck
+
+
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+async def test_a_gang_whose_owner_vanishes_with_the_leader_gives_every_slot_back(system, hub, step):
+    made = await workers(system)
+    first = await system.coordinator("first")
+    await first.wait_leading()
+    await system.coordinator("second")
+    await until(lambda: first.statistics().workers == 2)
+    killer = Killer(system, hub, step)
+    killer.arm(first)
+    asked = asyncio.create_task(system.owner.acquire(pool="train", size=4, ttl_s=3))
+    await asyncio.sleep(1)
+    asked.cancel()
+    await asyncio.wait([asked])
+    await asyncio.sleep(20)
+    assert in_use(made) == 0, killer.steps
+    again = await insist(system, "acquire", {"pool": "train", "size": 4})
+    assert again["state"] == "formed"
+    members = {entry.key for entry in await system.ledger.entries("member.>")}
+    assert members == {f"member.train.w{number}.{again['id']}" for number in (0, 1)}
+    await system.owner.release(again)
+
+
+@pytest.mark.parametrize("step", range(1, LAST, repetitions(6, whole=2)))
+async def test_a_leader_that_dies_during_a_teardown_and_restart_finishes_neither_twice(system, hub, step):
+    made = await workers(system)
+    first = await system.coordinator("first")
+    await first.wait_leading()
+    await system.coordinator("second")
+    await until(lambda: first.statistics().workers == 2)
+    owned = {"id": "mine", "owner_token": "token"}
+    await insist(system, "acquire", {"pool": "train", "size": 4, "ttl_s": 60, "backoff_s": 0, **owned})
+    killer = Killer(system, hub, step)
+    killer.arm(first)
+    report = {"gang": "mine", "generation": 1, "rank": 1, "cause": "crashed"}
+    await insist(system, "report", report)
+    async with asyncio.timeout(30):
+        while True:
+            found = await insist(system, "get", {"id": "mine"})
+            if (found["state"], found["generation"]) == ("formed", 2):
+                break
+            if found["generation"] == 1 and killer.struck:
+                await insist(system, "report", report)  # as the worker would: the leader died before it wrote
+            await asyncio.sleep(0.2)
+    assert in_use(made) == 4
+    await asyncio.sleep(8)
+    assert (await insist(system, "get", {"id": "mine"}))["generation"] == 2, killer.steps
+    await insist(system, "release", owned)
+    await until(lambda: in_use(made) == 0, within_s=5)

@@ -1,0 +1,544 @@
+"""What the core promises to owners and operators, against the model world."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.coordinator.model import effects as do
+from gangline.coordinator.model import events as on
+from gangline.coordinator.settings import CoordinatorSettings
+from gangline.schemas.errors.base import InvalidSettings, QueueFull
+from gangline.schemas.errors.gangs import (
+    GangEnded,
+    GangFailed,
+    GangImpossible,
+    GangNotFormed,
+    NotOwner,
+    StaleGeneration,
+    UnknownGang,
+)
+from gangline.schemas.messages.gangs import AcquireRequest, MemberCause, OwnedRequest
+from gangline.schemas.names import WorkerId
+from gangline.schemas.records.gangs import GangState
+
+from ...scale import repetitions
+from ...support.coordinator.world import World, heartbeats, world_of
+from ...work import lines_run
+
+
+def error_of(world: World, asked: int) -> Exception | None:
+    return world.answers[asked].error
+
+
+# -- forming ----------------------------------------------------------------------------------------------------------
+
+
+def test_two_gangs_of_two_on_three_slots_never_deadlock():
+    world = world_of(1, 1, 1)
+    for number in range(repetitions(10, whole=100)):
+        first = world.acquire(f"a{number}", 2)
+        second = world.acquire(f"b{number}", 2)
+        world.flush()
+        assert world.answers[first].reply is not None
+        assert second not in world.answers
+        world.release(f"a{number}")
+        world.flush()
+        assert world.answers[second].reply is not None
+        world.release(f"b{number}")
+        world.flush()
+    assert not world.core.gangs()
+    assert all(worker.load.ongoing == 0 for worker in world.workers.values())
+
+
+def test_members_parts_and_the_rendezvous_are_told_to_the_owner():
+    world = World()
+    world.add_worker("c", 1, pool="cpu", node="host1")
+    world.add_worker("s", 2, pool="lic", node="host2")
+    world.elect()
+    world.flush()
+    asked = world.acquire("a", bundles=[{"pool": "cpu", "extras": [{"pool": "lic", "slots": 2}]}])
+    world.flush()
+    reply = world.answers[asked].reply
+    assert [(seat.rank, seat.part, seat.pool, seat.slots) for seat in reply.seats] == [
+        (0, 0, "cpu", 1),
+        (0, 1, "lic", 2),
+    ]
+    assert (reply.rendezvous.host, reply.rendezvous.port) == ("host1", 4711)
+    assert reply.fence == world.ledger.revision_of("gang.a")
+    assert reply.owner_token == "t-a"
+    assert world.core.get("a").owner_token is None
+
+
+def test_acquire_sent_again_finds_the_same_gang():
+    world = world_of(1, 1)
+    first = world.acquire("a", 2)
+    second = world.acquire("a", 2)
+    world.flush()
+    third = world.acquire("a", 2)
+    world.flush()
+    fences = {world.answers[asked].reply.fence for asked in (first, second, third)}
+    assert len(fences) == 1
+    assert len(world.core.gangs()) == 1
+
+
+def test_acquire_sent_again_renews_the_gang():
+    """Its owner, who heard nothing so far, counts from then on."""
+    world = world_of(1, 1)
+    world.acquire("a", 2, ttl_s=2.0)
+    world.advance(1.5)
+    world.acquire("a", 2, ttl_s=2.0)
+    world.advance(1.9)
+    assert world.states() == {"a": "formed"}
+    world.advance(0.2)
+    assert world.states() == {}
+
+
+def test_one_that_does_not_wait_is_answered_when_the_ledger_has_its_place():
+    world = world_of(1)
+    world.acquire("a", 1)
+    world.flush()
+    asked = world.acquire("b", 1, wait=False)
+    assert asked not in world.answers
+    world.flush()
+    assert world.answers[asked].reply.state is GangState.QUEUED
+    world.elect()
+    world.flush()
+    assert world.states() == {"a": "formed", "b": "queued"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"size": 4}, "room for 3 of 4"),
+        ({"pool": "nope"}, "pool 'nope' has no worker"),
+        ({"size": 3, "strategy": "strict_spread"}, "strict_spread needs 3"),
+        ({"size": 3, "strategy": "strict_pack"}, "no node of pool 'p' has room for 3"),
+        ({"labels": {"gpu": "x"}}, "no worker of pool 'p' with gpu=x"),
+        ({"slots": 3}, "has 3 slots at once: the most is 2"),
+    ],
+)
+def test_what_can_never_be_formed_is_refused_at_once(asked, said):
+    world = world_of(2, 1)
+    world.acquire("busy", 3)
+    world.flush()
+    error = error_of(world, world.acquire("a", **asked))
+    assert isinstance(error, GangImpossible)
+    assert said in error.message
+
+
+def test_a_deadline_ends_the_wait_and_says_what_stood_in_the_way():
+    world = world_of(1)
+    world.acquire("a", 1)
+    world.flush()
+    asked = world.acquire("b", 1, deadline_s=2.0)
+    world.advance(1.9)
+    assert asked not in world.answers
+    world.advance(0.2)
+    error = error_of(world, asked)
+    assert isinstance(error, GangNotFormed)
+    assert "room for 0 of 1" in error.details["lacks"][0] or "has 1 slot" in error.details["lacks"][0], error.details
+
+
+def test_the_queue_has_a_bound():
+    world = world_of(1, settings=CoordinatorSettings(max_queued=1))
+    world.acquire("a", 1)
+    world.flush()
+    world.acquire("b", 1)
+    assert isinstance(error_of(world, world.acquire("c", 1)), QueueFull)
+
+
+# -- owners -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_owner_renews_and_releases():
+    world = world_of(1)
+    world.acquire("a", 1)
+    world.flush()
+    for ask in (world.renew, world.release):
+        assert isinstance(error_of(world, ask("a", owner_token="stranger")), NotOwner)
+        assert isinstance(error_of(world, ask("b")), UnknownGang)
+        assert isinstance(error_of(world, ask("a", generation=2)), StaleGeneration)
+    assert isinstance(error_of(world, world.acquire("a", 1, owner_token="stranger")), NotOwner)
+    assert world.states() == {"a": "formed"}
+
+
+def test_release_is_answered_when_every_slot_is_back_and_again_with_the_same():
+    world = world_of(1)
+    world.acquire("a", 1)
+    world.flush()
+    asked = world.release("a")
+    assert asked not in world.answers
+    world.flush()
+    assert world.answers[asked].reply.state is GangState.ENDED
+    assert world.workers[WorkerId("p", "w0")].load.ongoing == 0
+    assert world.answers[world.release("a")].reply.state is GangState.ENDED
+    assert isinstance(error_of(world, world.renew("a")), GangEnded)
+    assert isinstance(error_of(world, world.acquire("a", 1)), GangEnded)
+
+
+def test_a_release_while_the_commit_is_on_its_way_ends_the_gang_after_it():
+    world = world_of(1)
+    asked = world.acquire("a", 1)
+    world.deliver()
+    world.deliver()
+    assert world.network[0][0] == "commit form a"
+    released = world.release("a")
+    world.flush()
+    assert world.answers[released].reply.state is GangState.ENDED
+    assert asked in world.answers
+    assert not world.ledger.members()
+
+
+def test_an_owner_that_waits_hears_of_the_failure():
+    world = world_of(1)
+    world.acquire("a", 1, restart="fail")
+    world.flush()
+    world.report(world.workers[WorkerId("p", "w0")], "a", MemberCause.FAILED_AT_START)
+    asked = world.acquire("a", 1)
+    world.flush()
+    late = world.acquire("a", 1)
+    assert world.answers[asked].reply is not None
+    assert isinstance(error_of(world, late), GangEnded)
+    assert world.kinds("a") == ["queued", "formed", "ready", "torn_down", "ended"]
+
+
+def test_a_gang_that_uses_up_its_restarts_ends_and_says_so_to_those_who_wait():
+    world = world_of(1)
+    world.acquire("a", 1, max_restarts=1, backoff_s=5.0)
+    world.flush()
+    world.report(world.workers[WorkerId("p", "w0")], "a")
+    world.flush()
+    asked = world.acquire("a", 1)
+    world.advance(6.0)
+    assert world.answers[asked].reply.generation == 2
+    world.report(world.workers[WorkerId("p", "w0")], "a")
+    world.flush()
+    assert world.states() == {}
+    assert world.core.get("a").reason == "crashed"
+    assert not isinstance(error_of(world, asked), GangFailed)
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def test_priority_goes_before_age():
+    world = world_of(1)
+    world.acquire("first", 1)
+    world.flush()
+    world.acquire("old", 1)
+    world.advance(0.1)
+    world.acquire("high", 1, priority=1)
+    world.release("first")
+    world.flush()
+    assert world.states() == {"old": "queued", "high": "formed"}
+
+
+def test_a_gang_that_nobody_asks_for_any_more_leaves_the_queue_and_what_was_kept_for_it_is_free():
+    world = world_of(1, 1)
+    world.acquire("first", 1)
+    world.flush()
+    head = world.acquire("head", 2, ttl_s=3.0)
+    world.acquire("behind", 2, ttl_s=60.0)
+    world.advance(2.9)
+    assert world.states()["head"] == "queued"
+    world.advance(0.2)
+    assert "head" not in world.states()
+    error = world.answers[head].error
+    assert isinstance(error, GangNotFormed) and "was not asked for again for its ttl_s of 3 s" in error.message
+    world.release("first")
+    world.flush()
+    assert world.states()["behind"] == "formed"
+
+
+def test_a_gang_that_is_asked_for_again_or_renewed_keeps_its_place():
+    world = world_of(1, 1)
+    world.acquire("first", 1, ttl_s=600.0)
+    world.flush()
+    world.acquire("asks", 2, ttl_s=3.0)
+    world.acquire("renews", 2, ttl_s=3.0)
+    for _ in range(10):
+        world.advance(2.0)
+        world.acquire("asks", 2, ttl_s=3.0)
+        world.renew("renews")
+    assert world.states() == {"first": "formed", "asks": "queued", "renews": "queued"}
+
+
+def test_a_gang_is_renewed_from_its_grant_on_by_whoever_only_waited_for_the_answer():
+    world = world_of(1, 1)
+    world.acquire("first", 1)
+    world.flush()
+    world.acquire("patient", 2, ttl_s=10.0)
+    world.advance(9.0)
+    world.release("first")
+    world.flush()
+    world.advance(9.0)
+    assert world.states()["patient"] == "formed"
+
+
+def test_back_fill_never_takes_what_the_head_waits_for():
+    world = world_of(1, 1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    world.acquire("head", 3)
+    world.acquire("small", 1)
+    world.flush()
+    assert world.states()["small"] == "queued"
+    assert "is ahead and needs it" in world.core.why("small").lacks[0]
+    world.release("a")
+    world.flush()
+    assert world.states() == {"head": "formed", "small": "queued"}
+
+
+def test_back_fill_uses_what_the_head_does_not_wait_for():
+    world = world_of(1, 1, 1)
+    world.add_worker("x", 1, pool="q")
+    world.flush()
+    world.acquire("a", 2)
+    world.flush()
+    world.acquire("head", 2, strategy="strict_spread")
+    world.acquire("other", 1, pool="q")
+    world.flush()
+    assert world.states() == {"a": "formed", "head": "queued", "other": "formed"}
+
+
+def test_a_gang_of_8_is_not_starved_by_a_flood_of_plain_tasks():
+    """Each slot that becomes free is taken by the next plain task at once, unless it is kept."""
+    world = world_of(2, 2, 2, 2)
+    for worker in world.workers.values():
+        worker.plain = 2
+    heartbeats(world)
+    asked = world.acquire("a", 8)
+    longest_task_s = 1.0
+    for _ in range(100):
+        world.advance(longest_task_s / 4)
+        for worker in world.workers.values():
+            worker.plain -= 1 if worker.plain else 0
+            worker.top_up()
+            world.heartbeat(worker)
+            worker.plain += worker.load.free  # the flood: whatever is not kept is gone before the next look
+        if asked in world.answers:
+            break
+    settings = world.settings
+    bound = settings.starve_after_s + settings.keep_renew_s * 4 + longest_task_s * 2
+    assert world.answers[asked].reply is not None
+    assert world.now <= bound
+
+
+def test_slots_kept_are_given_back_when_the_head_gives_up():
+    world = world_of(2)
+    worker = world.workers[WorkerId("p", "w0")]
+    worker.plain = 1
+    heartbeats(world)
+    world.acquire("a", 2)
+    world.advance(6.0)
+    assert worker.kept == {"a": 1}
+    world.release("a")
+    world.flush()
+    assert not worker.kept
+
+
+def test_slots_that_are_kept_are_not_said_to_be_in_use_by_tasks():
+    world = world_of(2)
+    worker = world.workers[WorkerId("p", "w0")]
+    worker.plain = 1
+    heartbeats(world)
+    world.acquire("head", 2)
+    world.advance(6.0)
+    world.heartbeat(worker)
+    world.flush()
+    world.acquire("next", 1)
+    world.flush()
+    head, after = world.core.why("head"), world.core.why("next")
+    assert (worker.kept, head.kept) == ({"head": 1}, {"p.w0": 1})
+    assert [(item.holder, item.slots) for item in head.obstacles] == [("tasks", 1)]
+    kept, tasks = after.obstacles
+    assert "gang head (kept for it" in kept.holder and kept.slots == tasks.slots == 1
+
+
+def test_the_head_may_give_up_in_the_very_moment_in_which_its_keeps_are_renewed():
+    world = world_of(2)
+    worker = world.workers[WorkerId("p", "w0")]
+    worker.plain = 1
+    heartbeats(world)
+    settings = world.settings
+    world.acquire("a", 2, deadline_s=settings.starve_after_s + 2 * settings.keep_renew_s - 0.01)
+    world.advance(settings.starve_after_s + settings.keep_renew_s + 0.1)
+    assert worker.kept == {"a": 1}
+    world.now += 1.0  # stood still for a while: the deadline and the renewal are due together
+    world.to_leader(on.Tick)
+    world.flush()
+    assert not worker.kept and "ended" in world.kinds("a")
+
+
+def test_only_lower_priority_is_preempted_and_only_what_is_needed():
+    world = world_of(1, 1, 1, 1)
+    for number in range(4):
+        world.acquire(f"low{number}", 1, priority=number)
+        world.advance(0.01)
+    world.acquire("high", 2, priority=2, preempt=True)
+    world.flush()
+    states = world.states()
+    assert states["high"] == "formed"
+    assert [gang for gang, step in states.items() if step == "queued"] == ["low0", "low1"]
+    low = world.core.get("low0")
+    assert (low.restarts, low.failures) == (1, 0), "it was planned"
+
+
+# -- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_dead_worker_is_found_by_two_pings_without_responders():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    world.crash(world.workers[WorkerId("p", "w0")])
+    killed = world.now
+    world.advance(0.9)
+    torn = [event for event in world.events if event.kind.value == "torn_down"]
+    assert [event.gang for event in torn] == ["a"]
+    assert torn[0].reason.startswith("worker_lost")
+    assert torn[0].rank is not None
+    assert torn[0].at - 1_000_000 - killed < 1.0
+
+
+def test_a_worker_in_a_new_epoch_has_lost_its_members():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    world.restart(world.workers[WorkerId("p", "w1")])
+    world.flush()
+    assert world.core.get("a").reason.startswith("epoch_changed")
+
+
+def test_a_form_that_was_lost_is_sent_again():
+    world = world_of(1)
+    world.acquire("a", 1)
+    while not world.network[0][0].startswith("form"):
+        world.deliver()
+    world.lose()
+    worker = world.workers[WorkerId("p", "w0")]
+    assert "a" not in worker.members
+    world.advance(3.0)
+    assert worker.members["a"].generation == 1
+    assert world.core.get("a").generation == 1
+
+
+def test_a_worker_that_never_confirms_is_waited_for_no_longer_than_the_grace():
+    world = world_of(1, 1)
+    world.acquire("a", 2, grace_s=2.0, max_restarts=0)
+    world.flush()
+    world.report(world.workers[WorkerId("p", "w0")], "a")
+    for _ in range(60):
+        world.advance(0.1, flush=False)
+        for index in range(len(world.network) - 1, -1, -1):
+            what = world.network[index][0]
+            if "teardown" in what and "w1" in what:
+                world.lose(index)
+        world.flush() if not any("teardown" in what and "w1" in what for what, _, _ in world.network) else None
+    ended = [event for event in world.events if event.kind.value == "ended"]
+    assert ended[0].unconfirmed in (("p.w1",), ())
+    assert world.states() == {}
+
+
+def test_a_repair_that_finds_no_room_becomes_a_restart_of_the_gang():
+    world = world_of(1, 1)
+    world.acquire("a", 2, restart="restart_member")
+    world.flush()
+    world.crash(world.workers[WorkerId("p", "w0")])
+    world.advance(2.0)
+    assert world.states() == {"a": "repairing"}
+    assert "no room for the lost rank" in world.core.why("a").lacks[0]
+    world.advance(10.0)
+    assert world.states() == {"a": "queued"}
+    assert all(not worker.members for worker in world.workers.values())
+    world.restart(world.workers[WorkerId("p", "w0")])
+    world.flush()
+    assert world.core.get("a").state is GangState.FORMED
+
+
+# -- cost and settings ------------------------------------------------------------------------------------------------
+
+
+def lines_to_form(workers: int) -> int:
+    """Until the holds of a gang of 8 are asked for, the most of ten gangs."""
+    world = World()
+    world.elect()
+    for number in range(workers):
+        facts = on.WorkerFacts(id=WorkerId("p", f"w{number}"), epoch=1, revision=1, total=4, node=f"n{number}")
+        world.core.handle(on.WorkerSeen(now=0, worker=facts))
+    most = 0
+    for number in range(10):
+        request = AcquireRequest.model_validate({"pool": "p", "size": 8, "id": f"g{number}", "owner_token": "t"})
+        event = on.AcquireAsked(now=0, request=request, reply_to=number, new_id="x", new_token="x")
+        effects: list[do.Effect] = []
+        most = max(most, lines_run(lambda event=event, effects=effects: effects.extend(world.core.handle(event))))
+        holds = [effect for effect in effects if isinstance(effect, do.SendHold)]
+        assert len(holds) >= 2
+        world.core.handle(
+            on.HoldUnanswered(
+                now=0,
+                worker=holds[0].worker,
+                gang=holds[0].request.gang,
+                generation=1,
+                attempt=holds[0].request.attempt,
+                reason="x",
+            )
+        )
+        world.core.handle(on.ReleaseAsked(now=0, request=_owned(f"g{number}"), reply_to=0))
+    return most
+
+
+def _owned(gang: str):
+    return OwnedRequest(id=gang, owner_token="t")
+
+
+def test_deciding_on_a_gang_does_not_cost_more_with_more_workers_registered():
+    few, many = lines_to_form(10), lines_to_form(5_000)
+    assert many <= 1.2 * few
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"hold_s": 0.5}, {"keep_s": 1.0}, {"refused_first_s": 0.0}, {"ping_s": -1.0}, {"ping_s": float("nan")}]
+)
+def test_settings_out_of_their_bounds_are_refused(wrong):
+    with pytest.raises(InvalidSettings):
+        CoordinatorSettings(**wrong)
+
+
+# -- while a commit is on its way -------------------------------------------------------------------------------------
+
+
+def test_a_worker_lost_while_its_commit_is_on_the_way_fails_the_gang_once_it_is_formed():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    while world.network[0][0] != "commit form a":
+        world.deliver()
+    worker = world.workers[WorkerId("p", "w0")]
+    world.crash(worker)
+    world.gone(worker)
+    world.deliver()
+    assert len(world.ledger.members()) == 2, "the batch was on its way already"
+    world.flush()
+    assert world.kinds("a")[:3] == ["queued", "formed", "torn_down"]
+    assert world.core.get("a").reason.startswith("worker_lost")
+    assert not world.ledger.members()
+
+
+def test_a_commit_whose_holds_may_have_ended_meanwhile_is_not_sent():
+    world = world_of(1, 1)
+    world.acquire("a", 1)
+    world.acquire("b", 1)
+    while [what for what, _, _ in world.network] != ["commit form a"]:
+        world.deliver()
+    assert world.states() == {"a": "committing", "b": "committing"}
+    world.advance(1.9, flush=False)
+    before = len(world.story)
+    index = next(index for index, (what, _, _) in enumerate(world.network) if what == "commit form a")
+    world.deliver(index)
+    world.deliver(next(index for index, (what, _, _) in enumerate(world.network) if what == "acked form a"))
+    assert not [line for line in world.story[before:] if "commit form: member" in line and "gang.b" in line]
+    assert world.states()["b"] == "queued"
+    world.advance(3.0)
+    heartbeats(world)
+    world.advance(1.0)
+    assert world.states() == {"a": "formed", "b": "formed"}

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from gangline.coordinator.core.gang_core import GangCore
+from gangline.coordinator.model import effects as do
+from gangline.coordinator.model import events as on
+from gangline.schemas.messages.gangs import AcquireRequest
+from gangline.schemas.names import Names, WorkerId
+from gangline.schemas.records.gangs import GangState, HeldSeat, MemberRecord
+
+from ...support.coordinator.world import World, world_of
+
+
+def test_a_coordinator_that_does_not_lead_does_nothing():
+    core = GangCore()
+    request = AcquireRequest.model_validate({"pool": "p", "size": 1})
+    assert core.handle(on.AcquireAsked(now=0, request=request, reply_to=1, new_id="a", new_token="t")) == []
+    assert core.handle(on.Tick(now=9)) == []
+    assert core.handle(on.LeadershipLost(now=9, reason="x")) == []
+
+
+def test_leadership_lost_drops_everything_and_only_stops():
+    world = world_of(1)
+    world.acquire("a", 1)
+    effects = world.core.handle(on.LeadershipLost(now=world.now, reason="frozen"))
+    assert effects == [do.Stop(reason="frozen")]
+    assert world.core.gangs() == []
+    world.core.check()
+
+
+def test_gangs_go_on_undisturbed_under_a_new_leader():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    before = world.core.get("a")
+    world.elect()
+    world.advance(5.0)
+    after = world.core.get("a")
+    assert (after.generation, after.fence, after.seats) == (before.generation, before.fence, before.seats)
+    assert "torn_down" not in world.kinds("a")
+
+
+def test_a_worker_that_died_while_nobody_led_is_found_by_the_new_leader():
+    world = world_of(1, 1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    holder = next(worker for worker in world.workers.values() if worker.members)
+    world.crash(holder)
+    world.elect()
+    world.advance(2.0)
+    assert world.core.get("a").generation == 2
+    assert len(world.ledger.members()) == 2
+
+
+def test_a_half_torn_gang_is_torn_down_to_its_end():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    world.release("a")
+    world.deliver()
+    assert world.ledger.gangs()["a"].state is GangState.TEARING_DOWN
+    world.elect()
+    world.flush()
+    assert world.states() == {}
+    assert all(not worker.members for worker in world.workers.values())
+
+
+def leak(world: World, gang: str, worker: str) -> str:
+    key = Names.member_key(WorkerId("p", worker), gang)
+    seat = HeldSeat(rank=0, token="leaked")
+    world.ledger.put(key, MemberRecord(gang=gang, generation=1, epoch=1, seats=(seat,)))
+    return key
+
+
+def test_leaked_member_records_are_removed_on_what_was_read():
+    world = world_of(1, 1)
+    world.acquire("a", 1)
+    world.flush()
+    key = leak(world, "ghost", "w0")
+    world.to_leader(on.MembersRead, members=tuple(world.ledger.members()))
+    world.flush()
+    assert key not in world.ledger.keys
+    assert len(world.ledger.members()) == 1
+    key = leak(world, "ghost", "w0")
+    world.elect()
+    world.flush()
+    assert key not in world.ledger.keys
+
+
+def test_a_ledger_that_vanished_is_written_again():
+    world = world_of(1, 1)
+    world.acquire("a", 2)
+    world.flush()
+    kept = dict(world.ledger.keys)
+    world.ledger.keys.clear()
+    fence = world.ledger.put("leader", kept["leader"][0])
+    world.to_leader(on.LedgerVanished, fence=fence)
+    world.flush()
+    assert set(world.ledger.keys) == {key for key in kept if not key.startswith("reg.")}
+    assert world.ledger.gangs()["a"].fence == world.core.get("a").fence
+
+
+def test_a_gang_that_ends_before_it_could_be_written_again_is_not_granted_in_part():
+    """Its members come before its record when they are granted, and after it when they end."""
+    world = world_of(2, 2)
+    for name in ("a", "b"):
+        world.acquire(name, 2, strategy="spread")
+    world.flush()
+    record, _ = world.ledger.keys["leader"]
+    world.ledger.keys.clear()
+    world.to_leader(on.LedgerVanished, fence=world.ledger.put("leader", record))
+    world.release("b")  # its turn to be written again has not come
+    world.flush()  # the ledger checks L7 after every batch
+    assert world.core.get("a").state is GangState.FORMED
+    assert world.core.get("b").state is GangState.ENDED and world.kinds("b")[-2:] == ["torn_down", "ended"]
+    assert {member.gang for _, member in world.ledger.members()} == {"a"}
+
+
+def test_a_gang_that_retires_in_a_new_ledger_is_written_whole():
+    """Its turn may come before that of what writes it again."""
+    world = world_of(2, 2)
+    world.declare("s", 2, size=2)
+    world.advance(1.0)
+    world.undeclare("s")  # one is written at once, the other waits for it
+    record, _ = world.ledger.keys["leader"]
+    world.ledger.keys.clear()
+    world.to_leader(on.LedgerVanished, fence=world.ledger.put("leader", record))
+    world.advance(10.0)  # the ledger checks L7 after every batch
+    assert world.core.gangs() == [] and not world.ledger.members()
+
+
+def deliver_until(world: World, what: str) -> None:
+    while world.network[0][0] != what:
+        world.deliver()
+
+
+def test_a_gang_that_is_being_repaired_when_the_ledger_vanishes_is_written_again_though_the_swap_is_refused():
+    world = world_of(1, 1, 1)
+    world.acquire("a", 2, restart="restart_member", strategy="spread")
+    world.flush()
+    worker = next(worker for worker in world.workers.values() if worker.members)
+    world.crash(worker)
+    world.gone(worker)
+    deliver_until(world, "commit rejoin a")
+    world.lose_the_ledger()
+    world.flush()
+    assert "a" in world.ledger.gangs(), "nobody would know of the members that go on"
+    assert len(world.ledger.members()) == 2
+    world.advance(1.0)
+    gang = world.core.get("a")
+    assert (gang.step, gang.generation) == ("formed", 2)
+    assert world.ledger.gangs()["a"].generation == 2
+
+
+def test_a_queued_gang_that_is_being_granted_when_the_ledger_vanishes_keeps_its_place_in_the_new_one():
+    world = world_of(1, 1)
+    world.acquire("a", 2, wait=False, ttl_s=1000.0)
+    deliver_until(world, "commit form a")
+    world.lose_the_ledger()
+    gone = next(iter(world.workers.values()))
+    world.crash(gone)
+    world.gone(gone)
+    world.flush()
+    record = world.ledger.gangs()["a"]
+    assert record.state is GangState.QUEUED
+    world.elect()
+    assert world.states() == {"a": "queued"}

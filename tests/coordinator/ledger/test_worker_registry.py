@@ -1,0 +1,239 @@
+"""Who lives, judged from heartbeats, keys, answers and outages."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import BucketSettings
+from gangline.coordinator.ledger.worker_registry import Census
+from gangline.coordinator.service_settings import ShellSettings
+from gangline.schemas.names import Names, WorkerId
+from gangline.schemas.records.workers import Heartbeat, Registration
+from gangline.telemetry.logs import logger_for
+
+NAMES = Names()
+W1 = WorkerId("train", "w1")
+
+
+def registration(instance: str = "a", *, epoch: int = 1, state: str = "serving") -> Registration:
+    return Registration(pool="train", worker="w1", epoch=epoch, instance=instance, slots=4, state=state)
+
+
+def heartbeat(instance: str = "a", *, epoch: int = 1, running: int = 0) -> Heartbeat:
+    return Heartbeat(epoch=epoch, instance=instance, running=running, reserved=0, total=4)
+
+
+class Audience:
+    def __init__(self) -> None:
+        self.told: list[tuple] = []
+
+    def worker_seen(self, facts) -> None:
+        self.told.append(("seen", facts.epoch, facts.draining))
+
+    def load_seen(self, worker, epoch, load) -> None:
+        self.told.append(("load", load.running))
+
+    def worker_gone(self, worker, reason) -> None:
+        self.told.append(("gone", reason))
+
+    def kinds(self) -> list[str]:
+        return [item[0] for item in self.told]
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.hub = MemoryHub()
+        self.beating = True
+
+    async def open(self) -> None:
+        self.kv = await self.hub.connect("worker").bucket(NAMES.ledger_bucket, BucketSettings())
+        self.bus = self.hub.connect("census")
+        own = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
+        self.census = Census(own, NAMES, ShellSettings(), logger_for("test"))
+        self.bus.on_connection(self.census.on_connection)
+        self.audience = self.census.audience = Audience()
+        await self.census.start()
+
+    async def register(self, **fields) -> None:
+        await self.kv.put(NAMES.registration_key(W1), registration(**fields).model_dump_json().encode(), ttl_s=60)
+
+    async def beat(self, **fields) -> None:
+        await self.kv.put(NAMES.alive_key(W1), heartbeat(**fields).model_dump_json().encode(), ttl_s=3)
+
+    async def live(self, seconds: int) -> None:
+        for _ in range(seconds):
+            await self.beat()
+            await asyncio.sleep(1)
+
+
+@pytest.fixture
+async def rig():
+    made = Rig()
+    await made.open()
+    yield made
+    await made.census.stop()
+
+
+async def test_a_worker_is_seen_with_its_first_heartbeat_and_then_by_its_load(rig):
+    await rig.register()
+    await asyncio.sleep(0.5)
+    assert rig.audience.told == []
+    await rig.beat()
+    await rig.beat(running=2)
+    await asyncio.sleep(0.1)
+    assert rig.audience.told == [("seen", 1, False), ("load", 2)]
+    assert len(rig.census) == 1
+
+
+async def test_a_worker_that_wrote_its_heartbeat_first_is_looked_up(rig):
+    await rig.beat()
+    await rig.register()
+    await asyncio.sleep(0.1)
+    assert rig.audience.kinds() == ["seen"]
+
+
+async def test_a_heartbeat_of_another_instance_says_nothing_of_this_one(rig):
+    await rig.register()
+    await rig.beat(instance="b")
+    await asyncio.sleep(0.5)
+    assert rig.audience.told == []
+
+
+async def test_a_silent_worker_is_gone_when_its_key_has_expired(rig):
+    await rig.register()
+    await rig.live(2)
+    began = asyncio.get_running_loop().time()
+    while "gone" not in rig.audience.kinds():  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    assert 1.5 < asyncio.get_running_loop().time() - began < 3.0
+    assert len(rig.census) == 0
+    await rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.audience.kinds()[-1] == "seen"
+
+
+async def test_a_worker_that_takes_its_key_back_is_gone_at_once(rig):
+    await rig.register()
+    await rig.live(1)
+    await rig.kv.delete(NAMES.alive_key(W1))
+    await asyncio.sleep(0.1)
+    assert rig.audience.told[-1] == ("gone", "left")
+
+
+async def test_a_worker_whose_registration_went_lives_while_its_heart_beats(rig):
+    await rig.register()
+    await rig.live(1)
+    await rig.kv.delete(NAMES.registration_key(W1))
+    await rig.live(8)
+    assert "gone" not in rig.audience.kinds()
+
+
+async def test_an_answer_counts_as_a_heartbeat(rig):
+    await rig.register()
+    await rig.live(1)
+    for _ in range(16):
+        await asyncio.sleep(0.5)
+        rig.census.heard(W1)
+    assert "gone" not in rig.audience.kinds()
+
+
+async def test_an_outage_of_storage_ends_nobody(rig):
+    await rig.register()
+    await rig.live(1)
+    for _ in range(16):
+        await asyncio.sleep(0.5)
+        rig.census.outage()
+    assert "gone" not in rig.audience.kinds()
+    await asyncio.sleep(3.5)
+    assert "gone" in rig.audience.kinds()
+
+
+async def test_a_lookup_that_fails_ends_nobody(rig):
+    await rig.register()
+    await rig.live(1)
+    rig.hub.storage_down()
+    await asyncio.sleep(10)
+    assert "gone" not in rig.audience.kinds()
+    rig.hub.storage_back()
+    await rig.live(5)
+    assert "gone" not in rig.audience.kinds()
+
+
+async def test_while_we_are_not_connected_nobody_is_silent(rig):
+    await rig.register()
+    await rig.live(1)
+    rig.hub.disconnect(rig.bus)
+    await rig.live(10)
+    rig.hub.reconnect(rig.bus)
+    await rig.live(5)
+    assert "gone" not in rig.audience.kinds()
+
+
+async def test_our_own_freeze_is_nobodys_silence(rig):
+    await rig.register()
+    await rig.live(1)
+    # As after ten seconds without a turn of our loop.
+    rig.census._ticked_at -= 10
+    rig.census._entries[W1].heard_at -= 10
+    await rig.kv.delete("none")
+    await rig.live(4)
+    assert "gone" not in rig.audience.kinds()
+
+
+async def test_a_worker_that_nobody_answered_for_is_told_of_anew_by_its_next_heartbeat(rig):
+    await rig.register()
+    await rig.live(1)
+    rig.census.doubt(W1)
+    await rig.census.pull(asyncio.get_running_loop().time())
+    assert rig.audience.kinds() == ["seen"]
+    await rig.beat()
+    await asyncio.sleep(0.1)
+    assert rig.audience.kinds() == ["seen", "seen"]
+
+
+async def test_a_reading_that_is_older_than_the_feed_takes_nothing_back(rig):
+    await rig.register(epoch=2)
+    await rig.beat(epoch=2)
+    await asyncio.sleep(0.1)
+    rig.census.merge([(registration(epoch=1), 0)], [(W1, heartbeat(epoch=1))])
+    (facts,) = rig.census.living(set())
+    assert facts.epoch == 2
+
+
+async def test_only_workers_with_members_are_presumed_to_live_and_only_while_we_have_not_listened_long(rig):
+    await rig.register()
+    await asyncio.sleep(0.1)
+    assert rig.census.living(set()) == ()
+    assert len(rig.census.living({W1})) == 1
+    await asyncio.sleep(4)
+    assert rig.audience.kinds() == ["gone"]
+    assert rig.census.living({W1}) == ()
+
+
+async def test_a_draining_worker_is_seen_as_such(rig):
+    await rig.register()
+    await rig.live(1)
+    await rig.register(state="draining")
+    await asyncio.sleep(0.1)
+    assert rig.audience.told[-1] == ("seen", 1, True)
+
+
+async def test_what_cannot_be_read_is_left_out(rig):
+    await rig.kv.put(NAMES.registration_key(W1), b"{}")
+    await rig.kv.put(NAMES.alive_key(W1), b"nonsense")
+    await rig.kv.put("reg.train", b"{}")
+    await rig.census.pull(asyncio.get_running_loop().time())
+    assert rig.audience.told == [] and len(rig.census) == 0
+
+
+async def test_a_pull_that_began_after_the_question_is_not_repeated(rig):
+    loop = asyncio.get_running_loop()
+    asked_at = loop.time()
+    await rig.census.pull(asked_at)
+    rig.hub.storage_down()
+    await rig.census.pull(asked_at)
+    with pytest.raises(Exception, match="leader"):
+        await rig.census.pull(loop.time() + 1)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gangline.coordinator.model.states import TRANSITIONS, IllegalMove, Move, Step, diagram, move
+
+
+@dataclass
+class Thing:
+    id: str
+    step: Step
+
+
+def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing():
+    for step in Step:
+        for what in Move:
+            thing = Thing("g", step)
+            if (step, what) in TRANSITIONS:
+                move(thing, what)
+                assert thing.step is TRANSITIONS[step, what]
+            else:
+                with pytest.raises(IllegalMove, match=f"gang g cannot be {what.value} while it is {step.value}"):
+                    move(thing, what)
+                assert thing.step is step
+
+
+def reachable(start: Step) -> set[Step]:
+    found = {start}
+    while True:
+        more = {after for (before, _), after in TRANSITIONS.items() if before in found} | found
+        if more == found:
+            return found
+        found = more
+
+
+def test_every_step_can_be_reached_and_every_step_can_end():
+    assert reachable(Step.QUEUED) == set(Step)
+    assert all(Step.ENDED in reachable(step) for step in Step)
+    assert not [before for before, _ in TRANSITIONS if before is Step.ENDED]
+
+
+def test_the_diagram_has_every_transition():
+    lines = diagram().splitlines()
+    assert lines[0] == "stateDiagram-v2"
+    assert len(lines) == len(TRANSITIONS) + 3
+    assert "    holding --> committing: held" in lines

@@ -1,0 +1,307 @@
+"""Plain calls go the short way, and come to the same as by the general one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
+from gangline.dispatcher.routing.pool_core import PoolCore
+from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.deadline import deadline
+from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
+from gangline.schemas.records.workers import MethodInfo, Registration
+from gangline.schemas.wire.frames import Answer, Reason, Request
+
+from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
+
+
+class Mine(Sticky):
+    """A user's policy, which has to be asked."""
+
+    def choose(self, candidates, request):
+        return super().choose(candidates, request)
+
+
+def pool_of(loads: list[int], *, seed: int, policy=None, slots: int = 4, **info: object) -> PoolCore:
+    core = PoolCore("p", RouterSettings(node="n0"), policy or Sticky(), random.Random(seed).random)
+    for number, load in enumerate(loads):
+        record = Registration(
+            pool="p",
+            worker=f"w{number}",
+            epoch=1,
+            instance=f"i{number}",
+            slots=slots,
+            methods={"echo": MethodInfo.model_validate(info)},
+            node=f"n{number % 3}",
+        )
+        core.registered(record, number + 1, 0.0)
+        core.view.charge(core.view.workers[f"w{number}"], load)
+    return core
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 999), st.integers(1, 6))
+def test_the_short_way_chooses_as_the_general_one_does(loads, seed, requests):
+    short, general = pool_of(loads, seed=seed), pool_of(loads, seed=seed)
+    for _ in range(requests):
+        worker, other = short.place_plain("echo"), Ticket(method="echo", max_attempts=7)
+        placed = general.admit(other, 1.0)
+        assert (worker is not None) == placed
+        if worker is None:
+            break
+        assert worker.id == other.worker.id and loads_of(short) == loads_of(general)
+        assert short.placed == general.placed == 1
+        short.check()
+        short.end_plain(worker)
+        general.settle(other)
+        assert loads_of(short) == loads_of(general)
+        # Tried again, it is to the pool as any other.
+        ticket = short.tried_plain(Ticket(method="echo", max_attempts=7), worker, other.number, 1.0)
+        assert all_of(ticket) == all_of(other)
+    assert short.placed == 0
+
+
+def all_of(ticket: Ticket) -> dict[str, object]:
+    return {name: getattr(ticket, name) for name in dir(ticket) if not name.startswith("__")}
+
+
+def loads_of(core: PoolCore) -> list[tuple[int, int, int]]:
+    return [(worker.own, worker.ongoing, worker.chosen) for worker in core.view.workers.values()]
+
+
+@pytest.mark.parametrize("policy", [PowerOfTwo(), Sticky()])
+def test_policies_that_draw_two_need_not_be_asked(policy):
+    assert pool_of([0], seed=1, policy=policy).place_plain("echo") is not None
+
+
+def test_what_is_not_plain_is_left_to_the_general_way():
+    assert pool_of([0], seed=1).place_plain("unknown") is None
+    assert pool_of([4], seed=1).place_plain("echo") is None
+    assert pool_of([], seed=1).place_plain("echo") is None
+    assert pool_of([0], seed=1, policy=Mine()).place_plain("echo") is None
+    core = pool_of([0], seed=1)
+    core.connected = False
+    assert core.place_plain("echo") is None
+
+
+def test_a_task_that_costs_more_than_a_slot_is_left_to_the_general_way():
+    core = pool_of([0], seed=1)
+    record = Registration(
+        pool="p", worker="w0", epoch=1, instance="i0", slots=4, methods={"echo": MethodInfo(slots=2)}, node="n0"
+    )
+    core.registered(record, 2, 0.0)
+    assert core.place_plain("echo") is None
+
+
+def test_nobody_is_overtaken_by_the_short_way():
+    core = pool_of([4], seed=1)
+    waiting = Ticket(method="echo")
+    assert not core.admit(waiting, 1.0)
+    core.view.discharge(core.view.workers["w0"], 2)
+    assert core.place_plain("echo") is None
+    assert [effect.ticket for effect in core.pump(2.0)] == [waiting]
+    assert core.place_plain("echo") is not None
+
+
+# -- the same fates as by the general way, after a first call that opens the pool --------------------------------------
+
+
+async def warm(rig: Rig) -> None:
+    assert await rig.client.call("images.echo", 0) is not None
+
+
+def counts(rig: Rig) -> tuple[int, int]:
+    numbers = rig.router.metrics.statistics()
+    return numbers["requests"], numbers["errors"]
+
+
+@on_rig()
+async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    assert await rig.client.call("images.echo", 1, x=2) == ["w1", "echo"]
+    assert worker.heard[-1][2:5] == ["echo", [1], {"x": 2}]
+    assert counts(rig) == (2, 0)
+    worker.behave = lambda _, frame: [(Answer.ERROR, frame[1], "task_failed", "no", None, True)]
+    with pytest.raises(TaskFailed):
+        await rig.client.call("images.echo", 1)
+    assert counts(rig) == (3, 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_refusal_is_followed_by_a_try_elsewhere(rig: Rig) -> None:
+    first = await rig.worker("w1")
+    await warm(rig)
+    second = await rig.worker("w2", behave=rejects(Reason.FULL))
+    first.behave = rejects(Reason.FULL, 1)
+    assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
+    tries = [frame for worker in (first, second) for frame in worker.heard[-2:] if frame[3] == [1]]
+    assert max(frame[9]["attempt"] for frame in tries if frame[9]) >= 2
+    assert counts(rig) == (2, 0)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_stale_epoch_is_asked_again_there_at_once(rig: Rig) -> None:
+    worker = await rig.worker(behave=rejects(Reason.STALE, 0))
+    await warm(rig)
+    worker.behave = rejects(Reason.STALE, 1)
+    assert await rig.client.call("images.echo", 1) == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    call = asyncio.create_task(rig.client.call("images.echo", 1))
+    await worker.hears(Request.TASK, 2)
+    worker.stop_beating()
+    with pytest.raises(WorkerLost) as caught:
+        await call
+    assert caught.value.may_have_started
+    rig.balanced()
+
+
+@on_rig()
+async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    call = asyncio.create_task(rig.client.call("images.again", 1))
+    await worker.hears(Request.TASK, 2)
+    await rig.worker("w2")
+    worker.stop_beating()
+    assert await call == ["w2", "again"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    call = asyncio.create_task(rig.client.call("images.echo", 1))
+    [_, sent] = await worker.hears(Request.TASK, 2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    [cancel] = await worker.hears(Request.CANCEL)
+    assert cancel[1] == sent[1]
+    assert rig.router.pools["images"].core.placed == 1
+    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    await turns()
+    assert counts(rig) == (2, 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_cancelled_in_its_own_turn_it_is_not_sent_at_all(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    await turns()  # else it were sent at once, see the last test
+    express = rig.router._express
+    flight = express.launch("images.echo", (1,), {}, CallOptions(), 0)
+    express.failed(flight, asyncio.CancelledError())
+    await turns()
+    assert len(worker.heard) == 1
+    assert counts(rig) == (2, 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    call = asyncio.create_task(rig.client.call("images.echo", 1))
+    await worker.hears(Request.TASK, 2)
+    await rig.client.close()
+    with pytest.raises(ClosedError) as caught:
+        await call
+    assert caught.value.may_have_started
+    with pytest.raises(ClosedError):
+        await rig.client.call("images.echo", 1)
+
+
+@on_rig()
+async def test_without_a_connection_nothing_is_sent_and_the_call_waits_for_it(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    rig.hub.disconnect(rig.bus)
+    call = asyncio.create_task(rig.client.call("images.echo", 1))
+    await asyncio.sleep(0.5)
+    assert len(worker.heard) == 1 and not call.done()
+    rig.hub.reconnect(rig.bus)
+    assert await call == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_arguments_that_cannot_be_sent_are_refused_as_by_the_general_way(rig: Rig) -> None:
+    await rig.worker()
+    await warm(rig)
+    with pytest.raises(InvalidRequest):
+        await rig.client.call("images.echo", object())
+    with pytest.raises(PayloadTooLarge):
+        await rig.client.call("images.echo", b"x" * rig.hub.max_payload)
+    assert counts(rig) == (3, 2)
+    rig.balanced()
+
+
+@on_rig(default_timeout_s=2.0)
+async def test_a_default_deadline_travels_with_every_call(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    await rig.client.call("images.echo", 1)
+    assert [frame[5] for frame in worker.heard] == [2000, 2000]
+
+
+@on_rig()
+async def test_the_deadline_of_the_task_that_calls_travels_with_the_call(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    with deadline(asyncio.get_running_loop().time() + 3):
+        await rig.client.call("images.echo", 1)
+    assert worker.heard[-1][5] == 3000
+
+
+@pytest.mark.parametrize("options", [{"key": "k"}, {"idempotent": True}, {"labels": {"a": "b"}}, {"max_attempts": 1}])
+def test_options_that_ask_for_something_are_not_plain(options):
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        await rig.worker(behave=rejects(Reason.FULL, 0))
+        await warm(rig)
+        express = rig.router._express
+        assert express.launch("images.echo", (), {}, CallOptions(**options), 0) is None
+        flight = express.launch("images.echo", (), {}, CallOptions(), 0)
+        assert flight is not None and await flight.future == ["w1", "echo"]
+
+    asyncio.run(run())
+
+
+@on_rig()
+async def test_one_who_calls_again_and_again_is_sent_at_once_and_many_share_a_message(rig: Rig) -> None:
+    worker = await rig.worker(slots=50)
+    await warm(rig)
+    prompt, prompted = rig.bus.prompt, []
+    rig.bus.prompt = lambda publish: (prompted.append(publish), prompt(publish))
+    for number in range(5):
+        await rig.client.call("images.echo", number)
+    assert len(prompted) == 5
+    before = worker.messages
+    await asyncio.gather(*(rig.client.call("images.echo", number) for number in range(15)))
+    assert worker.messages == before + 1
+    assert len(prompted) == 5
+    await asyncio.sleep(1)
+    await rig.client.call("images.echo")
+    assert len(prompted) == 5  # nobody has just been answered
+    rig.balanced()

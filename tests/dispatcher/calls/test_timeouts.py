@@ -1,0 +1,153 @@
+"""Calls that are to be done in time go the short way too, and end as by the general one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.calls.fast_requests import TimedFlight
+from gangline.dispatcher.calls.timeouts import Deadlines
+from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
+from gangline.schemas.wire.frames import Answer, Reason, Request
+
+from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+from .test_calls import rejects
+
+
+async def warm(rig: Rig) -> None:
+    """Open the pool: the short ways are of pools that are known."""
+    await rig.client.call("images.echo", 0)
+
+
+def alarms(rig: Rig) -> int:
+    """How many calls have a deadline to come."""
+    return sum(map(len, rig.router._express._deadlines._by_time.values()))
+
+
+@on_rig()
+async def test_the_time_that_is_left_travels_with_the_call(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    flight = rig.router._express.launch("images.echo", (1,), {}, CallOptions(timeout_s=2.5), 0)
+    assert isinstance(flight, TimedFlight) and alarms(rig) == 1
+    assert await flight.future == ["w1", "echo"]
+    assert worker.heard[-1][5] == 2500
+    assert alarms(rig) == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_counts_until_it_has(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    began_at = asyncio.get_running_loop().time()
+    with pytest.raises(DeadlineExceeded, match="may have done some of its work") as caught:
+        await rig.client.options(timeout_s=1.5).call("images.echo", 1)
+    assert asyncio.get_running_loop().time() - began_at == pytest.approx(1.5)
+    assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
+    await turns()
+    [sent] = [frame for frame in worker.heard_of(Request.TASK) if frame[3] == [1]]
+    assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
+    assert rig.router.pools["images"].core.placed == 1
+    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    await turns()
+    assert alarms(rig) == 0
+    numbers = rig.router.metrics.statistics()
+    assert (numbers["requests"], numbers["errors"]) == (2, 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_refused_call_has_what_is_left_of_its_time_and_no_more(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = rejects(Reason.FULL)
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+    call = asyncio.ensure_future(rig.client.options(timeout_s=2).call("images.echo", 1))
+    await asyncio.sleep(1)
+    tries = [frame[5] for frame in worker.heard_of(Request.TASK)[1:]]
+    assert tries[0] == 2000 and tries == sorted(tries, reverse=True) and tries[-1] < 1500, tries
+    with pytest.raises(Saturated):
+        await call
+    assert loop.time() - began_at == pytest.approx(2)
+    rig.balanced()
+
+
+@on_rig()
+async def test_short_and_long_times_do_not_wait_for_each_other(rig: Rig) -> None:
+    worker = await rig.worker(slots=10)
+    await warm(rig)
+    worker.behave = silent
+    loop = asyncio.get_running_loop()
+    began_at = loop.time()
+
+    async def until_late(timeout_s: float) -> float:
+        with pytest.raises(DeadlineExceeded):
+            await rig.client.options(timeout_s=timeout_s).call("images.echo")
+        return loop.time() - began_at
+
+    ended = await asyncio.gather(*(until_late(timeout_s) for timeout_s in (3, 1, 2)))
+    assert ended == [pytest.approx(3), pytest.approx(1), pytest.approx(2)]
+
+
+@on_rig()
+async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    call = asyncio.create_task(rig.client.options(timeout_s=1).call("images.echo", 1))
+    [_, sent] = await worker.hears(Request.TASK, 2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.sleep(1.5)
+    assert len(worker.heard_of(Request.CANCEL)) == 1
+    worker.answer((Answer.OK, sent[1], "too late"))
+    await turns()
+    assert alarms(rig) == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_arguments_that_cannot_be_sent_leave_no_deadline_behind(rig: Rig) -> None:
+    await rig.worker()
+    await warm(rig)
+    with pytest.raises(InvalidRequest):
+        await rig.client.options(timeout_s=1).call("images.echo", object())
+    assert alarms(rig) == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_general_way(rig: Rig) -> None:
+    worker = await rig.worker(slots=200)
+    await warm(rig)
+    express, worker.behave = rig.router._express, silent
+    flights = [express.launch("images.echo", (), {}, CallOptions(timeout_s=100 + n), 0) for n in range(64)]
+    assert None not in flights
+    assert express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0) is None
+    [*_, last] = await worker.hears(Request.TASK, 65)
+    worker.answer((Answer.OK, last[1], None))
+    await flights[-1].future
+    other = express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0)
+    assert other is not None, "the times of those that were answered are forgotten"
+    [*_, last] = await worker.hears(Request.TASK, 66)
+    worker.answer(*((Answer.OK, frame[1], None) for frame in worker.heard_of(Request.TASK)[1:]))
+    await turns()
+    assert alarms(rig) == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_closed_it_rings_for_nobody(rig: Rig) -> None:
+    deadlines = Deadlines(rig.router.caller)
+    made = deadlines.of(1.0)
+    assert made is not None and deadlines.of(1.0) is made
+    made.add(object(), asyncio.get_running_loop().time() + 1)  # _expire would fail on it
+    deadlines.close()
+    await asyncio.sleep(2)
+    assert len(made) == 0

@@ -1,0 +1,175 @@
+"""Whoever watches everything that passes in the namespace changes nothing: that nobody serves is known as soon as the
+server knows it. Heartbeats are off here, so that nothing else could find it out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client, connect
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError, NoWorkers
+from gangline.schemas.errors.gangs import NoCoordinator
+from gangline.schemas.names import Names, Operation, WorkerId
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from ...processes import ForkServer
+from ...waiting import PATIENCE_S, until, until_nobody_responds
+from .test_server import SERVER, make_pool, process
+
+pytestmark = pytest.mark.server
+
+LONG_S = 3600.0
+ROUTER = RouterSettings(node="", zone="", lost_after_s=LONG_S, check_after_s=LONG_S, no_workers_wait_s=0.0)
+
+
+class Site:
+    """What one test runs, and somebody who listens to all of it."""
+
+    def __init__(self, url: str, namespace: str, stack: contextlib.AsyncExitStack) -> None:
+        self.url = url
+        self.names = Names(namespace)
+        self.stack = stack
+        self.seen: set[str] = set()
+
+    async def bus(self, name: str) -> JetStreamBus:
+        bus = await connect_bus(ConnectionSettings.from_url(self.url), name=name)
+        self.stack.push_async_callback(bus.close)
+        return bus
+
+    async def watch(self) -> None:
+        bus = await self.bus("watcher")
+        await bus.subscribe(f"{self.names.namespace}.>", lambda message: self.seen.add(message.subject))
+        await bus.flush()
+
+    async def worker(self, name: str) -> Worker:
+        settings = WorkerSettings(id=name, node=name, heartbeat_ttl_s=600.0)
+        worker = Worker(make_pool(), bus=await self.bus(name), names=self.names, settings=settings)
+        return await self.stack.enter_async_context(worker)
+
+    async def kill(self, worker: Worker) -> None:
+        """Its connection is gone, and the server knows."""
+        self.stack.push_async_callback(worker.abort)
+        subject = self.names.worker(worker.id, Operation.STATS, worker.channel)
+        await worker.bus.close()
+        bus = await self.bus("asks")
+        await until_nobody_responds(lambda: bus.request(subject, timeout_s=0.5))
+
+    async def client(self) -> Client:
+        return await self.stack.enter_async_context(connect(self.url, namespace=self.names.namespace, settings=ROUTER))
+
+
+@pytest.fixture
+def site_of(nats_url: str, namespace: str):
+    @contextlib.asynccontextmanager
+    async def watched() -> AsyncIterator[Site]:
+        async with asyncio.timeout(PATIENCE_S), contextlib.AsyncExitStack() as stack:
+            site = Site(nats_url, namespace, stack)
+            await site.watch()
+            yield site
+
+    return watched
+
+
+async def test_a_selection_whose_worker_has_gone_is_dispatched_elsewhere(site_of) -> None:
+    async with site_of() as site:
+        workers = {f"images.{name}": await site.worker(name) for name in ("w1", "w2")}
+        client = await site.client()
+        async with client.choose_worker("images") as selection:
+            gone = workers.pop(selection.worker)
+            await site.kill(gone)
+            (left,) = workers
+            assert f"images.{await client.dispatch(selection, 'who')}" == left
+        async with client.choose_worker("images") as selection:
+            assert selection.worker == left
+        with pytest.raises(NoWorkers, match="no worker"):
+            await client.drain(str(gone.id))
+
+
+@pytest.mark.processes
+async def test_the_same_when_it_was_killed(nats_url: str, namespace: str, forks: ForkServer, site_of) -> None:
+    async with (
+        site_of() as site,
+        process(forks, SERVER, nats_url, namespace, "w1", says="serving") as one,
+        process(forks, SERVER, nats_url, namespace, "w2", says="serving") as two,
+    ):
+        processes = {"images.w1": one, "images.w2": two}
+        client, bus = await site.client(), await site.bus("asks")
+        async with client.choose_worker("images") as selection:
+            killed = next(each for each in await client.workers("images") if each.name == selection.worker)
+            processes.pop(selection.worker).kill()
+            subject = site.names.worker(WorkerId.parse(killed.name), Operation.STATS, killed.registration.channel)
+            await until_nobody_responds(lambda: bus.request(subject, timeout_s=0.5))
+            assert await client.dispatch(selection, "nap", 0) == "done"
+
+
+async def test_a_call_to_a_pool_whose_workers_have_gone_is_known_not_to_have_started(site_of) -> None:
+    async with site_of() as site:
+        worker, client = await site.worker("w1"), await site.client()
+        assert await client.call("images.who") == "w1"
+        await site.kill(worker)
+        with pytest.raises(GanglineError) as caught:
+            await client.options(timeout_s=3).call("images.who")
+        assert not caught.value.may_have_started
+
+
+async def test_calls_through_a_gateway_go_to_the_workers_that_are_left(site_of) -> None:
+    async with site_of() as site:
+        workers = [await site.worker(name) for name in ("w1", "w2")]
+        gateway = Gateway(await site.bus("gateway"), names=site.names, router_settings=ROUTER)
+        await site.stack.enter_async_context(gateway)
+        bus, subject = await site.bus("outside"), site.names.call("images", "who")
+        await bus.request(subject, timeout_s=PATIENCE_S)
+        await site.kill(workers[0])
+        answers = await asyncio.gather(*(bus.request(subject, timeout_s=PATIENCE_S) for _ in range(20)))
+        assert {answer.data for answer in answers} == {b'"w2"'}
+        # The same for callers who want to know at once that there is no gateway.
+        assert (await bus.request(site.names.private(subject), timeout_s=PATIENCE_S)).data == b'"w2"'
+        assert subject in site.seen and not any(seen.startswith("_GANGLINE.") for seen in site.seen)
+
+
+async def test_a_gang_that_is_asked_for_while_nobody_leads_is_refused_at_once(site_of) -> None:
+    async with site_of() as site:
+        await site.worker("w1")
+        client = await site.client()
+        with pytest.raises(NoCoordinator):
+            async with client.gang(pool="images", size=1):
+                pass
+
+
+async def dispatcher(site: Site, name: str) -> Dispatcher:
+    settings = DispatcherSettings(frozen_after_s=60.0, grace_s=0.0)
+    made = Dispatcher(await site.bus(name), names=site.names, name=name, settings=settings, router_settings=ROUTER)
+    return await site.stack.enter_async_context(made)
+
+
+async def test_a_job_whose_dispatcher_has_gone_is_looked_for_in_the_stream(site_of) -> None:
+    async with site_of() as site:
+        client, only = await site.client(), await dispatcher(site, "d1")
+        job = await client.submit("images.who")
+        await until(lambda: "images" in only.queues)
+        await only.stop()
+        status = await job.status()
+        assert (status.state, "no dispatcher" in (status.reason or "")) == ("queued", True)
+        assert await job.cancel()
+
+
+async def test_the_queue_of_a_dispatcher_that_has_gone_is_taken_over(site_of) -> None:
+    async with site_of() as site:
+        await site.worker("w1")
+        client, first = await site.client(), await dispatcher(site, "d1")
+        assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
+        second = await dispatcher(site, "d2")
+        await first.bus.close()  # all at once, as of a killed process
+        assert await (await client.submit("images.who")).result(PATIENCE_S) == "w1"
+        assert list(second.queues) == ["images"]

@@ -1,0 +1,136 @@
+"""What people are told of a queue and of what stands in a job's way."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.dispatcher.durable.core import events as on
+from gangline.schemas.errors.base import LeaseExpired, TaskFailed
+from gangline.schemas.records.jobs import JobState
+from gangline.schemas.records.routes import QueueRules, RouteRecord
+
+from ....support.durable.world import World
+
+
+def world_of(*free: int, limits: dict[str, int] | None = None, **rules) -> World:
+    world = World(route=RouteRecord(limits=limits or {}, queue=QueueRules(**rules)), explicit=True)
+    world.pool()
+    world.open()
+    world.credit(*free)
+    return world
+
+
+def obstacles(world: World, job: str) -> dict[str, str]:
+    return {obstacle.kind: obstacle.text for obstacle in world.core.why(job).obstacles}
+
+
+def test_a_job_in_line_is_told_its_position_and_who_goes_before_it():
+    world = world_of()
+    for job in ("a", "b", "c"):
+        world.arrive(job)
+    world.arrive("first", priority=1)
+    why = world.core.why("b")
+    assert why.position == 2
+    assert [(obstacle.kind, obstacle.jobs) for obstacle in why.obstacles] == [("position", ("first", "a"))]
+
+
+def test_the_first_in_line_waits_for_slots():
+    world = world_of()
+    world.pool(wide=3)
+    world.arrive("a", method="wide")
+    world.credit(2)
+    assert world.core.why("a").position == 0
+    assert obstacles(world, "a") == {"slots": "No lease in pool 'e' has 3 slots free for it: its workers are busy."}
+
+
+def test_a_paused_queue_does_not_blame_the_workers():
+    world = world_of(paused=True)
+    world.arrive("a")
+    assert obstacles(world, "a") == {"paused": "The route says that the queue is paused."}
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind", "text"),
+    [
+        ({"max_running": 1}, "slots", "At most 1 of the endpoint's tasks run at once."),
+        ({"limits": {"e": 1}}, "pool_limit", "At most 1 of them run in pool 'e'."),
+    ],
+)
+def test_limits_are_named(rules, kind, text):
+    world = world_of(4, **rules)
+    world.arrive("a")
+    world.arrive("b")
+    assert obstacles(world, "b")[kind] == text
+
+
+def test_a_rate_says_until_when():
+    world = world_of(4, rate_per_s=0.5)
+    world.arrive("a")
+    (obstacle,) = [each for each in world.core.why("a").obstacles if each.kind == "rate"]
+    assert obstacle.until == world.now + 2.0
+
+
+def test_a_key_and_an_order_name_the_jobs_in_the_way():
+    world = world_of(4, per_key=1)
+    world.arrive("a", key="k")
+    world.arrive("b", key="k")
+    world.arrive("c", key="o", ordered=True)
+    world.arrive("d", key="o", ordered=True)
+    assert [(each.kind, each.jobs) for each in world.core.why("b").obstacles] == [("key", ("a",))]
+    assert [(each.kind, each.jobs) for each in world.core.why("d").obstacles] == [("order", ("c",))]
+
+
+def test_a_wait_says_why_and_until_when():
+    world = world_of(1)
+    world.draw = 0.0
+    world.arrive("a", backoff_s=8.0)
+    world.end("a", TaskFailed("no"))
+    world.flush()
+    (obstacle,) = world.core.why("a").obstacles
+    assert (obstacle.kind, obstacle.until) == ("backoff", world.now + 8.0)
+    assert obstacle.text == "Attempt 1 failed; it waits for the next."
+    world.advance(8.0)
+    for _ in range(2):
+        world.refuse("a", LeaseExpired("its time ran out"))
+    assert obstacles(world, "a") == {"backoff": "It could not be started: its time ran out"}
+
+
+def test_a_queue_that_was_just_taken_or_is_in_doubt_says_so():
+    world = World(explicit=True)
+    world.take()
+    world.arrive("a")
+    assert "just taken" in obstacles(world, "a")["paused"]
+    world.recover()
+    world.tell(on.Doubted)
+    assert "still its own" in obstacles(world, "a")["paused"]
+
+
+def test_a_job_that_runs_has_no_obstacles_and_one_that_is_not_here_no_answer():
+    world = world_of(1)
+    world.arrive("a", priority=3, key="k")
+    why = world.core.why("a")
+    assert (why.position, why.obstacles) == (None, ())
+    info = why.job
+    assert (info.state, info.attempts, info.priority, info.key, info.sequence) == (JobState.RUNNING, 1, 3, "k", 1)
+    assert (info.submitted_at, info.started_at) == (world.now, world.now)
+    assert world.core.why("b") is None and world.core.info("b") is None
+
+
+def test_counts_tell_who_is_where():
+    world = world_of(per_key=1)
+    world.arrive("old", published_at=world.now - 5.0, key="k")
+    world.arrive("capped", key="k")
+    world.arrive("lined")
+    world.arrive("fails", priority=9)
+    world.credit(1)
+    world.end("fails", TaskFailed("no"), keep_slot=False)
+    world.flush()
+    counts = world.core.statistics()
+    assert (counts.seen, counts.running, counts.waiting, counts.blocked, counts.startable) == (4, 0, 1, 1, 2)
+    assert (counts.oldest_at, counts.started, counts.retried) == (world.now - 5.0, 1, 1)
+    world.credit(2, 1)
+    assert world.core.statistics().credit == 1
+    for job in ("old", "lined"):
+        world.end(job)
+    world.flush()
+    assert world.core.statistics().done == 2

@@ -1,0 +1,360 @@
+"""Planted bugs, each a small and believable mistake in the core: the world, the oracle or `check` must report it in
+some random history. One that gets away means that they are too weak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.durable.core import queue_core as core
+from gangline.dispatcher.durable.core.arrivals import Arriving
+from gangline.dispatcher.durable.core.completion import Ending
+from gangline.dispatcher.durable.core.effects import Ack, Why
+from gangline.dispatcher.durable.core.pool_credit import PoolView
+from gangline.dispatcher.durable.core.scheduler import Admission, Starting
+from gangline.dispatcher.durable.core.state import Books
+from gangline.dispatcher.durable.core.states import ADMITTED, Step
+from gangline.dispatcher.durable.core.task import Task
+from gangline.dispatcher.durable.policies.key_limits import Caps, Shift
+from gangline.dispatcher.durable.policies.rate_limit import RateGate
+
+from ....scale import repetitions
+from ....support.durable.walk import walk
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Patch] = {}
+SEEDS = 150
+
+
+def mutant(plant: Patch) -> Patch:
+    """Declare the decorated function, which plants the bug that its name tells."""
+    MUTANTS[plant.__name__] = plant
+    return plant
+
+
+# -- law 1 ------------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def it_is_acknowledged_before_its_end_is_stored(patch: pytest.MonkeyPatch) -> None:
+    original = Ending._store
+
+    def store(self: Ending, task: Task, state: Any) -> None:
+        original(self, task, state)
+        self._books.settle(Ack(seq=task.seq, job=task.job, tried=False))
+
+    patch.setattr(Ending, "_store", store)
+
+
+@mutant
+def what_was_held_back_in_doubt_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    def settle(self: Books, effect: Any, *told: Any) -> None:
+        if self.sure:
+            self.out.extend((effect, *told))
+
+    patch.setattr(Books, "settle", settle)
+
+
+@mutant
+def a_retry_is_never_woken(patch: pytest.MonkeyPatch) -> None:
+    def wait(self: Ending, task: Task, until: float) -> None:
+        if until > self._books.now:
+            self._books.move(task, Step.WAITING)
+        else:
+            self._admission.admit(task)
+
+    patch.setattr(Ending, "_wait", wait)
+
+
+# -- law 2 ------------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def tasks_start_before_it_is_known_what_runs(patch: pytest.MonkeyPatch) -> None:
+    original = Starting.room
+
+    def room(self: Starting) -> int:
+        before, self._books.open = self._books.open, True
+        try:
+            return original(self)
+        finally:
+            self._books.open = before
+
+    patch.setattr(Starting, "room", room)
+
+
+@mutant
+def what_is_told_before_it_arrives_is_not_attached_to(patch: pytest.MonkeyPatch) -> None:
+    original = Arriving.adopted
+
+    def adopted(self: Arriving, event: Any) -> None:
+        if event.job in self._books.jobs:
+            original(self, event)
+
+    patch.setattr(Arriving, "adopted", adopted)
+
+
+@mutant
+def a_timed_out_try_is_given_up_before_it_has_ended(patch: pytest.MonkeyPatch) -> None:
+    original = Ending.stop
+
+    def stop(self: Ending, task: Task, why: Why) -> None:
+        original(self, task, why)
+        if why is Why.TIMED_OUT:
+            self._admission.end(task)
+            task.doom = None
+            self._wait(task, self._books.now)
+
+    patch.setattr(Ending, "stop", stop)
+
+
+# -- law 3 ------------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def the_wait_begins_before_the_failure_is_noted(patch: pytest.MonkeyPatch) -> None:
+    original = Ending._again
+
+    def again(self: Ending, task: Task, *args: Any, **rest: Any) -> None:
+        original(self, task, *args, **rest)
+        if task.step is Step.NOTING:
+            self._wait(task, task.ready_at)
+
+    patch.setattr(Ending, "_again", again)
+
+
+@mutant
+def what_started_nothing_counts(patch: pytest.MonkeyPatch) -> None:
+    original = Ending._refused
+
+    def refused(self: Ending, task: Task) -> None:
+        task.attempts += 1
+        original(self, task)
+
+    patch.setattr(Ending, "_refused", refused)
+
+
+# -- law 4 ------------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def what_is_stopping_does_not_count_as_running(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Books, "running", property(lambda self: self.count[Step.RUNNING]))
+
+
+@mutant
+def adopted_tasks_do_not_count_for_their_key(patch: pytest.MonkeyPatch) -> None:
+    original = Caps.start
+
+    def start(self: Caps, key: str, seq: int) -> Shift:
+        if not self.may_start(key, seq):
+            self.discard(key, seq)
+            return Shift()
+        return original(self, key, seq)
+
+    def stop(self: Caps, key: str, seq: int) -> Shift:
+        return original_stop(self, key, seq) if seq in self.running(key) else Shift()
+
+    original_stop = Caps.stop
+    patch.setattr(Caps, "start", start)
+    patch.setattr(Caps, "stop", stop)
+
+
+@mutant
+def the_rate_begins_with_a_full_bucket(patch: pytest.MonkeyPatch) -> None:
+    original = RateGate.__init__
+
+    def init(self: RateGate, *, rate_per_s: float, burst: int, now: float) -> None:
+        original(self, rate_per_s=rate_per_s, burst=burst, now=now)
+        self._tat = now
+
+    patch.setattr(RateGate, "__init__", init)
+
+
+@mutant
+def slots_of_all_leases_are_taken_together(patch: pytest.MonkeyPatch) -> None:
+    original = PoolView.credit
+    patch.setattr(PoolView, "credit", lambda self, free: original(self, (sum(free),)))
+
+
+@mutant
+def a_pools_limit_is_looked_at_only_when_it_is_set(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolView, "full", False)
+
+
+# -- laws 5 and 6 -----------------------------------------------------------------------------------------------------
+
+
+@mutant
+def an_ordered_key_goes_on_while_its_head_waits_for_a_retry(patch: pytest.MonkeyPatch) -> None:
+    original = Ending.noted
+
+    def noted(self: Ending, seq: int) -> None:
+        original(self, seq)
+        task = self._books.tasks.get(seq)
+        if task is not None and task.step is Step.WAITING:
+            self._admission.dismiss(task)
+            task.ordered = False
+
+    patch.setattr(Ending, "noted", noted)
+
+
+@mutant
+def an_ordered_key_goes_on_before_the_end_of_its_head_is_stored(patch: pytest.MonkeyPatch) -> None:
+    original = Ending._store
+
+    def store(self: Ending, task: Task, state: Any) -> None:
+        original(self, task, state)
+        self._admission.dismiss(task)
+        task.ordered = False
+
+    patch.setattr(Ending, "_store", store)
+
+
+@mutant
+def an_ordered_key_goes_by_priority(patch: pytest.MonkeyPatch) -> None:
+    original = Admission.enrol
+
+    def enrol(self: Admission, task: Task) -> None:
+        original(self, task)
+        if task.ordered and task.submission.priority > 0 and task.step in ADMITTED | {Step.NEW}:
+            self._demote(self._books.lanes.start(task.key or "", task.seq))
+
+    patch.setattr(Admission, "enrol", enrol)
+
+
+@mutant
+def one_that_comes_back_goes_to_the_end_of_the_line(patch: pytest.MonkeyPatch) -> None:
+    original = Ending._wait
+
+    def wait(self: Ending, task: Task, until: float) -> None:
+        task.place = (self._books.wall, task.seq)
+        original(self, task, until)
+
+    patch.setattr(Ending, "_wait", wait)
+
+
+@mutant
+def the_first_pool_with_room_goes_first(patch: pytest.MonkeyPatch) -> None:
+    def first(self: Starting) -> Any:
+        for pool in self._books.pools:
+            place = pool.next(self._books.now, self._books.settings.age_step_s)
+            if place is not None:
+                return (place, pool)
+        return None
+
+    patch.setattr(Starting, "_first", first)
+
+
+@mutant
+def a_head_that_does_not_fit_is_passed_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolView, "_turn", lambda self, now, turn_s: 1)
+
+
+@mutant
+def a_freed_key_is_not_passed_on(patch: pytest.MonkeyPatch) -> None:
+    original = Caps.stop
+
+    def stop(self: Caps, key: str, seq: int) -> Shift:
+        original(self, key, seq)
+        return Shift()
+
+    patch.setattr(Caps, "stop", stop)
+
+
+@mutant
+def a_cancelled_candidate_keeps_its_place_in_the_key(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Admission, "withdraw", lambda self, task: self._unline(task))
+
+
+# -- laws 7 to 9 -----------------------------------------------------------------------------------------------------
+
+
+@mutant
+def in_doubt_tasks_are_started_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    original = Starting.room
+
+    def room(self: Starting) -> int:
+        before, self._books.sure = self._books.sure, True
+        try:
+            return original(self)
+        finally:
+            self._books.sure = before
+
+    patch.setattr(Starting, "room", room)
+
+
+@mutant
+def in_doubt_ends_are_stored_all_the_same(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Books, "settle", lambda self, effect, *told: self.out.extend((effect, *told)))
+
+
+@mutant
+def a_cancellation_is_confirmed_before_it_is_written_down(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core, "promised", lambda books, job: True)
+
+
+@mutant
+def a_cancellation_that_was_written_down_is_not_read(patch: pytest.MonkeyPatch) -> None:
+    original = Arriving._enter
+    patch.setattr(Arriving, "_enter", lambda self, task, cancelled=False: original(self, task))
+
+
+@mutant
+def time_is_looked_at_after_what_happens(patch: pytest.MonkeyPatch) -> None:
+    original = core.QueueCore.handle
+
+    def handle(self: core.QueueCore, event: Any) -> Any:
+        self._tick = lambda: None
+        try:
+            return original(self, event)
+        finally:
+            del self._tick
+
+    patch.setattr(core.QueueCore, "handle", handle)
+
+
+def caught(seeds: range) -> str | None:
+    """What the first history that breaks a law says."""
+    for seed in seeds:
+        try:
+            walk(seed)
+        except (AssertionError, KeyError) as error:
+            return str(error)
+    return None
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_caught(name: str, monkeypatch) -> None:
+    MUTANTS[name](monkeypatch)
+    assert caught(range(SEEDS)) is not None, f"{name} got away in {SEEDS} histories"
+
+
+OUTSIDE = [
+    "it_is_acknowledged_before_its_end_is_stored",
+    "tasks_start_before_it_is_known_what_runs",
+    "what_is_told_before_it_arrives_is_not_attached_to",
+    "a_timed_out_try_is_given_up_before_it_has_ended",
+    "the_wait_begins_before_the_failure_is_noted",
+    "what_started_nothing_counts",
+    "what_is_stopping_does_not_count_as_running",
+    "the_rate_begins_with_a_full_bucket",
+    "an_ordered_key_goes_on_while_its_head_waits_for_a_retry",
+    "in_doubt_ends_are_stored_all_the_same",
+    "the_first_pool_with_room_goes_first",
+    "a_cancellation_is_confirmed_before_it_is_written_down",
+    "a_cancellation_that_was_written_down_is_not_read",
+]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_planted_bug_is_caught_by_what_can_be_seen_from_outside(name: str, monkeypatch) -> None:
+    monkeypatch.setattr(core, "check", lambda books: None)
+    MUTANTS[name](monkeypatch)
+    assert caught(range(SEEDS)) is not None, f"{name} got away in {SEEDS} histories"
+
+
+def test_without_a_planted_bug_nothing_is_caught() -> None:
+    assert caught(range(SEEDS, SEEDS + repetitions(15, whole=50))) is None

@@ -1,0 +1,419 @@
+"""What the core promises of one queue, against the model world."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.dispatcher.durable.core import effects as do
+from gangline.dispatcher.durable.core import events as on
+from gangline.dispatcher.durable.core.queue_core import QueueCore
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.schemas.errors.base import (
+    DeadlineExceeded,
+    InvalidArguments,
+    LeaseExpired,
+    NoWorkers,
+    TaskFailed,
+    UnknownMethod,
+    WorkerLost,
+)
+from gangline.schemas.errors.tasks import InvalidSchedule
+from gangline.schemas.messages.submission import Submission
+from gangline.schemas.records.jobs import JobState
+from gangline.schemas.records.routes import QueueRules, RouteRecord
+
+from ....scale import repetitions
+from ....support.durable.worlds import started, world_of
+from ....work import lines_run
+
+# -- one end ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_is_started_stored_and_only_then_acknowledged():
+    world = world_of(1)
+    seq = world.arrive("a")
+    world.end("a")
+    assert [name for name, _ in world.network] == ["store a"]
+    assert world.core.info("a").state is JobState.RUNNING
+    world.deliver()
+    assert [name for name, _ in world.network] == ["ack a"]
+    assert world.core.info("a").state is JobState.DONE
+    world.deliver()
+    assert world.core.info("a") is None
+    assert seq in world.acked
+
+
+def test_a_failing_task_is_tried_as_often_as_it_says_and_then_buried_with_its_error():
+    world = world_of(1)
+    world.arrive("a", max_attempts=3)
+    for attempt in (1, 2, 3):
+        assert world.run_of("a").attempt == attempt
+        world.end("a", TaskFailed("no"))
+        world.advance(600.0)
+    assert world.dead == [("a", "failed")]
+    assert world.ends == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(InvalidArguments("no"), "invalid_arguments"), (UnknownMethod("no"), "unknown_method")],
+)
+def test_what_can_never_succeed_is_buried_at_once(error, reason):
+    world = world_of(1)
+    world.arrive("a")
+    world.end("a", error)
+    world.flush()
+    assert world.dead == [("a", reason)]
+    assert world.started == [("a", 1)]
+
+
+def test_what_cannot_be_understood_is_buried_and_acknowledged():
+    world = world_of(1)
+    seq = world.malformed("priority: 'high' is no whole number")
+    world.flush()
+    assert world.dead == [(str(seq), "malformed")]
+    assert seq in world.acked
+
+
+def test_a_message_that_repeats_a_job_in_the_queue_is_acknowledged_and_starts_nothing():
+    world = world_of(1)
+    world.arrive("a")
+    again = world.arrive("a")
+    world.flush()
+    assert again in world.acked
+    world.end("a")
+    world.flush()
+    assert world.started == [("a", 1)]
+    assert world.core.statistics().repeated == 1
+
+
+def test_a_message_is_not_run_again_when_it_is_delivered_again_before_its_ack_is_confirmed():
+    world = world_of(1)
+    seq = world.arrive("a")
+    world.end("a")
+    world.deliver()
+    world.pulled -= 1
+    world.deliver_again(seq)
+    assert world.started == [("a", 1)]
+    assert [name for name, _ in world.network] == ["ack a", "ack a"]
+
+
+def test_a_job_that_ended_before_is_found_and_acknowledged():
+    world = world_of(1)
+    world.results["i1"] = JobState.DONE
+    seq = world.arrive("i1")
+    assert not world.started
+    world.flush()
+    assert seq in world.acked and not world.started
+
+
+# -- tries ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_wait_doubles_and_is_jittered_down_to_half():
+    world = world_of(1)
+    world.arrive("a", backoff_s=1.0, max_attempts=10)
+    waits = []
+    for draw in (0.0, 0.5, 1.0 - 2**-20, 0.0):
+        world.draw = draw
+        world.end("a", TaskFailed("no"))
+        world.flush()
+        waits.append(world.wake_at - world.now)
+        world.advance(waits[-1])
+    assert waits == pytest.approx([1.0, 1.5, 2.0, 8.0], abs=1e-4)
+
+
+def test_the_wait_is_bounded():
+    world = world_of(1, backoff_s=100.0, backoff_max_s=150.0)
+    world.draw = 0.0
+    world.arrive("a")
+    for _ in range(3):
+        world.end("a", TaskFailed("no"))
+        world.flush()
+        wait_s = world.wake_at - world.now
+        world.advance(wait_s)
+    assert wait_s == 150.0
+
+
+def test_the_next_try_waits_until_the_failure_is_noted_however_long_that_takes():
+    world = world_of(1)
+    world.arrive("a", backoff_s=0.0)
+    world.end("a", TaskFailed("no"))
+    world.advance(60.0, flush=False)
+    assert world.started == [("a", 1)]
+    world.flush()
+    assert world.started == [("a", 1), ("a", 2)]
+
+
+def test_a_lost_worker_is_no_reason_to_wait_the_first_time():
+    world = world_of(2)
+    world.arrive("a", backoff_s=10.0)
+    world.kill("a")
+    world.flush()
+    assert world.run_of("a").attempt == 2
+    world.kill("a")
+    world.flush()
+    assert world.started == [("a", 1), ("a", 2)]
+    assert world.core.info("a").next_try_at == pytest.approx(world.now + 15.0)
+
+
+def test_what_started_nothing_is_not_counted_and_keeps_its_place():
+    world = world_of(1)
+    world.arrive("a")
+    world.arrive("b")
+    world.refuse("a", LeaseExpired("no"))
+    assert started(world) == ["a", "a"]
+    assert world.run_of("a").attempt == 1
+
+
+def test_what_is_refused_again_and_again_is_offered_less_and_less_often():
+    world = world_of(1)
+    world.arrive("a")
+    times = [world.now]
+    for _ in range(8):
+        world.refuse("a", NoWorkers("no"))
+        world.credit(1)
+        while "a" not in {run.job for run in world.runs}:
+            world.advance(0.005)
+        times.append(world.now)
+    waits = [after - before for before, after in zip(times, times[1:], strict=False)]
+    assert waits[0] == 0.0
+    assert waits == sorted(waits) and waits[-1] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_takeover_remembers_the_attempts_and_the_wait():
+    world = world_of(1)
+    world.arrive("a", backoff_s=100.0, max_attempts=2)
+    world.end("a", TaskFailed("no"))
+    world.flush()
+    world.die()
+    world.open()
+    world.credit(1)
+    world.advance(74.0)
+    assert world.started == [("a", 1)]
+    world.advance(2.0)
+    assert world.started == [("a", 1), ("a", 2)]
+    world.end("a", TaskFailed("no"))
+    world.flush()
+    assert world.dead == [("a", "failed")]
+
+
+# -- time -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_past_its_deadline_is_buried_unstarted():
+    world = world_of()
+    world.arrive("late", deadline_at=world.now)
+    world.arrive("a", deadline_at=world.now + 5.0)
+    world.flush()
+    assert world.dead == [("late", "expired")]
+    world.advance(5.0)
+    assert world.dead == [("late", "expired"), ("a", "expired")]
+    assert not world.started
+
+
+def test_a_deadline_that_passed_unnoticed_is_looked_at_before_anything_starts():
+    world = world_of()
+    world.arrive("a", deadline_at=world.now + 1.0)
+    world.now += 2.0  # no tick came
+    world.credit(1)
+    assert not world.started
+
+
+def test_what_runs_past_its_deadline_is_stopped_and_buried_or_done_if_it_was_faster():
+    world = world_of(2)
+    world.arrive("slow", deadline_at=world.now + 5.0)
+    world.arrive("fast", deadline_at=world.now + 5.0)
+    world.advance(5.0)
+    assert {run.stop for run in world.runs} == {do.Why.EXPIRED}
+    world.end("slow")
+    world.finish("fast")
+    world.flush()
+    assert world.dead == [("slow", "expired")]
+    assert world.results["fast"] is JobState.DONE
+
+
+def test_a_try_that_takes_too_long_is_stopped_and_counted():
+    world = world_of(1, timeout_s=3.0, max_attempts=2)
+    world.arrive("a", backoff_s=0.0)
+    for _ in range(2):
+        world.advance(3.0)
+        assert world.run_of("a").stop is do.Why.TIMED_OUT
+        world.end("a")
+        world.flush()
+    assert world.dead == [("a", "timed_out")]
+    assert world.started == [("a", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "timeout_s", "reason"), [(2.0, 5.0, "expired"), (9.0, 1.0, "timed_out"), (2.0, None, "expired")]
+)
+def test_what_a_worker_ends_by_itself_is_expired_or_timed_out_as_the_clock_says(deadline_s, timeout_s, reason):
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + deadline_s, timeout_s=timeout_s, max_attempts=1)
+    world.now += min(deadline_s, timeout_s or 9.0)
+    world.end("a", DeadlineExceeded("it was stopped at its deadline", may_have_started=True))
+    world.flush()
+    assert world.dead == [("a", reason)]
+
+
+def test_a_try_that_timed_out_just_before_the_deadline_is_expired_only_at_the_deadline():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 2.0, timeout_s=1.0)
+    world.advance(1.9)
+    world.end("a", DeadlineExceeded("it was slow to stop", may_have_started=True))
+    world.flush()
+    assert not world.dead
+    world.advance(0.1)
+    assert world.dead == [("a", "expired")]
+
+
+def test_of_one_that_was_attached_to_the_clock_says_whether_it_was_the_deadline():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 60.0, timeout_s=1.0, max_attempts=1)
+    world.die()
+    world.end("a", DeadlineExceeded("its time-out", may_have_started=True))
+    world.open()
+    assert world.dead == [("a", "timed_out")]
+
+
+def test_the_deadline_of_one_that_waits_for_its_next_try_ends_it():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 5.0, backoff_s=60.0)
+    world.end("a", TaskFailed("no"))
+    world.advance(6.0)
+    assert world.dead == [("a", "expired")]
+
+
+# -- schedules --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_delayed_or_repeats_is_given_back_to_the_server():
+    world = world_of(2)
+    world.arrive("later", not_before=world.now + 60.0)
+    world.arrive("cron", cron="0 0 3 * * *")
+    world.arrive("past", not_before=world.now - 1.0)
+    world.flush()
+    assert [task.job for task in world.scheduled] == ["later", "cron"]
+    assert started(world) == ["past"]
+    assert world.core.info("later") is None
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(InvalidSchedule("no"), "malformed"), (NoWorkers("outside"), "impossible")]
+)
+def test_a_schedule_that_the_server_refuses_is_a_dead_letter(error, reason):
+    world = world_of(1)
+    seq = world.arrive("a", cron="nonsense")
+    world.network.clear()
+    world.tell(on.ScheduleRefused, seq=seq, error=error)
+    world.flush()
+    assert world.dead == [("a", reason)]
+
+
+# -- telling ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_asks_for_it_is_told_of_each_change():
+    world = world_of(1)
+    world.arrive("quiet")
+    world.end("quiet")
+    world.flush()
+    world.arrive("a", events=True, backoff_s=1.0)
+    world.end("a", TaskFailed("no"))
+    world.advance(1.0)
+    world.end("a")
+    world.flush()
+    states = [(tell.state.value, tell.attempt) for tell in world.told]
+    assert states == [("queued", 0), ("running", 1), ("waiting", 1), ("running", 2), ("done", 2)]
+
+
+def test_what_is_wanted_is_told_as_often_as_it_matters():
+    world = world_of()
+    wants = []
+    for _ in range(100):
+        before = world.wants.get("e")
+        world.arrive()
+        if world.wants.get("e") is not before:
+            wants.append(world.wants["e"].slots)
+    assert wants == [1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64, 128]
+    world.credit(128)
+    assert world.wants["e"].slots == 0
+
+
+def test_an_ended_that_nobody_waits_for_changes_nothing():
+    world = world_of(1)
+    seq = world.arrive("a")
+    for attempt in (0, 2):
+        assert world.core.handle(on.Ended(now=world.now, wall=world.now, seq=seq, attempt=attempt)) == []
+    for kind in (on.Noted, on.Stored, on.Buried, on.Scheduled, on.Acked):
+        assert world.core.handle(kind(now=world.now, wall=world.now, seq=seq)) == []
+    world.core.check()
+
+
+def test_of_events_told_together_the_order_counts_and_starts_come_after_the_last():
+    core = QueueCore("e")
+    now = {"now": 0.0, "wall": 0.0}
+    route = on.Routed(**now, route=RouteRecord(), explicit=True)
+    core.handle(route, on.Taken(**now), on.Recovered(**now), on.Credit(**now, pool="e", free=(1,)))
+    low, high = (Submission(endpoint="e", method="m", job=job, priority=number) for number, job in enumerate("ab"))
+    effects = core.handle(
+        on.Arrived(**now, seq=1, submission=low, size=1), on.Arrived(**now, seq=2, submission=high, size=1)
+    )
+    assert [effect.job for effect in effects if isinstance(effect, do.Start)] == ["b"]
+    effects = core.handle(on.Doubted(**now), on.Ended(**now, seq=2, attempt=1), on.Credit(**now, pool="e", free=(1,)))
+    assert not any(isinstance(effect, do.Start | do.Store) for effect in effects)
+    effects = core.handle(on.Sure(**now))
+    assert [type(effect) for effect in effects][:2] == [do.Store, do.Start]
+    core.check()
+
+
+def test_time_must_not_go_backwards():
+    core = QueueCore("e")
+    core.handle(on.Tick(now=5.0, wall=5.0))
+    with pytest.raises(AssertionError, match="backwards"):
+        core.handle(on.Tick(now=4.0, wall=4.0))
+
+
+# -- cost -------------------------------------------------------------------------------------------------------------
+
+
+def work_of(count: int, rounds: int = 30) -> float:
+    """Lines of Python that one start and end execute, with so many tasks waiting, half of them behind their keys."""
+    core = QueueCore("e", DispatcherSettings(node="n", window_tasks=1_000_000, window_bytes=1 << 40))
+    route = RouteRecord(queue=QueueRules(per_key=1))
+    core.handle(on.Routed(now=0.0, wall=0.0, route=route, explicit=True))
+    core.handle(on.Taken(now=0.0, wall=0.0))
+    core.handle(on.Recovered(now=0.0, wall=0.0))
+    for seq in range(1, count + 1):
+        key = f"k{seq % 100}" if seq % 2 else None
+        submission = Submission(endpoint="e", method="m", job=f"j{seq}", key=key, deadline_at=1e9, published_at=seq)
+        core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=submission, size=100))
+
+    def start_and_end() -> None:
+        for _ in range(rounds):
+            for effect in core.handle(on.Credit(now=1.0, wall=1.0, pool="e", free=(1,))):
+                if isinstance(effect, do.Start):
+                    core.handle(on.Ended(now=1.0, wall=1.0, seq=effect.seq, attempt=1))
+                    core.handle(on.Stored(now=1.0, wall=1.0, seq=effect.seq))
+                    core.handle(on.Acked(now=1.0, wall=1.0, seq=effect.seq))
+
+    lines = lines_run(start_and_end)
+    core.check()
+    return lines / rounds
+
+
+def test_a_start_is_hardly_more_work_among_thousands_of_tasks_than_among_hundreds():
+    few, many = work_of(500), work_of(repetitions(4_000, whole=20_000))
+    assert few > 100 and many < 2 * few, (few, many)
+
+
+def test_errors_that_a_task_was_lost_with_are_shown():
+    world = world_of(1)
+    world.arrive("a", backoff_s=10.0)
+    world.end("a", WorkerLost("w1 vanished"))
+    world.flush()
+    world.end("a", WorkerLost("w2 vanished"))
+    world.flush()
+    assert world.core.info("a").error.message == "w2 vanished"
+    assert world.core.why("a").obstacles[0].kind == "backoff"

@@ -1,0 +1,42 @@
+"""The table of steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.dispatcher.durable.core.states import NEXT, TOLD, IllegalMove, Step, diagram, move
+
+
+class Something:
+    def __init__(self, step: Step) -> None:
+        self.seq, self.step = 1, step
+
+
+def test_a_move_that_the_table_does_not_have_raises_and_changes_nothing():
+    for before in Step:
+        for to in Step:
+            thing = Something(before)
+            if to in NEXT[before]:
+                move(thing, to)
+                assert thing.step is to
+            else:
+                with pytest.raises(IllegalMove):
+                    move(thing, to)
+                assert thing.step is before
+
+
+def test_every_step_leads_to_the_end_and_has_a_name_for_people():
+    for step in Step:
+        reached, todo = set(), [step]
+        while todo:
+            current = todo.pop()
+            reached.add(current)
+            todo += [each for each in NEXT[current] if each not in reached]
+        assert Step.GONE in reached
+    assert set(Step) - set(TOLD) == {Step.ACKING, Step.GONE}
+
+
+def test_the_diagram_shows_every_step():
+    text = diagram()
+    assert text.startswith("stateDiagram-v2\n    [*] --> new")
+    assert "    running --> noting\n" in text and "    admitted --> running\n" in text

@@ -1,0 +1,312 @@
+"""A queue that changes hands or is in doubt, what is cancelled meanwhile, and how much is pulled."""
+
+from __future__ import annotations
+
+from gangline.dispatcher.durable.core import effects as do
+from gangline.dispatcher.durable.core import events as on
+from gangline.dispatcher.durable.core.queue_core import QueueCore
+from gangline.dispatcher.durable.policies.prefetch_window import AT_ONCE
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.schemas.errors.base import InvalidArguments, TaskFailed
+from gangline.schemas.messages.submission import Submission
+from gangline.schemas.records.jobs import JobState
+
+from ....support.durable.world import World
+from ....support.durable.worlds import started, world_of
+
+# -- takeover ---------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_starts_expires_or_is_cancelled_before_it_is_known_what_runs():
+    world = World(explicit=True)
+    world.pool()
+    world.submit("a", deadline_at=world.now + 1.0)
+    world.submit("b")
+    world.take()
+    world.credit(2)
+    world.flush()
+    world.tell(on.Cancel, job="b")
+    world.advance(5.0)
+    assert not world.started and not world.dead and not world.results
+    world.recover()
+    world.flush()
+    assert world.dead == [("a", "expired")]
+    assert world.results["b"] is JobState.CANCELLED
+    assert not world.started
+
+
+def test_what_runs_is_attached_to_whether_it_is_told_before_or_after_it_arrives():
+    for early in (True, False):
+        world = world_of(2, max_running=2)
+        world.arrive("a")
+        world.arrive("b")
+        world.arrive("c")
+        world.die()
+        world.take()
+        if early:
+            world.survey()
+        world.flush()
+        world.recover()
+        world.credit(4)
+        assert started(world) == ["a", "b"]
+        world.end("b")
+        world.flush()
+        assert started(world) == ["a", "b", "c"]
+
+
+def test_what_ended_while_nobody_listened_is_asked_for():
+    world = world_of(1)
+    world.arrive("a")
+    world.die()
+    world.end("a")
+    world.open()
+    assert world.results["a"] is JobState.DONE
+    assert world.started == [("a", 1)]
+
+
+def test_what_runs_though_its_end_is_stored_is_stopped_whichever_is_learnt_first():
+    for early in (True, False):
+        world = world_of(1)
+        world.arrive("a")
+        world.die()
+        world.results["a"] = JobState.CANCELLED  # by its submitter, while nobody had the queue
+        world.take()
+        if early:
+            world.survey()
+        world.flush()
+        assert world.core.statistics().seen == 1
+        world.recover()
+        assert world.run_of("a").stop is do.Why.CANCELLED
+        world.end("a")
+        world.flush()
+        assert not world.stream and not world.ends
+
+
+def test_what_has_ended_and_runs_nowhere_is_forgotten_when_that_is_known():
+    world = world_of(1)
+    world.arrive("a")
+    world.die()
+    world.runs.clear()
+    world.results["a"] = JobState.CANCELLED
+    world.take()
+    world.flush()
+    assert world.stream
+    world.recover()
+    world.flush()
+    assert not world.stream and world.started == [("a", 1)]
+
+
+def test_an_attempt_that_is_known_to_have_failed_is_not_attached_to():
+    world = world_of(1)
+    world.arrive("a", backoff_s=60.0)
+    run = world.run_of("a")
+    world.end("a", TaskFailed("no"))
+    world.flush()
+    world.die()
+    world.runs = [run]
+    world.open()
+    assert world.core.info("a").state is JobState.WAITING
+
+
+def test_of_two_workers_that_have_a_job_the_later_attempt_counts():
+    world = world_of(1)
+    world.arrive("a")
+    world.die()
+    world.take()
+    world.flush()
+    world.tell(on.Adopted, job="a", worker="e.old", attempt=1)
+    world.network.clear()
+    world.tell(on.Adopted, job="a", worker="e.new", attempt=2)
+    world.tell(on.Ended, seq=1, attempt=1, error=TaskFailed("the older one"))
+    assert world.core.info("a").state is JobState.RUNNING
+    assert world.core.info("a").worker == "e.new"
+
+
+def test_a_job_that_cannot_be_found_any_more_counts_as_tried():
+    world = world_of(1)
+    world.arrive("a", backoff_s=0.0)
+    world.die()
+    world.take()
+    world.tell(on.Adopted, job="a", worker="e.gone", attempt=1)
+    world.runs.clear()
+    world.flush()
+    world.recover()
+    world.credit(1)
+    world.flush()
+    assert world.started == [("a", 1), ("a", 2)]
+
+
+# -- doubt ------------------------------------------------------------------------------------------------------------
+
+
+def test_while_the_queue_is_in_doubt_nothing_is_begun_and_nothing_is_forgotten():
+    world = world_of(2)
+    world.arrive("a")
+    world.arrive("b")
+    world.tell(on.Doubted)
+    world.end("a")
+    world.end("b", InvalidArguments("no"))
+    world.arrive("c")
+    world.malformed()
+    world.advance(10.0)
+    assert world.network == [] and started(world) == ["a", "b"]
+    world.tell(on.Sure)
+    assert [name.partition(" ")[0] for name, _ in world.network] == ["store", "bury", "bury"]
+    assert started(world) == ["a", "b", "c"]
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_a_running_task_is_cancelled_through_its_worker():
+    world = world_of(1)
+    world.arrive("a")
+    world.tell(on.Cancel, job="a")
+    assert world.run_of("a").stop is do.Why.CANCELLED
+    assert world.core.info("a").state is JobState.RUNNING
+    world.end("a")
+    world.flush()
+    assert world.results == {"a": JobState.CANCELLED}
+
+
+def test_a_task_is_cancelled_wherever_it_waits():
+    world = world_of(per_key=1)
+    world.pool(largest=4, huge=9)
+    world.arrive("lined")
+    world.arrive("candidate", key="k")
+    world.arrive("capped", key="k")
+    world.arrive("head", key="o", ordered=True)
+    world.arrive("behind", key="o", ordered=True)
+    world.arrive("parked", method="huge")
+    for job in ("lined", "candidate", "capped", "head", "behind", "parked"):
+        world.tell(on.Cancel, job=job)
+    world.flush()
+    assert set(world.results.values()) == {JobState.CANCELLED} and len(world.results) == 6
+    assert not world.stream and not world.started
+
+
+def test_a_task_that_is_being_looked_up_or_noted_is_cancelled_after_it():
+    world = world_of(1)
+    world.arrive("i1")
+    world.tell(on.Cancel, job="i1")
+    assert [name for name, _ in world.network] == ["look i1", "mark i1"]
+    world.flush()
+    world.arrive("a", backoff_s=60.0)
+    world.end("a", TaskFailed("no"))
+    world.tell(on.Cancel, job="a")
+    assert [name for name, _ in world.network] == ["note a", "mark a"]
+    world.flush()
+    world.arrive("b", backoff_s=60.0)
+    world.end("b", TaskFailed("no"))
+    world.flush()
+    world.tell(on.Cancel, job="b")
+    world.flush()
+    assert world.results == {"i1": JobState.CANCELLED, "a": JobState.CANCELLED, "b": JobState.CANCELLED}
+
+
+def test_a_job_that_has_ended_or_is_unknown_cannot_be_cancelled():
+    world = world_of(1)
+    world.arrive("a")
+    world.end("a")
+    world.tell(on.Cancel, job="a")
+    world.tell(on.Cancel, job="b")
+    world.flush()
+    world.arrive("b")
+    world.end("b")
+    world.flush()
+    assert world.results == {"a": JobState.DONE, "b": JobState.DONE}
+
+
+def test_a_cancellation_is_promised_only_when_a_takeover_would_not_forget_it():
+    world = world_of(1)
+    world.arrive("a")
+    world.tell(on.Cancel, job="a")
+    assert not world.core.promised("a")
+    world.die()  # nobody was told, and nobody knows
+    world.open()
+    assert world.run_of("a").stop is do.Why.CANCELLED  # by the dispatcher that died
+    world.tell(on.Cancel, job="a")
+    world.deliver()
+    assert world.core.promised("a")
+    world.die()
+    world.take()
+    world.flush()
+    world.runs.clear()
+    world.recover()
+    world.flush()
+    assert world.results == {"a": JobState.CANCELLED}
+    assert world.started == [("a", 1)]
+
+
+def test_one_that_does_not_stop_at_its_deadline_can_still_be_cancelled_and_is_answered():
+    world = world_of(1)
+    world.arrive("a", deadline_at=world.now + 5.0)
+    world.advance(5.0)
+    assert world.run_of("a").stop is do.Why.EXPIRED
+    world.tell(on.Cancel, job="a")
+    world.deliver()
+    assert world.core.promised("a")
+    world.end("a")
+    world.flush()
+    assert world.results == {"a": JobState.CANCELLED}
+
+
+def test_one_that_has_not_started_is_promised_to_be_cancelled_when_its_end_is_stored():
+    world = world_of()
+    world.arrive("a")
+    world.tell(on.Cancel, job="a")
+    assert not world.core.promised("a")
+    world.deliver()
+    assert world.core.promised("a")
+    assert world.core.info("a").state is JobState.CANCELLED
+
+
+# -- the window -------------------------------------------------------------------------------------------------------
+
+
+def test_all_that_a_predecessor_can_have_had_is_pulled_at_once_and_then_little_by_little():
+    settings = DispatcherSettings(node="n", window_tasks=1000)
+    for waiting, first in ((None, 1000), (0, AT_ONCE), (700, 700), (5000, 1000)):
+        core = QueueCore("e", settings)
+        assert [effect.count for effect in core.handle(on.Taken(now=0.0, wall=0.0, waiting=waiting))] == [first]
+        core.handle(on.Recovered(now=0.0, wall=0.0))
+        pulled = 0
+        for seq in range(1, first + 1):
+            task = Submission(endpoint="e", method="m", job=f"j{seq}")
+            effects = core.handle(on.Arrived(now=0.0, wall=0.0, seq=seq, submission=task, size=1))
+            pulled += sum(effect.count for effect in effects if isinstance(effect, do.Pull))
+            assert first - seq + pulled <= max(first, AT_ONCE)
+        assert pulled <= AT_ONCE
+
+
+def test_no_more_is_pulled_than_the_window_has_room_for():
+    world = World(settings=DispatcherSettings(node="n", window_tasks=64), explicit=True)
+    for _ in range(200):
+        world.submit()
+    world.open()
+    assert world.core.statistics().seen == 64
+    world.credit(64)
+    for run in list(world.runs):
+        world.end(run.job)
+    world.flush()
+    assert world.core.statistics().seen <= 64
+    assert world.core.statistics().done == 64
+
+
+def test_large_messages_are_pulled_few_at_a_time():
+    settings = DispatcherSettings(node="n", window_tasks=4096, window_bytes=1 << 20)
+    world = World(settings=settings, explicit=True)
+    for _ in range(64):
+        world.submit(size=100_000)
+    world.take()
+    pulled = world.pulled
+    world.flush()
+    world.recover()
+    assert pulled <= 1024
+    held = world.core.statistics().seen
+    world.credit(*[1] * held)
+    for _ in range(80):
+        for run in [run for run in world.runs if not run.ended]:
+            world.end(run.job)
+        world.flush()
+    assert not world.stream

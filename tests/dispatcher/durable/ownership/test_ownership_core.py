@@ -1,0 +1,170 @@
+"""When a dispatcher takes a queue, and over whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.dispatcher.durable.ownership import ownership_core as oc
+from gangline.dispatcher.durable.ownership.ownership_core import GiveUp, Holding, OwnershipCore, Ping, Take
+
+
+class Life:
+    """One core and its time. Connected since long before the beginning."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.core = OwnershipCore("me", ping_s=0.5, frozen_after_s=2.5, spread_s=0.02, connected_at=0.0)
+
+    def tell(self, event: type[oc.Event], **fields: object) -> list[oc.Effect]:
+        return self.core.handle(event(now=self.now, **fields))  # type: ignore[arg-type]
+
+    def listed(self, *holdings: Holding) -> None:
+        self.tell(oc.Listed, holdings=holdings)
+
+    def tick(self, after_s: float = 0.25, draw: float = 0.0) -> list[oc.Effect]:
+        self.now += after_s
+        return self.tell(oc.Tick, draw=draw)
+
+    def takes(self, after_s: float = 0.25) -> list[tuple[str, tuple[str, ...]]]:
+        return [(each.endpoint, each.over) for each in self.tick(after_s) if isinstance(each, Take)]
+
+
+@pytest.fixture
+def life() -> Life:
+    made = Life()
+    made.tell(oc.Found, endpoints=frozenset({"images"}))
+    return made
+
+
+def held_by(dispatcher: str, endpoint: str = "images") -> Holding:
+    return Holding(consumer=f"q-{endpoint}-{dispatcher}", endpoint=endpoint, dispatcher=dispatcher)
+
+
+def test_a_queue_that_nobody_has_is_taken_once(life: Life) -> None:
+    assert life.takes() == [], "nobody knows yet who has it"
+    life.listed()
+    assert life.takes() == [("images", ())]
+    assert life.takes() == [], "the answer is not there yet"
+    life.tell(oc.Took, endpoint="images", consumer="c1")
+    assert life.core.mine == {"images": "c1"} and life.takes() == []
+
+
+def test_a_queue_whose_holder_answers_is_left_alone_for_ever(life: Life) -> None:
+    life.listed(held_by("other"))
+    for _ in range(100):
+        assert life.takes() == []
+        life.tell(oc.Heard, dispatcher="other")
+
+
+def test_two_pings_that_nobody_heard_in_a_row_mean_that_the_holder_is_dead(life: Life) -> None:
+    life.listed(held_by("other"))
+    assert life.tick() == [Ping(dispatcher="other")]
+    life.tell(oc.Unheard, dispatcher="other")
+    assert life.takes() == []
+    life.tell(oc.Heard, dispatcher="other")
+    life.tell(oc.Unheard, dispatcher="other")
+    assert life.takes() == [], "they were not in a row"
+    life.tell(oc.Unheard, dispatcher="other")
+    assert life.takes() == [("images", ("q-images-other",))]
+
+
+def test_silence_for_long_means_that_the_holder_is_frozen(life: Life) -> None:
+    life.listed(held_by("other"))
+    life.tick()
+    assert life.takes(2.0) == []
+    assert life.takes(0.3) == [("images", ("q-images-other",))]
+
+
+def test_pings_go_out_no_more_often_than_agreed(life: Life) -> None:
+    life.listed(held_by("other"))
+    pings = sum(isinstance(each, Ping) for _ in range(20) for each in life.tick(0.1))
+    assert pings == 4
+
+
+def test_nobody_is_dead_for_us_who_have_only_just_reconnected(life: Life) -> None:
+    life.listed(held_by("other"))
+    life.tell(oc.Connection, connected=False)
+    assert life.tick(10.0) == []
+    life.tell(oc.Connection, connected=True)
+    assert life.core.must_list
+    life.listed(held_by("other"))
+    for _ in range(3):
+        life.tell(oc.Unheard, dispatcher="other")
+        assert life.takes() == []
+    life.now += 1.0
+    life.tell(oc.Unheard, dispatcher="other")
+    life.tell(oc.Unheard, dispatcher="other")
+    assert life.takes() != []
+
+
+def test_our_own_standstill_is_not_held_against_others(life: Life) -> None:
+    life.listed(held_by("other"))
+    life.tick()
+    life.now += 30.0
+    life.tell(oc.Stalled, seconds=30.0)
+    assert life.takes() == []
+
+
+def test_a_consumer_of_ours_that_we_know_nothing_of_is_taken_over(life: Life) -> None:
+    life.listed(held_by("me"))
+    assert life.takes() == [("images", ("q-images-me",))]
+
+
+def test_a_consumer_that_is_none_of_ours_is_left_alone_and_named(life: Life) -> None:
+    life.listed(Holding(consumer="theirs", endpoint="images", dispatcher=""))
+    assert life.takes(60.0) == [] and life.core.foreign == {"theirs"}
+
+
+def test_after_a_failure_the_consumers_are_listed_before_the_next_try(life: Life) -> None:
+    life.listed()
+    assert life.takes() == [("images", ())]
+    life.tell(oc.NotTaken, endpoint="images")
+    assert life.core.must_list and life.takes() == []
+    life.listed()
+    assert life.takes() == [("images", ())]
+
+
+def test_a_queue_that_was_handed_over_is_taken_without_waiting_for_pings(life: Life) -> None:
+    life.listed(held_by("other"))
+    assert life.takes() == []
+    life.tell(oc.HandedOver, endpoints=frozenset({"images"}))
+    assert life.takes(0.001) == [("images", ())]
+
+
+def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) -> None:
+    life.tell(oc.Found, endpoints=frozenset({"images", *(f"e{number}" for number in range(5))}))
+    life.listed()
+    for number in range(5):
+        life.tell(oc.Took, endpoint=f"e{number}", consumer="c")
+    assert life.takes(0.001) == []
+    assert life.core.next_at == pytest.approx(life.now + 5 * 0.02)
+    assert life.takes(0.11) == [("images", ())]
+
+
+def test_whoever_has_hundreds_takes_those_of_a_dead_holder_without_waiting_long(life: Life) -> None:
+    names = [f"e{number}" for number in range(300)]
+    life.tell(oc.Found, endpoints=frozenset(names))
+    life.listed(*(held_by("other", name) for name in names[150:]))
+    for name in names[:150]:
+        life.tell(oc.Took, endpoint=name, consumer=f"c-{name}")
+    life.tick(2.6)
+    taken = {each.endpoint for _ in range(5) for each in life.tick(0.1) if isinstance(each, Take)}
+    assert taken == set(names[150:])
+
+
+def test_whoever_has_most_gives_some_up_while_another_has_fewer_by_two(life: Life) -> None:
+    life.listed()
+    life.tell(oc.Found, endpoints=frozenset("abcde"))
+    for name in "abcde":
+        life.tell(oc.Took, endpoint=name, consumer="c")
+    assert life.tick() == []
+    life.tell(oc.Here, dispatcher="poor", has=1)
+    assert life.tick() == [GiveUp(count=2)]
+    assert life.tick() == [], "others must take them first"
+    life.now += 2.0
+    life.tell(oc.Here, dispatcher="poor", has=1)
+    life.tell(oc.Here, dispatcher="rich", has=9)
+    assert life.tick() == [], "that is for the richest to do"
+    life.tell(oc.Here, dispatcher="rich", has=None)
+    life.tell(oc.Here, dispatcher="poor", has=4)
+    assert life.tick() == [], "a difference of one cannot be mended"

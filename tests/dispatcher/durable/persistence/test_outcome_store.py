@@ -1,0 +1,176 @@
+"""What is written at a task's end, where somebody else was faster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import StreamMessage
+from gangline.dispatcher.durable.core.effects import Bury, Look, Schedule, Store
+from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.messages.parser import read_message
+from gangline.dispatcher.durable.persistence.kv_write_batcher import Scribe
+from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.jobs.storage import TaskStreams
+from gangline.runtime.clock import Ambient
+from gangline.schemas.errors.base import GanglineError, TaskFailed
+from gangline.schemas.names import Names
+from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord
+from gangline.telemetry.logs import logger_for
+
+NAMES = Names("ns")
+
+
+class Desk:
+    def __init__(self) -> None:
+        self.bus = MemoryHub().connect("outcomes")
+        self.streams = TaskStreams(self.bus, NAMES)
+        log = logger_for("test")
+        self.scribe = Scribe(self.streams.results, sure=self._sure, log=log)
+        self.outcomes = Outcomes(
+            self.bus,
+            NAMES,
+            self.streams,
+            scribe=self.scribe,
+            settings=DispatcherSettings(node=""),
+            ambient=Ambient(),
+            sure=self._sure,
+            log=log,
+        )
+
+    async def _sure(self) -> None:
+        pass
+
+    async def ends(self, state: JobState, job: str = "7", submitted_at: float = 1.0) -> None:
+        """Somebody writes that the job has ended."""
+        record = ResultRecord(job=job, endpoint="images", method="resize", state=state, submitted_at=submitted_at)
+        value = record.model_dump_json().encode()
+        await (await self.streams.results()).put(NAMES.result_key(job), value, revision=0)
+
+    def entry(self, body: bytes = b"{}", **given: str) -> Entry:
+        named = {name.replace("_", "-"): value for name, value in given.items()}
+        message = StreamMessage(subject="ns.task.images.resize", data=body, headers=named, sequence=7, at=1.0)
+        read = read_message(NAMES, message)
+        return Entry(message, None if isinstance(read, GanglineError) else read[0])
+
+    async def buries(self, entry: Entry, reason: DeadReason = DeadReason.FAILED) -> tuple[int, JobState]:
+        """How many dead letters there are then, and what the record says."""
+        done = asyncio.Event()
+        effect = Bury(
+            seq=7,
+            job="7",
+            reason=reason,
+            error=TaskFailed("it raised"),
+            attempts=1,
+            started_at=None,
+            result_ttl_s=60,
+        )
+        self.outcomes.bury(entry, effect, done.set)
+        await done.wait()
+        letters = (await (await self.streams.dead()).state()).messages
+        found = await (await self.streams.results()).get(NAMES.result_key("7"))
+        assert found is not None
+        return letters, ResultRecord.model_validate_json(found.value).state
+
+
+@pytest.fixture
+async def desk() -> AsyncGenerator[Desk, None]:
+    made = Desk()
+    made.scribe.start()
+    yield made
+    await made.outcomes.stop()
+    await made.scribe.stop()
+    await made.bus.close()
+
+
+async def test_a_task_that_fails_for_good_has_a_dead_letter_and_a_record(desk: Desk) -> None:
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD), "again after a crash: one letter"
+
+
+async def test_the_record_gives_the_reason_of_the_letter_that_a_killed_predecessor_left(desk: Desk) -> None:
+    assert await desk.buries(desk.entry()) == (1, JobState.DEAD)
+    results = await desk.streams.results()
+    await results.delete(NAMES.result_key("7"))  # as if it had been killed before it wrote that
+    assert await desk.buries(desk.entry(), DeadReason.EXPIRED) == (1, JobState.DEAD)
+    found = await results.get(NAMES.result_key("7"))
+    assert found is not None
+    record = ResultRecord.model_validate_json(found.value)
+    assert record.reason is DeadReason.FAILED and record.error is not None and record.attempts == 1
+    assert (record.error.code, record.error.message) == ("task_failed", "it raised")
+
+
+async def test_a_task_that_was_cancelled_meanwhile_has_no_dead_letter(desk: Desk) -> None:
+    await desk.ends(JobState.CANCELLED)
+    assert await desk.buries(desk.entry()) == (0, JobState.CANCELLED)
+
+
+async def test_what_a_predecessor_noted_of_a_try_goes_when_its_record_is_found(desk: Desk) -> None:
+    results = await desk.streams.results()
+    effect = Store(seq=7, job="7", state=JobState.DONE, attempts=1, started_at=None, result_ttl_s=60)
+
+    async def found_it() -> bool:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        desk.outcomes.look("images", Look(seq=7, job="7"), done.set_result)
+        return await done
+
+    async def was_first() -> None:
+        done = asyncio.Event()
+        desk.outcomes.store(desk.entry(), effect, done.set)
+        await done.wait()
+
+    for ends_it in (found_it, was_first):
+        await results.put(NAMES.try_key("images", "7"), b"of a predecessor that had lost the queue")
+        if ends_it is found_it:
+            assert not await found_it()
+            assert await results.get(NAMES.try_key("images", "7")) is not None, "it may be tried again"
+            await desk.ends(JobState.CANCELLED)
+        await ends_it()
+        await desk.scribe.settled()
+        assert await results.get(NAMES.try_key("images", "7")) is None
+
+
+async def test_what_is_no_record_hinders_no_burial(desk: Desk) -> None:
+    await (await desk.streams.results()).put(NAMES.result_key("7"), b"garbage")
+    done = asyncio.Event()
+    error = TaskFailed("it raised")
+    effect = Bury(seq=7, job="7", reason=DeadReason.FAILED, error=error, attempts=1, started_at=None, result_ttl_s=60)
+    desk.outcomes.bury(desk.entry(), effect, done.set)
+    async with asyncio.timeout(10):
+        await done.wait()
+    assert (await (await desk.streams.dead()).state()).messages == 1
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+async def test_a_schedule_that_was_cancelled_just_before_it_was_given_to_the_server_is_taken_back(
+    desk: Desk, earlier: bool
+) -> None:
+    """Unless that was another of the same name, an hour before."""
+    entry = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly")
+    await desk.ends(JobState.CANCELLED, job="nightly", submitted_at=entry.message.at - 3600 * earlier)
+    answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
+    desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+    assert await answered is None
+    schedule = await (await desk.streams.tasks()).last(NAMES.schedule("nightly"))
+    assert (schedule is not None) == earlier
+
+
+async def test_a_schedule_that_is_given_to_the_server_again_is_not_in_force_again_after_its_end(desk: Desk) -> None:
+    entry, tasks = desk.entry(Gangline_Cron="@every 5s", Gangline_Job="nightly"), await desk.streams.tasks()
+    for _ in range(2):  # the first answer was lost, or whoever waited for it killed
+        answered: asyncio.Future[GanglineError | None] = asyncio.get_running_loop().create_future()
+        desk.outcomes.schedule(entry, Schedule(seq=7, job="nightly"), answered.set_result)
+        assert await answered is None
+        await tasks.purge(NAMES.schedule("nightly"))
+    assert (await tasks.state(NAMES.schedules)).last_sequence == 1
+
+
+async def test_what_cannot_be_read_has_a_dead_letter_whatever_job_it_says_that_it_is(desk: Desk) -> None:
+    await desk.ends(JobState.DONE)
+    entry = desk.entry(Gangline_Priority="high")
+    assert entry.submission is None
+    assert await desk.buries(entry) == (1, JobState.DONE)

@@ -1,0 +1,111 @@
+"""What every error means for a durable task."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from gangline.dispatcher.durable.policies.verdicts import NotStarted, Permanent, Retry, classify
+from gangline.schemas.errors import base as errors
+from gangline.schemas.errors import tasks as task_errors
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.records.jobs import DeadReason
+
+PERMANENT = {
+    "InvalidRequest": DeadReason.MALFORMED,
+    "MalformedMessage": DeadReason.MALFORMED,
+    "InvalidName": DeadReason.MALFORMED,
+    "InvalidSettings": DeadReason.MALFORMED,
+    "InvalidArguments": DeadReason.INVALID_ARGUMENTS,
+    "PayloadTooLarge": DeadReason.INVALID_ARGUMENTS,
+    "UnknownMethod": DeadReason.UNKNOWN_METHOD,
+    "InvalidResult": DeadReason.INVALID_RESULT,
+    "InvalidSchedule": DeadReason.MALFORMED,
+    "InvalidRoute": DeadReason.MALFORMED,
+    "NonRetryable": DeadReason.FAILED,
+}
+RETRIED = {
+    "TaskFailed": DeadReason.FAILED,
+    "TaskError": DeadReason.FAILED,
+    "TaskCancelled": DeadReason.FAILED,
+    "TaskCrashed": DeadReason.CRASHED,
+    "WorkerLost": DeadReason.CRASHED,
+    "ResultLost": DeadReason.CRASHED,
+    "OutcomeUnknown": DeadReason.CRASHED,
+    "StreamBroken": DeadReason.FAILED,
+    "GanglineError": DeadReason.FAILED,
+    "JobError": DeadReason.FAILED,
+    "UnknownJob": DeadReason.FAILED,
+    "JobDead": DeadReason.FAILED,
+    "JobCancelled": DeadReason.FAILED,
+    "ResultNotKept": DeadReason.FAILED,
+}
+NOT_STARTED = {
+    *("Unavailable", "NoWorkers", "Saturated", "QueueFull", "Draining", "Disconnected", "ServerUnreachable"),
+    *(
+        "ServerUnsupported",
+        "WorkerIdTaken",
+        "WorkerUnhealthy",
+        "LeaseError",
+        "UnknownToken",
+        "LeaseExpired",
+        "LeaseBusy",
+        "StaleEpoch",
+    ),
+    *(
+        "SelectionUsed",
+        "SelectionClosed",
+        "WrongPool",
+        "WrongClient",
+        "ClosedError",
+        "NoDispatcher",
+        "DeadlineExceeded",
+    ),
+}
+CLASSES = {
+    name: each
+    for module in (errors, task_errors)
+    for name, each in inspect.getmembers(module, inspect.isclass)
+    if issubclass(each, GanglineError)
+}
+
+
+def test_every_error_of_the_wire_has_a_verdict():
+    assert set(CLASSES) == set(PERMANENT) | set(RETRIED) | NOT_STARTED
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_verdict_on(name):
+    verdict = classify(CLASSES[name]("x"))
+    match verdict:
+        case Permanent(reason):
+            assert PERMANENT[name] is reason
+        case Retry(reason, at_once):
+            assert RETRIED[name] is reason
+            assert at_once is (name == "WorkerLost")
+        case NotStarted():
+            assert name in NOT_STARTED
+
+
+@pytest.mark.parametrize("name", sorted(NOT_STARTED))
+def test_what_may_have_started_counts_as_a_try(name):
+    verdict = classify(CLASSES[name]("x", may_have_started=True))
+    assert verdict == Retry(DeadReason.TIMED_OUT if name == "DeadlineExceeded" else DeadReason.FAILED)
+
+
+@pytest.mark.parametrize("name", ["WorkerLost", "ResultLost", "TaskCancelled", "TaskFailed", "StreamBroken"])
+def test_what_says_that_nothing_started_does_not_count_as_a_try(name):
+    assert classify(CLASSES[name]("x", may_have_started=False)) == NotStarted()
+
+
+@pytest.mark.parametrize("details", [{"non_retryable": True, "type": "CardDeclined"}, {"type": "NonRetryable"}])
+def test_a_task_that_says_so_is_not_tried_again(details):
+    assert classify(errors.TaskFailed("x", details=details)) == Permanent(DeadReason.FAILED)
+    again = errors.TaskFailed("x", details={"non_retryable": False, "type": "NonRetryableish"})
+    assert classify(again) == Retry(DeadReason.FAILED)
+
+
+@pytest.mark.parametrize("name", ["GanglineError", "InvalidArguments", "UnknownMethod"])
+def test_what_is_permanent_or_unknown_is_so_whether_or_not_it_started(name):
+    assert classify(CLASSES[name]("x", may_have_started=False)) == classify(CLASSES[name]("x", may_have_started=True))

@@ -1,0 +1,186 @@
+"""One try on all ranks of a gang, over scripted workers: it starts on all or on none, and ends when all have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from gangline.dispatcher.durable.queue.job_attempt import JobFlight
+from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
+from gangline.dispatcher.routing.worker_table import Worker
+from gangline.schemas.errors.base import GanglineError, TaskCancelled, TaskFailed, WorkerLost
+from gangline.schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
+
+from ....support.dispatcher.fakes import FakeWorker, Rig, silent, turns
+
+
+class Watched:
+    """Counts, in place of the vigil."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def watch(self, worker: Worker) -> None:
+        self.count += 1
+
+    def unwatch(self, worker: Worker) -> None:
+        self.count -= 1
+
+
+class Bench:
+    """Three workers that do as they are told, and a try on them."""
+
+    def __init__(self, rig: Rig, workers: list[FakeWorker]) -> None:
+        self.rig = rig
+        self.workers = workers
+        self.watched = Watched()
+        self.ended: list[tuple[list[Any], GanglineError | None]] = []
+
+    def find(self, name: str) -> Worker | None:
+        return self.rig.router.pools["images"].core.view.workers.get(name.partition(".")[2])
+
+    def fly(self, *names: str, attached: bool = False) -> JointFlight:
+        def frame_of(flight: JobFlight, rank: int) -> Frame:
+            flags = int(TaskFlag.ATTACH) if attached else 0
+            meta = {"job": "j", "rank": rank, "hold": True}
+            return (Request.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)
+
+        worker = self.find(next(filter(None, names)))
+        assert worker is not None
+        flight = JointFlight(
+            None,  # type: ignore[arg-type]
+            self.rig.router.exchange,
+            self.watched,  # type: ignore[arg-type]
+            names,
+            find=self.find,
+            frame_of=frame_of,
+            ends=lambda _, results, error: self.ended.append((results, error)),
+            worker=worker,
+            seq=1,
+            attempt=1,
+            attached=attached,
+        )
+        flight.launch()
+        return flight
+
+    async def answer(self, number: int, operation: Answer, *rest: Any) -> None:
+        """The worker answers the newest task that it has."""
+        worker = self.workers[number]
+        (*_, task) = await worker.hears(Request.TASK)
+        worker.answer((operation, task[1], *rest))
+        await turns()
+
+    def heard(self, operation: Request) -> list[int]:
+        return [len(worker.heard_of(operation)) for worker in self.workers]
+
+
+NAMES = ("images.w0", "images.w1", "images.w2")
+
+
+@asynccontextmanager
+async def bench() -> AsyncIterator[Bench]:
+    rig = Rig()
+    await rig.start()
+    try:
+        workers = [await rig.worker(f"w{number}", silent) for number in range(3)]
+        await rig.router.pool("images")
+        yield Bench(rig, workers)
+    finally:
+        await rig.stop()
+
+
+async def test_it_begins_when_all_have_their_slots_and_ends_with_all_results() -> None:
+    async with bench() as b:
+        b.fly(*NAMES)
+        for number in (2, 0):
+            await b.answer(number, Answer.HELD)
+        assert b.heard(Request.BEGIN) == [0, 0, 0]
+        await b.answer(1, Answer.HELD)
+        assert b.heard(Request.BEGIN) == [1, 1, 1]
+        for number in (1, 2):
+            await b.answer(number, Answer.OK, f"r{number}")
+        assert b.ended == []
+        await b.answer(0, Answer.OK, "r0")
+        assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
+
+
+async def test_a_rank_that_takes_none_ends_it_before_anything_has_started() -> None:
+    async with bench() as b:
+        b.fly(*NAMES)
+        await b.answer(0, Answer.HELD)
+        await b.answer(1, Answer.REJECTED, Reason.DRAINING)
+        await b.answer(2, Answer.HELD)
+        assert b.heard(Request.CANCEL) == [1, 0, 1] and b.heard(Request.BEGIN) == [0, 0, 0]
+        for number in (0, 2):
+            await b.answer(number, Answer.ERROR, TaskCancelled.code, "told to stop", None, False)
+        ((results, error),) = b.ended
+        assert results == [] and error is not None and error.code == "draining"
+        assert error.may_have_started is False and error.details["rank"] == 1
+
+
+async def test_the_first_that_fails_stops_the_others_and_they_are_waited_for() -> None:
+    async with bench() as b:
+        b.fly(*NAMES)
+        for number in range(3):
+            await b.answer(number, Answer.HELD)
+        await b.answer(0, Answer.OK, "done")
+        await b.answer(2, Answer.ERROR, TaskFailed.code, "no luck", None, True)
+        assert b.ended == [] and b.heard(Request.CANCEL) == [0, 1, 0]
+        await b.answer(1, Answer.ERROR, TaskCancelled.code, "told to stop", None, True)
+        ((_, error),) = b.ended
+        assert isinstance(error, TaskFailed) and error.details["rank"] == 2 and error.may_have_started
+
+
+async def test_a_worker_that_is_gone_before_it_was_sent_starts_nothing() -> None:
+    async with bench() as b:
+        b.fly("images.w0", "images.w9", "images.w2")
+        await turns()
+        ((_, error),) = b.ended
+        assert isinstance(error, WorkerLost) and error.may_have_started is False
+        assert b.heard(Request.TASK) == [0, 0, 0] and b.watched.count == 0
+
+
+async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_have() -> None:
+    async with bench() as b:
+        b.fly(*NAMES).cancel()
+        ((_, error),) = b.ended
+        assert isinstance(error, TaskCancelled) and error.may_have_started is False and b.watched.count == 0
+        b.ended.clear()
+        flight = b.fly(*NAMES)
+        await turns()
+        flight.cancel()
+        await turns()
+        assert b.heard(Request.CANCEL) == [1, 1, 1] and b.ended == []
+        for number in range(3):
+            await b.answer(number, Answer.ERROR, TaskCancelled.code, "told to stop", None, False)
+        assert len(b.ended) == 1
+
+
+async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:
+    async with bench() as b:
+        flight = b.fly(*NAMES)
+        await turns()
+        flight.let_go()
+        for number in range(3):
+            await b.answer(number, Answer.OK, None)
+        assert b.ended == [] and b.heard(Request.CANCEL) == [0, 0, 0] and b.watched.count == 0
+
+
+async def test_one_that_is_attached_to_asks_again_and_a_rank_that_nobody_knows_is_lost() -> None:
+    async with bench() as b:
+        b.fly(*NAMES, attached=True)
+        await b.answer(0, Answer.REJECTED, Reason.FULL)
+        await asyncio.sleep(0.2)
+        assert b.heard(Request.TASK) == [2, 1, 1]
+        for number in range(3):
+            await b.answer(number, Answer.OK, number)
+        assert b.ended == [([0, 1, 2], None)]
+        b.ended.clear()
+        b.fly("", "images.w1", "", attached=True)
+        await turns()
+        assert b.heard(Request.CANCEL) == [0, 1, 0]
+        await b.answer(1, Answer.ERROR, TaskCancelled.code, "told to stop", None, True)
+        ((_, error),) = b.ended
+        assert isinstance(error, WorkerLost) and error.may_have_started is True

@@ -1,0 +1,129 @@
+"""What spans, numbers, events and discovery tell of durable tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from gangline.bus.port.bus import Message
+from gangline.schemas.names import DispatcherOperation, JobFeed, QueueOperation
+from gangline.schemas.records.jobs import (
+    DispatcherEvent,
+    DispatcherStats,
+    JobEvent,
+    JobState,
+    QueueStats,
+    TaskDeadEvent,
+)
+
+from ....otel import Reading
+from ....support.durable.site import Site
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def test_each_try_is_a_span_in_the_trace_of_whoever_published_the_task(spans: InMemorySpanExporter) -> None:
+    async with Site() as site:
+        site.worker()
+        site.dispatcher()
+        await site.ended(await site.submit("fail", {"times": 1}, traceparent=TRACE))
+    tries = [span for span in spans.get_finished_spans() if span.name == "gangline.job work.fail"]
+    assert [span.attributes["gangline.attempt"] for span in tries if span.attributes] == [1, 2]
+    assert {span.context.trace_id for span in tries} == {0x0AF7651916CD43DD8448EB211C80319C}
+    assert [span.status.is_ok for span in tries] == [False, True]
+    runs = [span for span in spans.get_finished_spans() if span.name == "gangline.task work.fail"]
+    assert [span.parent.span_id for span in runs if span.parent] == [span.context.span_id for span in tries]
+
+
+async def test_numbers_tell_what_became_of_tasks(read: Callable[[str], Reading]) -> None:
+    async with Site(pool="numbers") as site:
+        site.worker(slots=1)
+        node = site.dispatcher()
+        await site.ended(await site.submit("square", {"x": 1}))
+        await site.ended(await site.submit("fail", {"times": 9}, Gangline_Max_Attempts="2"))
+        await site.ended(await site.submit("square", b"{"))
+        running = await site.submit("square", {"x": 1, "seconds": 30})
+        await site.submit("square", {"x": 1})
+        await asyncio.sleep(5)
+        queue = ("numbers",)
+        assert read("gangline.queue.depth")[queue] == 2 and read("gangline.queue.running")[queue] == 1
+        assert 3 < read("gangline.queue.oldest")[queue] < 6
+        await site.eventually(lambda: site.cancel(running))
+        await site.empty()
+        assert read("gangline.queue.started")["numbers", "numbers"] == 5
+        assert read("gangline.queue.done")[queue] == 2 and read("gangline.queue.cancelled")[queue] == 1
+        assert read("gangline.queue.dead")["numbers", "failed"] == 1
+        assert read("gangline.queue.dead")["numbers", "malformed"] == 1
+        assert read("gangline.queue.retried")["task_failed", "numbers"] == 1
+        assert read("gangline.queue.takeovers")[queue] == 1
+        assert node.dispatcher.metrics.statistics()["dead"] == 2
+
+
+async def test_a_dead_task_and_a_dispatchers_coming_and_going_are_broadcast() -> None:
+    async with Site() as site:
+        heard: list[Message] = []
+        listening = await site.own.subscribe(site.names.events, heard.append)
+        site.worker()
+        node = site.dispatcher()
+        job = await site.submit("square", b"{")
+        await site.ended(job)
+        await site.empty()
+        await site.loop.spawn(node.name, node.dispatcher.stop())
+        dead = [
+            TaskDeadEvent.model_validate_json(message.data)
+            for message in heard
+            if message.subject == site.names.task_event("work")
+        ]
+        assert [(event.job, event.reason, event.attempts) for event in dead] == [(job, "malformed", 0)]
+        told = [
+            DispatcherEvent.model_validate_json(message.data)
+            for message in heard
+            if message.subject == site.names.dispatcher_event(node.dispatcher.id)
+        ]
+        kinds = [event.event for event in told if event.event != "here"]
+        assert kinds == ["joined", "handed_over", "left"] and told[-2].queues == ("work",)
+        await listening.unsubscribe()
+
+
+async def test_events_of_a_job_that_asks_for_them_can_be_read_later() -> None:
+    async with Site() as site:
+        worker = site.worker()
+        site.dispatcher()
+        job = await site.submit("fail", {"times": 1}, Gangline_Events="true")
+        quiet = await site.submit("square", {"x": 1})
+        await site.ended(job)
+        await site.ended(quiet)
+        await asyncio.sleep(1)
+        found: list[JobEvent] = []
+        jobs = await site.streams.jobs()
+        reading = await jobs.read(
+            site.names.job(job, JobFeed.STATE), lambda each: found.append(JobEvent.model_validate_json(each.data))
+        )
+        await asyncio.sleep(1)
+        await reading.unsubscribe()
+        states = [(event.state, event.attempt) for event in found]
+        assert (JobState.RUNNING, 1) in states and (JobState.WAITING, 1) in states and states[-1] == (JobState.DONE, 2)
+        assert found[-1].worker == f"work.{worker.name}"
+        assert await jobs.last(site.names.job(quiet, JobFeed.STATE)) is None
+
+
+async def test_a_dispatcher_answers_for_itself_and_for_its_queues_and_is_found_as_a_service() -> None:
+    async with Site() as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        id = node.dispatcher.id
+        answer = await site.own.request(site.names.dispatcher(id, DispatcherOperation.STATS), timeout_s=1)
+        stats = DispatcherStats.model_validate_json(answer.data)
+        assert stats.dispatcher == id and [queue.endpoint for queue in stats.queues] == ["work"]
+        answer = await site.own.request(site.names.queue("work", QueueOperation.STATS), timeout_s=1)
+        assert QueueStats.model_validate_json(answer.data).dispatcher == id
+        answer = await site.own.request(site.names.dispatcher(id, "sing"), timeout_s=1)
+        assert json.loads(answer.data)["code"] == "invalid_request"
+        answer = await site.own.request("$SRV.STATS.gangline-dispatcher", timeout_s=1)
+        (endpoint,) = [each for each in json.loads(answer.data)["endpoints"] if each["name"] == "stats"]
+        assert endpoint["data"]["queues"] == ["work"] and endpoint["num_requests"] >= 2
+        assert "work" in repr(node.dispatcher) and node.dispatcher.statistics().counts["taken"] == 1

@@ -1,0 +1,383 @@
+"""Durable tasks on a real nats-server: published as any client would, run by a real worker, the result read back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+import gangline
+from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.port.bus import Bus, KeyValue, NoResponders, Stream, StreamMessage
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
+from gangline.schemas.errors.base import error_from_wire
+from gangline.schemas.errors.tasks import NoDispatcher, UnknownJob
+from gangline.schemas.names import JobFeed, Names, QueueOperation
+from gangline.schemas.records.jobs import CancelReply, JobInfo, JobItem, JobState, ResultRecord, WhyReply
+from gangline.schemas.wire import headers
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from ....scale import repetitions
+from ....waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.server
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def _is_empty(stream: Stream, but: int = 0) -> bool:
+    return (await stream.state()).messages <= but
+
+
+async def _has_none(bucket: KeyValue, pattern: str) -> bool:
+    return not await bucket.entries(pattern)
+
+
+class System:
+    """Dispatchers and workers on one server."""
+
+    def __init__(self, url: str, namespace: str) -> None:
+        self.url = url
+        self.names = Names(namespace)
+        self.buses: list[JetStreamBus] = []
+        self.ends: list[Callable[[], Any]] = []
+
+    async def bus(self, name: str) -> JetStreamBus:
+        bus = await connect_bus(ConnectionSettings.from_url(self.url, reconnect_wait_s=0.05), name=name)
+        self.buses.append(bus)
+        return bus
+
+    async def __aenter__(self) -> System:
+        self.own: Bus = await self.bus("test")
+        self.streams = TaskStreams(self.own, self.names, TaskStorage())
+        return self
+
+    async def worker(self, pool: Pool, name: str = "w1", **settings: Any) -> Worker:
+        bus = await self.bus(f"worker {name}")
+        worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
+        await worker.start()
+        self.ends.append(worker.stop)
+        return worker
+
+    async def dispatcher(self, **settings: Any) -> Dispatcher:
+        made = Dispatcher(
+            await self.bus("dispatcher"), names=self.names, settings=DispatcherSettings(**settings), tasks=TaskStorage()
+        )
+        await made.start()
+        self.ends.append(made.stop)
+        return made
+
+    async def publish(self, target: str, body: Any = None, **headers: str) -> int:
+        endpoint, _, method = target.partition(".")
+        stream = await self.streams.tasks()
+        data = b"" if body is None else json.dumps(body).encode()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        published = await stream.publish(self.names.task(endpoint, method), data, headers=given or None)
+        return published.sequence
+
+    async def result(self, job: str | int) -> ResultRecord:
+        results = await self.streams.results()
+        found: list[ResultRecord] = []
+
+        async def look() -> bool:
+            entry = await results.get(self.names.result_key(str(job)))
+            found.extend([] if entry is None else [ResultRecord.model_validate_json(entry.value)])
+            return bool(found)
+
+        await until(look)
+        return found[0]
+
+    async def empty(self) -> None:
+        """Wait until nothing is in the stream of tasks."""
+        stream = await self.streams.tasks()
+        await until(lambda: _is_empty(stream))
+
+    async def forgotten_tries(self) -> None:
+        """Wait until no try is noted any more."""
+        results = await self.streams.results()
+        await until(lambda: _has_none(results, self.names.tries_of()))
+
+    async def dead(self) -> list[StreamMessage]:
+        """All dead letters."""
+        stream, found, sequence = await self.streams.dead(), [], 1
+        while (message := await stream.next(self.names.all_dead, sequence)) is not None:
+            found.append(message)
+            sequence = message.sequence + 1
+        return found
+
+    async def ask(self, endpoint: str, operation: QueueOperation, **body: Any) -> Any:
+        """What the holder of a queue answers."""
+        subject = self.names.queue(endpoint, operation)
+        answer = await self.own.request(subject, json.dumps(body).encode(), timeout_s=PATIENCE_S)
+        value = json.loads(answer.data)
+        if answer.headers and headers.ERROR in answer.headers:
+            raise error_from_wire(value["code"], value["message"], value.get("details"), False)
+        return value
+
+    async def until_running(self, job: int) -> JobInfo:
+        return await self.until(job, JobState.RUNNING)
+
+    async def until(self, job: int, state: JobState) -> JobInfo:
+        found: list[JobInfo] = []
+
+        async def is_so() -> bool:
+            with contextlib.suppress(UnknownJob, NoDispatcher, NoResponders):
+                found.append(JobInfo.model_validate(await self.ask("faults", QueueOperation.GET, job=str(job))))
+            return bool(found) and found[-1].state is state
+
+        await until(is_so)
+        return found[-1]
+
+    async def __aexit__(self, *_: object) -> None:
+        for end in reversed(self.ends):
+            await end()
+        for bus in self.buses:
+            await bus.close()
+
+
+@pytest.fixture
+def system(nats_url: str, namespace: str) -> System:
+    return System(nats_url, namespace)
+
+
+def words(slots: int = 4) -> Pool:
+    pool = Pool("words", slots=slots)
+
+    @pool.task
+    async def count(text: str) -> int:
+        return len(text.split())
+
+    return pool
+
+
+async def test_what_is_published_runs_and_its_result_can_be_read(system: System) -> None:
+    async with system:
+        await system.worker(words())
+        await system.dispatcher()
+        job = await system.publish("words.count", {"text": "a b c"})
+        record = await system.result(job)
+        assert (record.state, record.result, record.attempts, record.worker) == ("done", 3, 1, "words.w1")
+        await system.empty()
+
+
+def faults(journal: list[tuple[str, int]], slots: int = 4) -> Pool:
+    """Tasks that fail in various ways; `journal` gets what starts."""
+    pool = Pool("faults", slots=slots)
+
+    @pool.task(idempotent=True)
+    async def fail(text: str = "no") -> None:
+        task = gangline.current_task()
+        journal.append(("fail", task.attempt))
+        raise ValueError(text)
+
+    @pool.task(idempotent=True)
+    async def third_time(text: str = "") -> int:
+        task = gangline.current_task()
+        journal.append(("third_time", task.attempt))
+        if task.attempt < 3:
+            raise ValueError("not yet")
+        return task.attempt
+
+    @pool.task(idempotent=True)
+    async def nap(seconds: float) -> str:
+        journal.append(("nap", gangline.current_task().attempt))
+        await asyncio.sleep(seconds)
+        return "slept"
+
+    @pool.task
+    async def large(size: int) -> str:
+        return "x" * size
+
+    @pool.task(slots=slots)
+    async def heavy() -> None:
+        raise AssertionError("no worker has so many slots")
+
+    @pool.task
+    async def items(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    return pool
+
+
+async def test_what_fails_is_tried_again_and_its_tries_are_forgotten_in_the_end(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal))
+        await system.dispatcher(backoff_s=0.05)
+        record = await system.result(await system.publish("faults.third_time"))
+        assert (record.state, record.result, record.attempts) == ("done", 3, 3)
+        assert journal == [("third_time", 1), ("third_time", 2), ("third_time", 3)]
+        await system.empty()
+        await system.forgotten_tries()
+
+
+async def test_a_task_that_fails_for_ever_is_a_dead_letter_that_says_why_and_can_be_sent_again(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal))
+        await system.dispatcher(backoff_s=0.05)
+        job = await system.publish("faults.fail", {"text": "boom"}, Gangline_Max_Attempts="2", traceparent=TRACE)
+        record = await system.result(job)
+        assert (record.state, record.reason, record.attempts) == ("dead", "failed", 2)
+        assert record.error is not None and record.error.code == "task_failed"
+        assert "ValueError" in record.error.details["type"] and "boom" in record.error.details["traceback"]
+        await system.empty()
+        (letter,) = await system.dead()
+        assert letter.subject == system.names.dead("faults", "fail") and json.loads(letter.data) == {"text": "boom"}
+        given = letter.headers or {}
+        assert given[headers.SUBJECT] == system.names.task("faults", "fail")
+        assert given[headers.DEAD_REASON] == "failed" and given[headers.ATTEMPTS] == "2"
+        assert given[headers.JOB] == str(job) and given[headers.TRACEPARENT] == TRACE
+        assert json.loads(given[headers.DEAD_ERROR])["details"]["type"] == "ValueError"
+        await system.forgotten_tries()
+
+
+@pytest.mark.parametrize(
+    ("subject", "body", "given", "reason"),
+    [
+        ("faults.nap", b"{", {}, "malformed"),
+        ("faults.nap", b"7", {}, "malformed"),
+        ("faults.nap", b"{}", {headers.PRIORITY: "high"}, "malformed"),
+        ("faults.nap", b"{}", {headers.ORDERED: "true"}, "malformed"),
+        ("faults.nap", b"{}", {headers.DEADLINE: "soon"}, "malformed"),
+        ("faults.nap", b"{}", {headers.CRON: "every now and then"}, "malformed"),
+        ("faults.nap", b"{}", {"Content-Type": "text/xml"}, "malformed"),
+        ("faults.nope", b"", {}, "unknown_method"),
+        ("faults.nap", b'{"seconds": "many"}', {}, "invalid_arguments"),
+        ("faults.heavy", b"", {}, "impossible"),
+        ("nobody.nap", b"", {}, "unknown_endpoint"),
+        ("faults", b"", {}, "malformed"),
+        ("faults.nap.again", b"", {}, "malformed"),
+        ("faults$.nap", b"", {}, "malformed"),
+    ],
+)
+async def test_what_can_never_run_is_a_dead_letter_at_once(
+    system: System, subject: str, body: bytes, given: dict[str, str], reason: str
+) -> None:
+    async with system:
+        await system.worker(faults([]), slots=2)
+        await system.dispatcher(unknown_after_s=0.5, look_s=0.2)
+        stream = await system.streams.tasks()
+        published = await stream.publish(f"{system.names.namespace}.task.{subject}", body, headers=given)
+        record = await system.result(published.sequence)
+        sent = reason in ("unknown_method", "invalid_arguments")  # it is the worker that says so
+        assert (record.state, record.reason, record.attempts) == ("dead", reason, int(sent)), record
+        await system.empty()
+        (letter,) = await system.dead()
+        assert letter.data == body and (letter.headers or {})[headers.DEAD_REASON] == reason
+
+
+async def test_a_message_to_the_subjects_of_schedules_that_is_none_is_a_dead_letter(system: System) -> None:
+    async with system:
+        await system.dispatcher(look_s=0.2)
+        stream = await system.streams.tasks()
+        later = {headers.SCHEDULE: "@every 1h", headers.SCHEDULE_TARGET: system.names.task("faults", "nap")}
+        await stream.publish(system.names.schedule("fine"), b"", headers=later)
+        published = await stream.publish(system.names.schedule("lost"), b"{}")
+        record = await system.result(published.sequence)
+        assert (record.state, record.reason) == ("dead", "malformed")
+        await until(lambda: _is_empty(stream, but=1))
+        assert await stream.last(system.names.schedule("fine")) is not None
+
+
+async def test_a_delayed_task_waits_with_the_server_and_keeps_its_id(system: System) -> None:
+    async with system:
+        await system.worker(words())
+        later = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1h")
+        job = await system.publish("words.count", {"text": "a b"}, Gangline_Delay="1s")
+        stream = await system.streams.tasks()
+        published = await stream.next(system.names.tasks_of("words"), job)
+        assert published is not None and published.sequence == job
+        await system.dispatcher()
+        record = await system.result(job)
+        assert (record.state, record.result) == ("done", 2)
+        # By the server's clock, which wrote both; the schedule is written in milliseconds.
+        assert record.submitted_at >= published.at + 1.0 - 0.001
+        await until(lambda: _is_empty(stream, but=1))
+        schedule = await stream.last(system.names.schedule(str(later)))
+        assert schedule is not None and (schedule.headers or {})[headers.SCHEDULE].startswith("@at ")
+
+
+async def test_a_cron_task_fires_again_and_again_as_jobs_of_their_own(system: System) -> None:
+    async with system:
+        await system.worker(words())
+        dispatcher = await system.dispatcher()
+        await system.publish("words.count", {"text": "a b"}, Gangline_Cron="@every 1s", Gangline_Job="tick")
+        await until(lambda: dispatcher.statistics().counts["started"] >= repetitions(2, whole=3))
+        stream = await system.streams.tasks()
+        schedule = await stream.last(system.names.schedule("tick"))
+        assert schedule is not None and await stream.delete(schedule.sequence)
+
+
+async def test_a_large_result_stands_in_the_object_store(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher(result_inline_bytes=4096)
+        record = await system.result(await system.publish("faults.large", {"size": 10_000}))
+        assert record.result is None and record.object is not None
+        body = await (await system.streams.objects()).get(record.object)
+        assert body is not None and json.loads(body) == "x" * 10_000
+
+
+async def test_items_of_a_task_that_yields_can_be_read_later_all_in_order(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher()
+        job = await system.publish("faults.items", {"count": 300})
+        record = await system.result(job)
+        assert (record.state, record.items) == ("done", 300)
+        found: list[int] = []
+        jobs = await system.streams.jobs()
+        reading = await jobs.read(
+            system.names.job(str(job), JobFeed.ITEM),
+            lambda message: found.append(JobItem.model_validate_json(message.data).value),
+        )
+        await until(lambda: len(found) >= 300)
+        await reading.unsubscribe()
+        assert found == list(range(300))
+
+
+async def test_a_running_task_and_a_waiting_one_are_cancelled_through_the_desk(system: System) -> None:
+    journal: list[tuple[str, int]] = []
+    async with system:
+        await system.worker(faults(journal, slots=1))
+        await system.dispatcher()
+        running, waiting = [await system.publish("faults.nap", {"seconds": 60}) for _ in range(2)]
+        info = await system.until_running(running)
+        assert info.worker == "faults.w1" and info.attempts == 1
+        await system.until(waiting, JobState.QUEUED)  # the dispatcher may have seen the first of them only
+        why = WhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
+        assert [each.kind for each in why.obstacles] == ["slots"]
+        for job in (waiting, running):
+            reply = CancelReply.model_validate(await system.ask("faults", QueueOperation.CANCEL, job=str(job)))
+            assert reply.cancelled
+            assert (await system.result(job)).state == "cancelled"
+        await system.empty()
+        assert journal == [("nap", 1)]
+        with pytest.raises(UnknownJob):
+            await system.ask("faults", QueueOperation.GET, job="1234567")
+
+
+async def test_a_deadline_ends_a_running_task_and_makes_it_a_dead_letter(system: System) -> None:
+    async with system:
+        await system.worker(faults([]))
+        await system.dispatcher()
+        record = await system.result(await system.publish("faults.nap", {"seconds": 60}, Gangline_Deadline="2s"))
+        assert (record.state, record.reason, record.attempts) == ("dead", "expired", 1)
+        record = await system.result(
+            await system.publish(
+                "faults.nap", {"seconds": 60}, Gangline_Timeout="200ms", Gangline_Max_Attempts="2", Gangline_Backoff="0"
+            )
+        )
+        assert (record.state, record.reason, record.attempts) == ("dead", "timed_out", 2)

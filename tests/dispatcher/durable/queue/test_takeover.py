@@ -1,0 +1,628 @@
+"""Queues change hands: how soon, and that what runs is attached to and not started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gangline.bus.port.bus import NoResponders
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.durable.core import effects as do
+from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.operations.queue_operations import Desk
+from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
+from gangline.dispatcher.durable.queue import queue_runner as queue
+from gangline.dispatcher.durable.queue.effect_executor import Hands
+from gangline.dispatcher.durable.queue.queue_runner import Queue
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.names import Names
+from gangline.schemas.records.jobs import JobState
+from gangline.testing.loop import current_node
+
+from ....scale import repetitions
+from ....support.durable.site import DispatcherNode, Site, simulate
+
+SEEDS = range(0, 10, repetitions(5, whole=1))
+
+
+async def _two(site: Site) -> None:
+    for _ in range(2):
+        site.worker()
+    site.dispatcher()
+    await site.taken()
+    site.dispatcher()
+    await asyncio.sleep(3.0)
+
+
+async def _next_start(site: Site) -> float:
+    """Publish a task and wait until it starts; when."""
+    before = len(site.starts)
+    await site.submit("square", {"x": 1})
+    await site.eventually(lambda: len(site.starts) > before)
+    return site.starts[-1][3]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_killed_dispatchers_queue_is_served_by_another_within_two_seconds(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            await _two(site)
+            await asyncio.sleep(seed / 10)
+            long = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: bool(site.starts))
+            site.holder().kill()
+            killed_at = site.loop.time()
+            assert await _next_start(site) - killed_at < 2.0
+            record = await site.ended(long)
+            assert (record.result, record.attempts, site.attempts(long)) == (81, 1, [1])
+
+    simulate(story())
+
+
+def test_a_dispatcher_of_a_version_without_private_subjects_keeps_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            with monkeypatch.context() as earlier:
+                earlier.setattr(Names, "both", staticmethod(lambda subject: (subject,)))
+                earlier.setattr(queue, "PRIVATELY", "not-yet")
+                first = site.dispatcher()
+                await site.taken()
+            site.dispatcher()
+            await asyncio.sleep(10.0)
+            assert site.holder() is first
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_frozen_dispatchers_queue_is_served_by_another_within_four_seconds(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            await _two(site)
+            await asyncio.sleep(seed / 10)
+            long = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: bool(site.starts))
+            victim = site.holder()
+            victim.freeze()
+            frozen_at = site.loop.time()
+            assert await _next_start(site) - frozen_at < 4.0
+            await asyncio.sleep(2.0)
+            victim.thaw()
+            await asyncio.sleep(1.0)
+            assert site.pool not in victim.dispatcher.queues, "it has noticed that it lost the queue"
+            assert (await site.ended(long)).attempts == 1 and site.attempts(long) == [1]
+            assert site.twice() == []
+
+    simulate(story())
+
+
+async def test_a_stopped_dispatcher_hands_its_queues_over_at_once_and_what_runs_goes_on() -> None:
+    async with Site() as site:
+        await _two(site)
+        long = await site.submit("square", {"x": 9, "seconds": 20.0})
+        await site.eventually(lambda: bool(site.starts))
+        leaver = site.holder()
+        stopped_at = site.loop.time()
+        await site.loop.spawn(leaver.name, leaver.dispatcher.stop())
+        assert await _next_start(site) - stopped_at < 0.3
+        assert (await site.ended(long)).result == 81 and site.attempts(long) == [1]
+
+
+@pytest.mark.parametrize("away_s", [0.05, 1.0, 2.0])
+def test_after_a_restart_of_everything_but_the_workers_nothing_is_started_twice(away_s: float) -> None:
+    """The ledger was in memory: for a moment it knows of no worker."""
+
+    async def story() -> None:
+        async with Site() as site:
+            workers = [site.worker() for _ in range(2)]
+            first = site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 9, "seconds": 20.0}) for _ in range(3)]
+            await site.eventually(lambda: len(site.starts) == 3)
+            first.kill()
+            site.hub.stop()
+            await asyncio.sleep(1.0)
+            for worker in workers:
+                site.hub.disconnect(worker.bus)
+            site.hub.start()
+            for worker in workers:
+                site.hub.disconnect(worker.bus)
+                site.loop.call_later(away_s, site.hub.reconnect, worker.bus)
+            site.dispatcher()
+            for job in jobs:
+                assert (await site.ended(job)).result == 81 and site.attempts(job) == [1]
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.5, 1.0, 1.1, 1.2, 2.0])
+def test_a_job_can_be_cancelled_while_its_queue_changes_hands(delay_s: float) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            await _two(site)
+            jobs = [
+                await site.submit("square", {"x": 9, "seconds": 20.0}),
+                await site.submit("items", {"count": 1000, "pause_s": 0.02}),
+            ]
+            await site.eventually(lambda: len(site.starts) == 2)
+            silent = site.worker()
+            await asyncio.sleep(1.0)
+            silent.freeze()  # so that it takes a while to know who runs what
+            site.holder().kill()
+            await asyncio.sleep(delay_s)
+            for job in jobs:
+                await site.eventually(lambda job=job: site.cancel(job))
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.CANCELLED
+                assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("recovering", [False, True])
+def test_a_cancellation_that_was_confirmed_survives_the_dispatcher(recovering: bool) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            await _two(site)
+            job = await site.submit("square", {"x": 9, "seconds": 20.0})
+            await site.eventually(lambda: len(site.starts) == 1)
+            silent = site.worker()
+            await asyncio.sleep(1.0)
+            silent.freeze()  # so that it takes a while to know who runs what
+            if recovering:
+                site.holder().kill()
+                site.dispatcher()
+                await asyncio.sleep(1.5)
+            for node in site.workers:
+                node.kill()  # nothing will come of a stop
+            await site.eventually(lambda: site.cancel(job))
+            site.holder().kill()
+            for _ in range(2):
+                site.worker()
+            assert (await site.ended(job)).state is JobState.CANCELLED
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+async def test_what_is_cancelled_while_its_dispatcher_is_cut_off_is_not_started_when_that_is_back() -> None:
+    """Nobody else takes the queue over: whoever cancels finds no dispatcher, and leaves a record."""
+    async with Site() as site:
+        site.worker(slots=1)
+        node = site.dispatcher()
+        await site.taken()
+        first = await site.submit("square", {"x": 1, "seconds": 5.0})
+        await site.eventually(lambda: len(site.starts) == 1)
+        waiting = [await site.submit("square", {"x": 2}) for _ in range(3)]
+        fails = await site.submit("fail", {"times": 5}, Gangline_Priority="-1000")
+        await asyncio.sleep(3.0)
+        bus = site.hub.connect("client")
+        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+            site.hub.disconnect(node.bus)
+            assert await client.job(waiting[1], site.pool).cancel()
+            assert await client.job(fails, site.pool).cancel()
+            site.hub.reconnect(node.bus)
+            for job in (first, waiting[0], waiting[2]):
+                assert (await site.ended(job)).state is JobState.DONE
+            await site.empty()
+        await bus.close()
+        assert (await site.ended(waiting[1])).state is JobState.CANCELLED
+        assert site.attempts(waiting[1]) == site.attempts(fails) == []
+
+
+async def test_a_stop_with_grace_starts_nothing_more_and_waits_for_what_runs() -> None:
+    async with Site() as site:
+        site.worker(slots=1)
+        node = site.dispatcher()
+        first = await site.submit("square", {"x": 9, "seconds": 2.0})
+        second = await site.submit("square", {"x": 3})
+        await site.eventually(lambda: bool(site.starts))
+        await site.loop.spawn(node.name, node.dispatcher.stop(grace_s=10.0))
+        record = await site.result(first)
+        assert record is not None and record.result == 81
+        assert site.attempts(second) == [] and await site.result(second) is None
+        site.dispatcher()
+        assert (await site.ended(second)).result == 9
+
+
+async def test_dispatchers_share_the_endpoints_and_a_newcomer_gets_some() -> None:
+    async with Site() as site:
+        nodes = [site.dispatcher()]
+        for number in range(12):
+            site.worker(pool=f"p{number}")
+        for most in (12, 6, 4):
+            await site.eventually(lambda most=most: sorted(_shares(nodes)) == [most] * (12 // most))
+            nodes.append(site.dispatcher())
+        await site.eventually(lambda: sorted(_shares(nodes)) == [3, 3, 3, 3])
+        assert len({name for node in nodes for name in node.dispatcher.queues}) == 12
+        assert (await site.ended(await site.submit("square", {"x": 3}, endpoint="p7"))).result == 9
+
+
+async def test_the_queue_of_a_mistyped_endpoint_is_given_up_when_nothing_is_left_in_it() -> None:
+    async with Site(unknown_after_s=1.0) as site:
+        site.worker()
+        node = site.dispatcher()
+        job = await site.submit("square", {"x": 3}, endpoint="wrok")
+        assert (await site.ended(job)).reason == "unknown_endpoint"
+        await site.eventually(lambda: set(node.dispatcher.queues) == {"work"})
+        assert [each.filter for each in await (await site.streams.tasks()).consumers()] == [site.names.tasks_of("work")]
+        again = await site.submit("square", {"x": 3}, endpoint="wrok")
+        assert (await site.ended(again)).reason == "unknown_endpoint"
+
+
+async def test_a_newcomer_gets_queues_of_which_nothing_runs_before_those_that_work() -> None:
+    async with Site() as site:
+        first = site.dispatcher()
+        for number in range(6):
+            site.worker(pool=f"p{number}")
+        await site.eventually(lambda: len(first.dispatcher.queues) == 6)
+        for pool in ("p0", "p1", "p2"):
+            await site.ended(await site.submit("square", {"x": 3}, endpoint=pool))
+        second = site.dispatcher()
+        await site.eventually(lambda: len(second.dispatcher.queues) == 3)
+        assert sorted(first.dispatcher.queues) == ["p0", "p1", "p2"]
+
+
+async def test_many_new_endpoints_do_not_come_to_storage_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A producer that mistypes endpoints must not make the tasks of others wait for storage."""
+    count = repetitions(80, whole=200)
+    at_once, most = Counter[str](), Counter[str]()
+
+    def slow(name: str, step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def counted(self: Queue, *args: Any, **kwargs: Any) -> Any:
+            at_once[name] += 1
+            most[name] = max(most[name], at_once[name])
+            await asyncio.sleep(0.01)
+            at_once[name] -= 1
+            return await step(self, *args, **kwargs)
+
+        return counted
+
+    for name in ("take", "close"):
+        monkeypatch.setattr(Queue, name, slow(name, getattr(Queue, name)))
+    async with Site(unknown_after_s=3.0) as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        jobs = [await site.submit("square", {"x": 3}, endpoint=f"wrok{number}") for number in range(count)]
+        await site.eventually(lambda: len(node.dispatcher.queues) == count + 1)
+        for job in jobs:
+            assert (await site.ended(job)).reason == "unknown_endpoint"
+        await site.eventually(lambda: set(node.dispatcher.queues) == {"work"})
+        assert 10 < most["take"] <= 32 and 10 < most["close"] <= 64
+
+
+async def test_a_queue_whose_consumer_somebody_removes_is_had_again_at_once() -> None:
+    async with Site() as site:
+        site.worker()
+        node = site.dispatcher()
+        await site.taken()
+        long = await site.submit("square", {"x": 3, "seconds": 5.0})
+        await site.eventually(lambda: bool(site.starts))
+        stream = await site.streams.tasks()
+        (consumer,) = await stream.consumers()
+        assert await stream.delete_consumer(consumer.name)
+        removed_at = site.loop.time()
+        # At most what workers get to come back after a restart of the server, which a takeover cannot rule out.
+        assert await _next_start(site) - removed_at < 3.0
+        assert (await site.ended(long)).result == 9 and site.attempts(long) == [1]
+        assert node.dispatcher.statistics().counts["lost"] == 1
+
+
+async def test_a_queue_that_is_lost_in_the_moment_in_which_it_is_taken_is_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start, tries = Desk.start, 0
+
+    async def slowly(self: Desk) -> None:
+        nonlocal tries
+        tries += 1
+        await start(self)
+        if tries == 1:
+            stream = await site.streams.tasks()
+            for consumer in await stream.consumers():
+                await stream.delete_consumer(consumer.name)
+            await asyncio.sleep(1.0)
+
+    monkeypatch.setattr(Desk, "start", slowly)
+    async with Site() as site:
+        site.worker()
+        site.dispatcher()
+        assert (await site.ended(await site.submit("square", {"x": 3}))).result == 9
+        assert tries == 2
+
+
+def _shares(nodes: list[DispatcherNode]) -> list[int]:
+    return [len(node.dispatcher.queues) for node in nodes]
+
+
+def kill_at_its_ack(patch: pytest.MonkeyPatch, site: Site, holder: DispatcherNode) -> None:
+    """The dispatcher is gone when it is about to acknowledge a task that has ended."""
+    carry_out = Hands.carry_out
+
+    def until_ack(self: Hands, effect: do.Effect) -> None:
+        if isinstance(effect, do.Ack) and current_node() == holder.name:
+            holder.kill()
+        if not site.loop.crashed(holder.name) or current_node() != holder.name:
+            carry_out(self, effect)
+
+    patch.setattr(Hands, "carry_out", until_ack)
+
+
+def test_what_ended_and_was_not_acknowledged_is_not_started_again_even_when_its_worker_has_forgotten_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story() -> None:
+        async with Site() as site:
+            for _ in range(2):
+                site.worker()
+            first = site.dispatcher()
+            kill_at_its_ack(monkeypatch, site, first)
+            job = await site.submit("square", {"x": 5})
+            assert (await site.ended(job)).result == 25
+            await asyncio.sleep(120.0)  # longer than workers remember
+            assert (await (await site.streams.tasks()).state()).messages == 1
+            site.dispatcher()
+            await site.empty()
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+def test_a_letter_whose_task_nobody_acknowledged_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the message that is left would be taken for the job, and the replayed one for its repetition."""
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            first = site.dispatcher()
+            kill_at_its_ack(monkeypatch, site, first)
+            job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+            assert (await site.ended(job)).state is JobState.DEAD
+            bus = site.hub.connect("client")
+            async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+                await client.replay(job)
+                site.dispatcher()
+                record = await site.ended(job)
+                await site.empty()
+            await bus.close()
+            assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+            assert await site.dead() == []
+
+    simulate(story())
+
+
+def test_a_letter_is_replayed_when_its_dispatcher_knows_that_its_end_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then that takes the replayed message for a repetition."""
+    bury = Outcomes.bury
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            site.dispatcher()
+
+            def slowly(self: Outcomes, entry: Entry, effect: do.Bury, answer: Callable[[], None]) -> None:
+                bury(self, entry, effect, lambda: site.loop.call_later(0.7, answer) and None)
+
+            monkeypatch.setattr(Outcomes, "bury", slowly)
+            job = await site.submit("fail", {"times": 1}, Gangline_Max_Attempts="1")
+            assert (await site.ended(job)).state is JobState.DEAD
+            bus = site.hub.connect("client")
+            async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+                began_at = site.loop.time()
+                await client.replay(job)
+                assert 0.5 < site.loop.time() - began_at < 2.0
+            await bus.close()
+            record = await site.ended(job)
+            await site.empty()
+            assert (record.state, record.result, site.attempts(job)) == (JobState.DONE, "at last", [1, 2])
+            assert await site.dead() == []
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tasks_of_a_killed_worker_start_elsewhere_as_soon_as_its_heartbeat_has_expired(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            for _ in range(2):
+                site.worker(slots=4)
+            site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 5.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            await asyncio.sleep(seed / 10)
+            victim = site.workers[0]
+            mine = {job for job, _, worker, _ in site.starts if worker == victim.name}
+            victim.kill()
+            killed_at = site.loop.time()
+            for job in jobs:
+                record = await site.ended(job)
+                assert (record.state, record.result) == (JobState.DONE, 4)
+                assert site.attempts(job) == ([1, 2] if job in mine else [1])
+            again = [at for job, attempt, _, at in site.starts if attempt == 2]
+            # There are two slots left at once; the others come with the first tasks' ends.
+            assert len(again) == len(mine) and min(again) - killed_at < 3.0 + 0.5
+
+    simulate(story())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_starts_again_when_the_server_falls_silent(seed: int) -> None:
+    async def story() -> None:
+        async with Site(seed=seed) as site:
+            for _ in range(2):
+                site.worker(slots=4)
+            site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 12.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            site.hub.freeze()
+            await asyncio.sleep(6.0 + seed / 10)
+            site.hub.thaw()
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
+
+    simulate(story())
+
+
+def test_nothing_starts_again_of_a_worker_of_whom_nobody_but_the_ledger_hears() -> None:
+    """As when two servers do not hear each other, and a third has the ledger: nobody listens there, it is said."""
+
+    async def story() -> None:
+        async with Site() as site:
+            away, _ = site.worker(slots=4), site.worker(slots=4)
+            node = site.dispatcher()
+            await site.taken()
+            jobs = [await site.submit("square", {"x": 2, "seconds": 20.0}) for _ in range(6)]
+            await site.eventually(lambda: len(site.starts) == 6)
+            pool = node.dispatcher.router.pools[site.pool]
+            beat, answered, request = pool.beat, pool.answered, node.bus.request
+            worker = pool.core.view.workers[away.name]
+
+            async def unheard(subject: str, *args: Any, **named: Any) -> Any:
+                if f".{away.name}." in subject:
+                    raise NoResponders(f"nobody listens on {subject}")
+                return await request(subject, *args, **named)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(pool, "beat", lambda name, sign: name == away.name or beat(name, sign))
+                patch.setattr(pool, "answered", lambda who, *more: who is worker or answered(who, *more))
+                patch.setattr(node.bus, "request", unheard)
+                await asyncio.sleep(10.0)
+                assert not worker.eligible and worker.known
+            for job in jobs:
+                assert (await site.ended(job)).state is JobState.DONE and site.attempts(job) == [1]
+
+    simulate(story())
+
+
+def test_a_worker_frozen_for_a_minute_cannot_overwrite_the_result_of_its_successor() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            first = site.worker()
+            site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": 1.0})
+            await site.eventually(lambda: bool(site.starts))
+            first.freeze()
+            second = site.worker()
+            record = await site.ended(job)
+            assert (record.worker, record.attempts) == (f"work.{second.name}", 2)
+            await asyncio.sleep(60.0)
+            first.thaw()
+            await asyncio.sleep(10.0)
+            assert await site.result(job) == record
+            assert [(job, 1), (job, 2)] == sorted((job, attempt) for job, attempt, _, _ in site.ends)
+
+    simulate(story())
+
+
+def test_fences_grow_even_when_dispatcher_and_worker_are_gone_and_nobody_knows_of_the_first_attempt() -> None:
+    async def story() -> None:
+        async with Site() as site:
+            worker, first = site.worker(), site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": 5.0})
+            await site.eventually(lambda: bool(site.starts))
+            worker.freeze()
+            first.kill()
+            site.worker()
+            site.dispatcher()
+            record = await site.ended(job)
+            first_fence, second_fence = site.fences[job]
+            assert 0 < first_fence < second_fence == record.fence
+            worker.kill()
+
+    simulate(story())
+
+
+def test_a_long_task_starts_once_with_default_settings() -> None:
+    seconds = float(repetitions(100, whole=400))
+
+    async def story() -> None:
+        async with Site() as site:
+            for _ in range(2):
+                site.worker()
+            site.dispatcher()
+            job = await site.submit("square", {"x": 2, "seconds": seconds})
+            await asyncio.sleep(seconds - 10.0)
+            assert (await site.ended(job)).result == 4
+            assert site.attempts(job) == [1]
+
+    simulate(story())
+
+
+async def test_long_tasks_do_not_hoard_short_ones() -> None:
+    """Two workers of one slot, a long task and seven short ones: as fast as can be."""
+    async with Site() as site:
+        for _ in range(2):
+            site.worker(slots=1)
+        site.dispatcher()
+        await site.taken()
+        began_at = site.loop.time()
+        jobs = [await site.submit("square", {"x": 2, "seconds": 7.0})]
+        jobs += [await site.submit("square", {"x": 2, "seconds": 1.0}) for _ in range(7)]
+        for job in jobs:
+            await site.ended(job)
+        assert max(at for _, _, _, at in site.ends) - began_at <= 7.0 * 1.05
+
+
+async def test_calls_and_other_queues_get_their_share_of_workers_that_a_queue_keeps_busy() -> None:
+    async with Site() as site:
+        for _ in range(2):
+            site.worker(slots=2)
+        site.dispatcher()
+        site.dispatcher()
+        await site.taken()
+        for _ in range(400):
+            await site.submit("square", {"x": 1, "seconds": 0.1})
+        bus = site.hub.connect("client")
+        async with Client(bus, names=site.names, settings=RouterSettings(node="n")) as client:
+            first_at, ended = site.loop.time(), len(site.ends)
+            for _ in range(20):
+                began_at = site.loop.time()
+                assert await client.call("work.root", 49) == 7
+                assert site.loop.time() - began_at < 2.0
+            seconds = site.loop.time() - first_at
+        await bus.close()
+        assert seconds > 1.0 and (len(site.ends) - ended) / seconds > 0.9 * 40, "the queue went on meanwhile"
+
+
+def test_results_are_looked_up_of_what_was_published_before_we_could_be_asked_and_of_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    carry_out = Hands.carry_out
+
+    def counted(self: Hands, effect: do.Effect) -> None:
+        if isinstance(effect, do.Look):
+            looked.append(effect.seq)
+        carry_out(self, effect)
+
+    monkeypatch.setattr(Hands, "carry_out", counted)
+
+    async def story() -> None:
+        async with Site() as site:
+            site.worker()
+            early = await site.submit("square", {"x": 1})
+            node = site.dispatcher()
+            await site.taken()
+            at_once = await site.submit("square", {"x": 2})
+            await asyncio.sleep(0.5)
+            late = [await site.submit("square", {"x": 3}) for _ in range(3)]
+            for job in (early, at_once, *late):
+                await site.ended(job)
+            assert looked == [1, 2]
+            node.freeze()
+            await site.submit("square", {"x": 4})
+            await asyncio.sleep(1.5)
+            node.thaw()
+            await asyncio.sleep(1.0)
+            await site.ended(await site.submit("square", {"x": 5}))
+            assert looked == [1, 2, 6]
+
+    simulate(story())

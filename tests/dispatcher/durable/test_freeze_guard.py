@@ -1,0 +1,157 @@
+"""What makes a dispatcher doubt what it believes, and how a queue becomes sure again."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable
+from gangline.dispatcher.durable.freeze_guard import Guard
+from gangline.dispatcher.durable.ownership.verifier import Possession
+from gangline.telemetry.logs import logger_for
+from gangline.testing.loop import VirtualLoop
+
+
+async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer() -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    guard = Guard(MemoryHub().connect("d"), 1.0)
+    doubts: list[float] = []
+    guard.on_doubt(doubts.append)
+    seen: list[int] = []
+
+    async def main() -> None:
+        guard.start()
+        await asyncio.sleep(5)
+        before = guard.term
+        seen.append(before)
+
+    node = loop.spawn("d", main())
+    await node
+    loop.freeze("d")
+    await asyncio.sleep(3)
+    loop.thaw("d")
+
+    async def look() -> None:
+        seen.append(guard.look())
+
+    await loop.spawn("d", look())
+    assert seen == [0, 1] and guard.freezes == 1 and 2.9 < doubts[0] < 3.3
+    await asyncio.sleep(5)
+    assert guard.term == 1
+    guard.stop()
+    guard.stop()
+
+
+async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_not_heard() -> None:
+    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard.cut_off()  # not started: nothing is believed yet
+    guard.start()
+    guard.cut_off()
+    guard.cut_off()
+    assert guard.term == 1
+    await asyncio.sleep(0.5)
+    guard.cut_off()
+    assert guard.term == 2 and guard.freezes == 0
+    guard.stop()
+
+
+async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> None:
+    hub = MemoryHub()
+    bus = hub.connect("d")
+    guard = Guard(bus, 1.0)
+    guard.start()
+    await asyncio.sleep(1)
+    hub.disconnect(bus)
+    assert guard.term == 0
+    await asyncio.sleep(1)
+    hub.reconnect(bus)
+    await asyncio.sleep(0)
+    assert guard.term == 1 and guard.reconnected_at == asyncio.get_running_loop().time()
+    guard.stop()
+    await bus.close()
+
+
+class Server:
+    """Answers for the consumer as told."""
+
+    def __init__(self) -> None:
+        self.answers: list[ConsumerState | Exception] = []
+        self.asked = 0
+
+    async def state(self) -> ConsumerState:
+        self.asked += 1
+        await asyncio.sleep(0.1)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+OURS = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
+
+
+def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
+    told: list[str] = []
+    made = Possession(
+        guard,
+        server.state,
+        doubted=lambda: told.append("doubted"),
+        sure=lambda: told.append("sure"),
+        lost=lambda: told.append("lost"),
+        log=logger_for("test"),
+    )
+    return made, told
+
+
+async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -> None:
+    hub = MemoryHub()
+    bus = hub.connect("d")
+    guard, server = Guard(bus, 1.0), Server()
+    guard.start()
+    made, told = possession(guard, server)
+    server.answers = [StorageUnavailable("no leader"), StorageUnavailable("no leader"), OURS]
+    hub.disconnect(bus)
+    hub.reconnect(bus)
+    await asyncio.sleep(0)
+    assert told == ["doubted"] and not made.certain
+    async with asyncio.timeout(5):
+        await made.wait()
+    assert told == ["doubted", "sure"] and server.asked == 3
+    await made.stop()
+    guard.stop()
+    await bus.close()
+
+
+async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
+    hub = MemoryHub()
+    bus = hub.connect("d")
+    guard, server = Guard(bus, 1.0), Server()
+    guard.start()
+    made, told = possession(guard, server)
+    server.answers = [OURS, OURS]
+    for _ in range(2):
+        hub.disconnect(bus)
+        hub.reconnect(bus)
+        await asyncio.sleep(0.05)
+    await made.wait()
+    assert told == ["doubted", "sure"] and server.asked == 2
+    await made.stop()
+    guard.stop()
+    await bus.close()
+
+
+async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure() -> None:
+    hub = MemoryHub()
+    bus = hub.connect("d")
+    guard, server = Guard(bus, 1.0), Server()
+    guard.start()
+    made, told = possession(guard, server)
+    server.answers = [ConsumerLost("gone")]
+    hub.disconnect(bus)
+    hub.reconnect(bus)
+    await asyncio.sleep(1)
+    assert told == ["doubted", "lost"] and not made.certain
+    await made.stop()
+    guard.stop()
+    await bus.close()

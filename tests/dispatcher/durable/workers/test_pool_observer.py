@@ -1,0 +1,83 @@
+"""What a queue is told of its pools."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from gangline.dispatcher.durable.workers.pool_observer import LOOK_S, KnownPools, Rolls
+from gangline.telemetry.logs import logger_for
+
+
+class Pool:
+    """As the router knows it."""
+
+    def __init__(self) -> None:
+        self.used_at = 0.0
+        self.costs: dict[str, int] = {}
+        self.idempotent: set[str] = set()
+        self.core = SimpleNamespace(view=self)
+        self.workers: dict[str, SimpleNamespace] = {}
+
+    @property
+    def methods(self) -> list[str]:
+        return sorted(self.costs)
+
+    def method(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(slots=self.costs[name], idempotent=name in self.idempotent)
+
+    def has(self, workers: int, **costs: int) -> None:
+        self.workers = {str(number): SimpleNamespace(total=4) for number in range(workers)}
+        self.costs = costs
+
+
+async def test_what_tasks_take_is_remembered_while_no_worker_lives() -> None:
+    pool, told = Pool(), []
+
+    async def open_pool(_name: str) -> Pool:
+        return pool
+
+    sets = SimpleNamespace(pool_of=lambda _name: None)
+    router = SimpleNamespace(known_target={"images": pool}.get, target=open_pool, sets=sets)
+    rolls = Rolls(
+        router,  # type: ignore[arg-type]
+        KnownPools(),
+        tell=lambda *seen: told.append(seen),
+        log=logger_for("test"),
+    )
+    pool.idempotent = {"light"}
+    pool.has(1, heavy=2, light=1)
+    await rolls.open(["images"])
+    pool.has(0)
+    await asyncio.sleep(2 * LOOK_S)
+    pool.has(1, light=1)
+    await asyncio.sleep(2 * LOOK_S)
+    await rolls.stop()
+    assert told == [
+        ("images", True, 1, 4, {"heavy": 2}, frozenset({"heavy"})),
+        ("images", True, 0, 0, {"heavy": 2}, frozenset({"heavy"})),
+        ("images", True, 1, 4, {}, frozenset()),
+    ]
+
+
+async def test_a_standing_set_is_known_before_it_has_a_gang_and_its_gangs_are_told_of_as_workers() -> None:
+    pool, told = Pool(), []
+
+    async def open_pool(_name: str) -> Pool:
+        return pool
+
+    sets = SimpleNamespace(pool_of={"llm": pool}.get)
+    router = SimpleNamespace(known_target={"llm": pool}.get, target=open_pool, sets=sets)
+    known = KnownPools()
+    rolls = Rolls(
+        router,  # type: ignore[arg-type]
+        known,
+        tell=lambda *seen: told.append(seen),
+        log=logger_for("test"),
+    )
+    await rolls.open(["llm"])
+    pool.has(2, generate=1)
+    await asyncio.sleep(2 * LOOK_S)
+    await rolls.stop()
+    assert told == [("llm", True, 0, 0, {}, frozenset()), ("llm", True, 2, 4, {}, frozenset({"generate"}))]
+    assert known.names == {"llm"}

@@ -1,0 +1,355 @@
+"""Gangs on real processes: a nats-server, a coordinator, workers, and an owner here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sysconfig
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gangline.bus.nats_bus import connect as connect_bus
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client, connect
+from gangline.dispatcher.client.sync import connect_sync
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import GanglineError, NoWorkers, WorkerLost
+from gangline.schemas.errors.gangs import GangImpossible, GangRestarted
+from gangline.schemas.messages.gangs import GangEvent
+from gangline.schemas.names import Names
+from gangline.schemas.records.gangs import GangRecord, GangState
+
+from ...processes import ForkedProcess, ForkServer
+from ...scale import repetitions
+from ...support.modules.gang_pool import words_of
+from ...waiting import PATIENCE_S, until
+
+pytestmark = [pytest.mark.server, pytest.mark.processes]
+
+ROOT = Path(__file__).resolve().parents[3]
+POOL = "tests.support.modules.gang_pool:pool"
+
+
+class Site:
+    """Processes of one test."""
+
+    def __init__(self, url: str, namespace: str, forks: ForkServer) -> None:
+        self.url = url
+        self.namespace = namespace
+        self.forks = forks
+        self.running: dict[str, ForkedProcess] = {}
+
+    def start(self, name: str, *arguments: str) -> None:
+        command = ["-m", "gangline.cli", *arguments, "-s", self.url, "--namespace", self.namespace]
+        self.running[name] = self.forks.start([*command, "--log-level", "warning"], cwd=ROOT)
+
+    def worker(self, name: str, *arguments: str) -> None:
+        self.start(name, "worker", POOL, "--id", name, "--node", name, *arguments)
+
+    def kill(self, name: str) -> None:
+        process = self.running[name]
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            process.kill()
+        for process in self.running.values():
+            process.wait()
+
+    @contextlib.asynccontextmanager
+    async def connected(self, *workers: str) -> AsyncIterator[Client]:
+        """A client, when these workers serve and the coordinator knows them all."""
+        for name in workers:
+            self.worker(name)
+        alone = RouterSettings(node="", zone="")
+        async with connect(self.url, namespace=self.namespace, settings=alone) as client:
+            if workers:
+                await granted(lambda: one_on_each(client, len(workers)))
+            yield client
+
+
+async def one_on_each(client: Client, workers: int) -> None:
+    async with client.gang(pool="train", size=workers, strategy="strict_spread", deadline_s=PATIENCE_S):
+        pass
+
+
+async def granted(acquire: Callable[[], Awaitable[None]]) -> None:
+    """Try a gang until the coordinator has heard of enough workers, which may be later than the client has."""
+
+    async def possible() -> bool:
+        try:
+            await acquire()
+        except GangImpossible:
+            return False
+        return True
+
+    await until(possible)
+
+
+@pytest.fixture
+def site(nats_url: str, namespace: str, forks: ForkServer) -> Iterator[Site]:
+    """With a coordinator, and no worker so far."""
+    made = Site(nats_url, namespace, forks)
+    try:
+        made.start("coordinator", "coordinator")
+        yield made
+    finally:
+        made.stop()
+
+
+def started(path: Path, generation: int) -> set[int]:
+    """Ranks that run `wait_for(path)`."""
+    return {int(each.suffix[1:]) for each in path.parent.glob(f"{path.name}.{generation}.*")}
+
+
+def files() -> list[str]:
+    found = sorted(str(path) for path in Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    return found[:: repetitions(8, whole=1)]
+
+
+def worker_of(member: Any) -> str:
+    return str(member.worker.partition(".")[2])
+
+
+async def test_a_gang_counts_words_and_gathers_the_counts(site: Site) -> None:
+    async with site.connected("w1", "w2", "w3") as client:
+        paths = files()
+        async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
+            assert len({member.worker for member in gang.members}) == 3
+            results = await gang.options(timeout_s=PATIENCE_S).run("count_words", paths)
+        expected = words_of(paths)
+        assert results[0] == dict(expected)
+        assert results[1:] == [{"": sum(expected.values())}] * 3
+
+
+async def test_a_killed_member_makes_generation_2_and_the_run_ends_right(site: Site, tmp_path: Path) -> None:
+    async with site.connected("w1", "w2", "w3") as client:
+        go = tmp_path / "go"
+        async with client.gang(pool="train", size=4, strategy="spread", deadline_s=PATIENCE_S) as gang:
+            await gang.ready()
+            events = gang.events()
+            running = asyncio.ensure_future(gang.options(retries=1, timeout_s=PATIENCE_S).run("wait_for", str(go)))
+            await until(lambda: started(go, 1) == set(range(4)))
+            victim = gang.members[3]
+            site.kill(worker_of(victim))
+            torn_down = await anext(events)
+            assert (torn_down.kind, torn_down.generation) == ("torn_down", 1)
+            # Not by its heartbeat, which would take three times as long.
+            assert torn_down.reason == f"worker_lost: {victim.worker}: no responders"
+            assert await gang.wait_formed() == 2
+            assert victim.worker not in {member.worker for member in gang.members}
+            go.touch()
+            results = await running
+            assert [result[:2] for result in results] == [[rank, 2] for rank in range(4)]
+            async with contextlib.aclosing(events) as rest:
+                kinds = [torn_down.kind]
+                async for event in rest:
+                    kinds.append(event.kind)
+                    if event.kind == "formed":
+                        break
+            assert kinds == ["torn_down", "restarting", "formed"]
+
+
+async def test_a_frozen_member_is_found_out(site: Site, tmp_path: Path) -> None:
+    async with (
+        site.connected("w1", "w2", "w3") as client,
+        client.gang(pool="train", size=2, strategy="spread", deadline_s=PATIENCE_S) as gang,
+    ):
+        never = tmp_path / "never"
+        await gang.ready()
+        events = gang.events()
+        running = asyncio.ensure_future(gang.run("wait_for", str(never)))
+        await until(lambda: started(never, 1) == {0, 1})
+        victim = gang.members[1]
+        process = site.running[worker_of(victim)]
+        process.send_signal(signal.SIGSTOP)
+        try:
+            torn_down = await anext(events)
+            assert (torn_down.kind, torn_down.rank) == ("torn_down", 1)
+            assert torn_down.reason == f"worker_lost: {victim.worker}: no heartbeat for 3 s"
+            with pytest.raises(GangRestarted):
+                await running
+        finally:
+            process.send_signal(signal.SIGCONT)
+            await events.aclose()
+
+
+async def test_two_gangs_of_2_on_3_slots_run_one_after_the_other(site: Site) -> None:
+    site.worker("w2", "--slots", "1")
+    async with site.connected("w1") as client:
+        await granted(lambda: one_on_each(client, 2))
+        at_once = most = 0
+
+        async def one(number: int) -> list[list[int]]:
+            nonlocal at_once, most
+            async with client.gang(pool="train", size=2, deadline_s=PATIENCE_S) as gang:
+                at_once += 1
+                most = max(most, at_once)
+                results = await gang.run("where")
+                at_once -= 1
+                return results
+
+        results = await asyncio.gather(*(one(number) for number in range(repetitions(5, whole=20))))
+        assert most == 1
+        assert all([result[0] for result in each] == [0, 1] for each in results)
+
+
+OWNER = """
+import asyncio, sys, gangline
+
+async def main():
+    async with gangline.connect(sys.argv[1], namespace=sys.argv[2]) as client:
+        async with client.gang(pool="train", size=2, ttl_s=2) as gang:
+            print(gang.id, flush=True)
+            await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_dead_owner_leaves_nothing_behind(site: Site) -> None:
+    async with site.connected("w1") as client, contextlib.AsyncExitStack() as stack:
+        ended: dict[str, str] = {}
+
+        def told(message: Any) -> None:
+            event = GangEvent.model_validate_json(message.data)
+            if event.kind == "ended":
+                ended[event.gang] = event.reason
+
+        bus = await connect_bus(ConnectionSettings.from_url(site.url), name="listener")
+        stack.push_async_callback(bus.close)
+        await bus.subscribe(Names(site.namespace).gang_events, told)
+        await bus.flush()
+        owner = site.forks.start(["-c", OWNER, site.url, site.namespace], stdout=subprocess.PIPE)
+        site.running["owner"] = owner
+        assert owner.stdout is not None
+        stack.callback(owner.stdout.close)
+        gang_id = (await asyncio.to_thread(owner.stdout.readline)).strip()
+        site.kill("owner")
+        async with client.gang(pool="train", size=2, deadline_s=PATIENCE_S) as gang:
+            assert [result[0] for result in await gang.run("where")] == [0, 1]
+        await until(lambda: gang_id in ended)
+        assert ended[gang_id].startswith("owner_lost")
+
+
+async def test_a_standing_set_serves_and_loses_only_what_ran_on_the_dead_gang(site: Site) -> None:
+    async with site.connected("w1", "w2", "w3", "w4") as client:
+        kv = await client.router.ledger()
+        names = Names(site.namespace)
+        await kv.put("gangset.llm", b'{"gangs": 3, "gang": {"pool": "train", "size": 2, "strategy": "spread"}}')
+        served: Counter[tuple[int, int]] = Counter()
+        """By caller, and by process that served it."""
+        errors: list[GanglineError] = []
+        done = asyncio.Event()
+
+        async def formed() -> list[GangRecord]:
+            records = [GangRecord.model_validate_json(each.value) for each in await kv.entries(names.gang_key())]
+            return [each for each in records if each.gangset == "llm" and each.state is GangState.FORMED]
+
+        async def all_stand(without: str = "") -> bool:
+            found = await formed()
+            lost = [each for each in found if without in {seat.worker for seat in each.seats}]
+            return len(found) == len(client.router.sets.known()) == 3 and not lost
+
+        async def caller(number: int) -> None:
+            while not done.is_set():
+                try:
+                    rank, _, pid = await client.options(timeout_s=PATIENCE_S).call("llm.where")
+                    assert rank == 0
+                    served[number, pid] += 1
+                except GanglineError as error:
+                    errors.append(error)
+                await asyncio.sleep(0.005)
+
+        def served_each() -> bool:
+            return all(sum(count for (who, _), count in served.items() if who == number) >= 20 for number in range(3))
+
+        with contextlib.suppress(GanglineError):
+            await client.call("llm.where")  # whoever asks for a set gets to know it
+        await until(all_stand)
+        callers = [asyncio.ensure_future(caller(number)) for number in range(3)]
+        await until(served_each)
+        hit = [each for each in await formed() if "w1" in {seat.worker for seat in each.seats}]
+        site.kill("w1")
+        await until(lambda: all_stand(without="w1"))
+        served.clear()
+        await until(served_each)
+        done.set()
+        await asyncio.gather(*callers)
+        lost = [str(error) for error in errors]
+        assert all("w1" in text or any(each.id in text for each in hit) for text in lost), lost
+        assert len(lost) <= 3 * len(hit), lost
+        assert len({pid for _, pid in served}) >= 2
+
+
+def test_plain_code_runs_gangs_too(site: Site) -> None:
+    site.worker("w1")
+    with connect_sync(site.url, namespace=site.namespace) as client:
+
+        def pair() -> None:
+            with client.gang(pool="train", size=2, deadline_s=PATIENCE_S):
+                pass
+
+        asyncio.run(granted(lambda: asyncio.to_thread(pair)))
+        with client.gang(pool="train", size=2, deadline_s=PATIENCE_S) as gang:
+            assert [result[:2] for result in gang.run("where")] == [[0, 1], [1, 1]]
+            assert gang.call(1, "where")[0] == 1
+            assert gang.lost is None and gang.generation == 1
+            gang.ready()
+            events = gang.events()
+            gang.release()
+            assert [event.kind for event in events][-1:] in ([], ["ended"], ["torn_down"])
+        with pytest.raises(GangImpossible), client.gang(pool="train", size=3):
+            pass
+
+
+async def test_a_gang_of_a_set_is_chosen_and_leased_and_its_loss_is_told(site: Site) -> None:
+    async with site.connected("w1", "w2", "w3") as client:
+        kv = await client.router.ledger()
+        for route in ("rank0", "all"):
+            record = {"gangs": 1, "gang": {"pool": "train", "size": 2, "strategy": "spread"}, "route": route}
+            await kv.put(f"gangset.{route}", json.dumps(record).encode())
+        patient = client.options(timeout_s=PATIENCE_S)
+
+        async def stand() -> bool:
+            return len(client.router.sets.known()) == 2
+
+        await client.router.sets.find("all", None)
+        await until(stand)
+        for route, expected in (("rank0", [0, 1]), ("all", [[0, 1], [1, 1]])):
+            async with patient.choose_worker(route) as selection:
+                assert shown(await patient.dispatch(selection, "where")) == expected
+            async with patient.lease(f"{route}.where") as lease:
+                assert shown(await lease.call("where")) == expected
+        async with patient.lease("all") as lease:
+            site.kill(worker_of(lease))
+            with pytest.raises(WorkerLost):
+                while True:  # it is lost as soon as that is known
+                    await lease.call("where")
+
+            async def lost() -> bool:
+                return lease.lost is not None
+
+            await until(lost)
+
+        async def next_generation() -> bool:
+            try:
+                async with patient.choose_worker("all") as selection:
+                    return shown(await patient.dispatch(selection, "where")) == [[0, 2], [1, 2]]
+            except NoWorkers:
+                return False  # it is being formed
+
+        await until(next_generation)
+
+
+def shown(found: list[Any]) -> list[Any]:
+    """Rank and generation of what `where` has answered."""
+    return [each[:2] for each in found] if isinstance(found[0], list) else found[:2]

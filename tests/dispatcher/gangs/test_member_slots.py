@@ -1,0 +1,539 @@
+"""Choosing a gang of a standing set, and leasing slots of one: they are held at its members."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import (
+    GanglineError,
+    InvalidArguments,
+    InvalidRequest,
+    LeaseBusy,
+    Saturated,
+    SelectionUsed,
+    TaskFailed,
+    WorkerLost,
+    WrongPool,
+)
+from gangline.schemas.errors.gangs import GangFailed
+from gangline.schemas.messages.gangs import MemberCause, MemberReport
+from gangline.schemas.names import GangOperation
+
+from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, pool_of, until
+
+PAIR = {"pool": "train", "size": 2, "strategy": "spread"}
+
+
+async def ready(rig: GangRig, name: str, gangs: int) -> None:
+    """Wait until the client knows so many gangs of a set."""
+    await until(lambda: rig.coordinator is not None and rig.coordinator.statistics().gangs.get("formed") == gangs)
+    await rig.client.router.sets.find(name, None)
+    await until(lambda: len(rig.gangs(name)) == gangs)
+
+
+async def another(rig: GangRig, name: str = "other") -> Client:
+    client = Client(rig.hub.connect(name), names=rig.names, settings=RouterSettings(node="", zone=""))
+    await client.start()
+    return client
+
+
+async def balanced(rig: GangRig, name: str, client: Client | None = None, *, cut: str = "") -> None:
+    """Nothing is held or placed any more, at the router and at the workers."""
+    router = (client or rig.client).router
+    core = router.sets._sets[name].pool.core
+    core.check()
+    assert core.placed == 0 and core.waiting == 0, core
+    assert all(worker.own == 0 for worker in core.view.workers.values())
+    assert router.metrics.statistics()["reserved_slots"] == 0
+    assert router.statistics()["holds"] == 0
+    workers = [worker.core for known, worker in rig.workers.items() if known != cut]
+    for worker_core in workers:
+        worker_core.check()
+    await until(lambda: not any(core.load.running or any(s.busy for s in core.leases.values()) for core in workers))
+
+
+def subleases(rig: GangRig) -> int:
+    """Slots that are held of seats now, on all workers."""
+    return sum(
+        sub.slots for worker in rig.workers.values() for lease in worker.core.leases.values() for sub in lease.subleases
+    )
+
+
+async def report(rig: GangRig, gang: str, rank: int, generation: int = 1) -> None:
+    """Say that a member failed, as its worker would."""
+    said = MemberReport(gang=gang, generation=generation, rank=rank, cause=MemberCause.FAILED, detail="for the test")
+    await rig.bus.request(rig.names.gang(GangOperation.REPORT), said.model_dump_json().encode(), timeout_s=5)
+
+
+async def two_of_one_slot(rig: GangRig, **fields: Any) -> None:
+    for number in (1, 2):
+        await rig.worker(f"w{number}", pool_of(rig.probe, slots=1))
+    await rig.declare("llm", gangs=1, gang=PAIR, **fields)
+    await ready(rig, "llm", 1)
+
+
+# -- choose and dispatch ----------------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_is_chosen_and_dispatched_to_on_rank_0(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        assert (selection.pool, selection.endpoint, selection.slots) == ("llm", "llm", 1)
+        assert selection.gang in rig.gangs("llm")
+        assert selection.worker in ("train.w1", "train.w2")
+        assert subleases(rig) == 1
+        assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
+        with pytest.raises(SelectionUsed):
+            await rig.client.dispatch(selection, "who", "x")
+    async with rig.client.choose_worker("llm.who") as selection:
+        with pytest.raises(WrongPool):
+            await rig.client.dispatch(selection, "train.who", "x")
+        assert await rig.client.dispatch(selection, "llm.who", "x") == [0, 2, 1, "x"]
+    async with rig.client.choose_worker("llm"):
+        pass  # left without a dispatch
+    await until(lambda: subleases(rig) == 0)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_task_on_a_chosen_gang_that_raises_is_its_callers_error(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(TaskFailed, match="rank 0 has no luck"):
+            await rig.client.dispatch(selection, "fail_on", 0)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_a_chosen_slot_is_held_however_many_calls_come_and_however_long_it_is_kept(rig: GangRig) -> None:
+    await two_of_one_slot(rig)
+    other = await another(rig)
+    async with rig.client.choose_worker("llm") as selection:
+        waiting = [asyncio.create_task(client.call("llm.who", "later")) for client in (rig.client, other)]
+        await asyncio.sleep(4)  # longer than it is good for without being renewed
+        assert not any(call.done() for call in waiting)
+        assert await rig.client.dispatch(selection, "who", "first") == [0, 2, 1, "first"]
+    assert [(await call)[3] for call in waiting] == ["later", "later"]
+    await balanced(rig, "llm")
+    await balanced(rig, "llm", other)
+    await other.close()
+
+
+@on_gang_rig()
+async def test_of_two_routers_that_choose_the_last_slot_one_has_it_and_the_other_waits(rig: GangRig) -> None:
+    for route in ("rank0", "all"):
+        if route == "rank0":
+            await two_of_one_slot(rig)
+        else:
+            await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+            await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
+        other = await another(rig, f"other-{route}")
+        running: list[int] = []
+
+        async def use(client: Client, running: list[int] = running) -> None:
+            for _ in range(5):
+                async with client.options(timeout_s=60).choose_worker("llm") as selection:
+                    running.append(1)
+                    assert len(running) == 1, "two have the same slot"
+                    await asyncio.sleep(0.1)
+                    running.pop()
+                    await client.dispatch(selection, "once", 0.05)
+
+        rig.probe.started.clear()
+        await asyncio.gather(use(rig.client), use(other))
+        assert len(rig.probe.started) == 10 * (1 if route == "rank0" else 2)
+        await balanced(rig, "llm")
+        await balanced(rig, "llm", other)
+        await other.close()
+
+
+@on_gang_rig()
+async def test_a_set_whose_calls_run_on_all_ranks_is_held_on_all_and_dispatched_to_all(rig: GangRig) -> None:
+    await two_of_one_slot(rig, route="all")
+    async with rig.client.choose_worker("llm") as selection:
+        assert subleases(rig) == 2
+        assert await rig.client.dispatch(selection, "gather", "v") == [[[0, "v"], [1, "v"]]] * 2
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(GangFailed) as caught:
+            await rig.client.dispatch(selection, "fail_on", 1)
+        assert caught.value.rank == 1
+    async with rig.client.choose_worker("llm"):
+        assert subleases(rig) == 2
+    await until(lambda: subleases(rig) == 0)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_a_set_of_one_rank_answers_with_a_list_if_its_calls_run_on_all(rig: GangRig) -> None:
+    await rig.worker("w1")
+    await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, route="all")
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        assert await rig.client.dispatch(selection, "who", "x") == [[0, 1, 1, "x"]]
+    async with rig.client.lease("llm") as lease:
+        assert await lease.call("who", "x") == [[0, 1, 1, "x"]]
+    await balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_all_or_nothing_a_rank_that_does_not_answer_leaves_nothing_held(rig: GangRig) -> None:
+    await two_of_one_slot(rig, route="all")
+    routed = rig.client.router.sets._sets["llm"]
+    (formation,) = routed._formations.values()
+    silent = formation.lines[1].seat.worker
+    rig.hub.partition(rig.buses[silent])
+    with pytest.raises(GanglineError) as caught:
+        async with rig.client.options(timeout_s=1.5).choose_worker("llm"):
+            pass
+    assert caught.value.may_have_started is False
+    rig.hub.heal(rig.buses[silent])
+    await asyncio.sleep(4)
+    assert subleases(rig) == 0
+    await balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_cancelled_at_any_moment_while_choosing_nothing_stays_held(rig: GangRig) -> None:
+    await two_of_one_slot(rig, route="all")
+    for turns in range(40):
+        choosing = asyncio.ensure_future(rig.client.choose_worker("llm").__aenter__())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        choosing.cancel()
+        chosen = (await asyncio.gather(choosing, return_exceptions=True))[0]
+        if not isinstance(chosen, BaseException):
+            chosen.close()
+        await until(lambda: subleases(rig) == 0)
+        await balanced(rig, "llm")
+    assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_chosen_gang_whose_member_is_killed_is_chosen_again_like_a_worker(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    async with rig.client.options(timeout_s=60).choose_worker("llm") as selection:
+        rig.cut(selection.worker.partition(".")[2])
+        await until(lambda: selection.hold.trouble() is not None)
+        assert isinstance(selection.hold.trouble(), WorkerLost)
+        # Not idempotent: but it cannot have started, so it runs on the gang's next generation.
+        rank, size, generation, word = await rig.client.options(timeout_s=60).dispatch(selection, "who", "x")
+        assert (rank, size, word) == (0, 2, "x") and generation == 2
+    await balanced(rig, "llm", cut=selection.worker.partition(".")[2])
+
+
+@on_gang_rig("w1", "w2", "w3", "w4", no_workers_wait_s=30.0)
+async def test_a_selection_of_a_gang_tells_where_its_task_ran_and_its_key_holds_there(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=2, gang=PAIR)
+    await ready(rig, "llm", 2)
+    client = rig.client.options(timeout_s=60, key="session-7")
+    keys: list[str | None] = []
+    place = rig.client.router.sets._sets["llm"].pool.place
+    rig.client.router.sets._sets["llm"].pool.place = (  # type: ignore[method-assign]
+        lambda ticket, *rest: keys.append(ticket.key) or place(ticket, *rest)  # type: ignore[func-returns-value]
+    )
+    for stream in (False, True):
+        async with client.choose_worker("llm") as selection:
+            chosen, gang = selection.worker, selection.gang
+            assert gang is not None
+            await report(rig, gang, 1, rig.client.router.sets._sets["llm"]._formations[gang].generation)
+            await until(lambda: selection.hold.trouble() is not None)
+            if stream:
+                items = [item async for item in rig.client.options(timeout_s=60).stream(selection, "count", 3)]
+                assert items == [[0, 0], [0, 1], [0, 2]]
+            else:
+                moved_to, _ = await rig.client.options(timeout_s=60).dispatch(selection, "slow", 0.0)
+                assert moved_to == selection.gang
+            assert (selection.gang, selection.worker) != (gang, chosen)
+        await ready(rig, "llm", 2)
+    assert keys == ["session-7"] * 4, "the second choice had the key of the first"
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3")
+async def test_items_stream_from_a_gang_that_was_chosen(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        assert [item async for item in rig.client.stream(selection, "count", 3)] == [[0, 0], [0, 1], [0, 2]]
+        with pytest.raises(SelectionUsed):
+            await anext(rig.client.stream(selection, "count", 3))
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(InvalidArguments):
+            await anext(rig.client.stream(selection, "count", "many"))
+    await balanced(rig, "llm")
+    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+    await until(lambda: rig.client.router.sets._sets["llm"].record.route.value == "all")
+    async with rig.client.choose_worker("llm") as selection:
+        with pytest.raises(InvalidRequest, match="none of them can be streamed"):
+            await anext(rig.client.stream(selection, "count", 3))
+        assert len(await rig.client.dispatch(selection, "who")) == 2, "nothing was sent: the selection is still good"
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_task_that_may_not_be_moved_is_not_repeated_and_its_caller_hears_that_it_may_have_started(
+    rig: GangRig,
+) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    client = rig.client.options(timeout_s=60)
+    async with client.choose_worker("llm", move=False) as selection:
+        assert selection.gang is not None
+        task = asyncio.ensure_future(client.dispatch(selection, "slow", 1.0))
+        await until(lambda: rig.probe.started)
+        await report(rig, selection.gang, 1)
+        with pytest.raises(WorkerLost) as caught:
+            await task
+        assert caught.value.may_have_started and len(rig.probe.started) == 1
+    await ready(rig, "llm", 1)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_task_under_way_on_a_chosen_gang_that_is_torn_down_is_repeated_only_if_it_may_be(rig: GangRig) -> None:
+    for route, method, error in (
+        ("rank0", "slow", None),
+        ("rank0", "once", WorkerLost),
+        ("all", "slow", None),
+        ("all", "once", WorkerLost),
+    ):
+        rig.probe.started.clear()
+        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+        await ready(rig, "llm", 1)
+        await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
+        client = rig.client.options(timeout_s=60)
+        async with client.choose_worker("llm") as selection:
+            assert selection.gang is not None
+            task = asyncio.ensure_future(client.dispatch(selection, method, 1.0))
+            await until(lambda: rig.probe.started)
+            generation = rig.probe.started[0][0]
+            await report(rig, selection.gang, 1, generation)
+            if error is None:
+                await task
+                assert {generation for generation, _ in rig.probe.started} == {generation, generation + 1}
+            else:
+                with pytest.raises(error) as caught:
+                    await task
+                assert caught.value.may_have_started is True
+                assert {generation for generation, _ in rig.probe.started} == {generation}
+        await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
+        await until(lambda: len(rig.gangs("llm")) == 1)
+        await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_that_is_rolled_while_it_is_held_is_chosen_again(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang={**PAIR, "slots": 2}, retire_s=0.5)
+    await ready(rig, "llm", 1)
+    client = rig.client.options(timeout_s=60)
+    async with client.choose_worker("llm") as selection, client.lease("llm") as lease:
+        before = selection.gang
+        await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, retire_s=0.5)
+        await until(lambda: selection.hold.trouble() is not None)
+        assert await client.dispatch(selection, "who", "x") == [0, 1, 1, "x"]
+        assert isinstance(lease.lost, WorkerLost) and lease.lost.may_have_started is False
+        assert before is not None and before in lease.lost.message and "nothing was sent" in lease.lost.message
+        with pytest.raises(WorkerLost):
+            await lease.call("who", "x")
+    await until(lambda: before not in rig.gangs("llm"))
+    await until(lambda: all(worker.core.load.running == 0 for worker in rig.workers.values()))
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_gang_that_only_retires_still_takes_what_was_chosen(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR, retire_s=5)
+    await ready(rig, "llm", 1)
+    async with rig.client.choose_worker("llm") as selection:
+        before = selection.gang
+        await rig.declare("llm", gangs=1, gang={"pool": "train", "size": 1}, retire_s=5)
+        await until(lambda: before not in rig.gangs("llm"))
+        assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_an_endpoint_whose_route_leads_to_a_set_chooses_its_gangs(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR)
+    await ready(rig, "llm", 1)
+    await rig.client.set_route("chat", {"to": {"llm": 1}})
+    async with rig.client.choose_worker("chat.who") as selection:
+        assert (selection.endpoint, selection.pool) == ("chat", "llm")
+        assert await rig.client.dispatch(selection, "who", "x") == [0, 2, 1, "x"]
+    async with rig.client.lease("chat") as lease:
+        assert await lease.call("chat.who", "x") == [0, 2, 1, "x"]
+        assert await lease.call("who", "y") == [0, 2, 1, "y"]
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", "w3", "w4")
+async def test_who_waits_for_a_gang_to_choose_moves_to_another_set_with_the_route(rig: GangRig) -> None:
+    for name in ("llm-a", "llm-b"):
+        await rig.declare(name, gangs=1, gang=PAIR)
+    await rig.client.router.sets.find("llm-a", None)
+    await until(lambda: all(rig.gangs(name) for name in ("llm-a", "llm-b")))
+    await rig.client.set_route("llm", {"to": {"llm-a": 1}})
+    async with rig.client.choose_worker("llm") as first:
+        waiting = asyncio.ensure_future(rig.client.options(timeout_s=60).choose_worker("llm").__aenter__())
+        await asyncio.sleep(1)
+        assert first.pool == "llm-a" and not waiting.done()
+        await rig.client.set_route("llm", {"to": {"llm-b": 1}})
+        second = await waiting
+        assert second.pool == "llm-b"
+        second.close()
+    for name in ("llm-a", "llm-b"):
+        await balanced(rig, name)
+    assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
+
+
+@on_gang_rig("w1", "w2", "w3", "w4")
+async def test_who_chooses_often_uses_all_gangs(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=4, gang=PAIR)
+    await ready(rig, "llm", 4)
+    held = [rig.client.choose_worker("llm") for _ in range(4)]
+    chosen = [await each.__aenter__() for each in held]
+    assert {selection.gang for selection in chosen} == set(rig.gangs("llm"))
+    for each in held:
+        await each.__aexit__(None, None, None)
+    await balanced(rig, "llm")
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_lease_on_a_gang_runs_many_tasks_on_its_slots(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang={**PAIR, "slots": 2})
+    await ready(rig, "llm", 1)
+    async with rig.client.lease("llm", slots=2, wait=False) as lease:
+        assert (lease.slots, lease.pool, lease.gang) == (2, "llm", rig.gangs("llm")[0])
+        assert subleases(rig) == 2
+        calls = [asyncio.create_task(lease.call("slow", 1.0)) for _ in range(2)]
+        await until(lambda: lease.used == 2)
+        with pytest.raises(LeaseBusy):
+            await lease.call("who")
+        assert [rank for _, rank in await asyncio.gather(*calls)] == [0, 0]
+        assert [item async for item in lease.stream("count", 3)] == [[0, 0], [0, 1], [0, 2]]
+        assert lease.lost is None and lease.used == 0
+    await until(lambda: subleases(rig) == 0)
+    await balanced(rig, "llm")
+    with pytest.raises(Saturated):
+        async with rig.client.lease("llm", slots=3):
+            pass
+    with pytest.raises(InvalidRequest, match="standing set"):
+        async with rig.client.lease("llm", ledger="sync"):
+            pass
+    await balanced(rig, "llm")
+
+
+@on_gang_rig()
+async def test_a_lease_on_all_ranks_runs_its_tasks_on_all(rig: GangRig) -> None:
+    await two_of_one_slot(rig, route="all")
+    async with rig.client.lease("llm") as lease:
+        assert subleases(rig) == 2
+        for value in range(3):
+            assert await lease.call("gather", value) == [[[0, value], [1, value]]] * 2
+        with pytest.raises(InvalidRequest, match="all ranks"):
+            async for _ in lease.stream("count", 1):
+                pass
+        both = await asyncio.gather(lease.call("once", 1.0), lease.call("once", 1.0))
+        assert [[rank for _, rank in one] for one in both] == [[0, 1], [0, 1]]
+        hurry = asyncio.create_task(lease.call("wait"))
+        await until(lambda: len(rig.probe.started) == 6)
+        hurry.cancel()
+        assert await lease.call("who") == [[0, 2, 1, ""], [1, 2, 1, ""]], "the slots come back when it has stopped"
+    await until(lambda: subleases(rig) == 0)
+    await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2")
+async def test_a_lease_outlives_its_time_to_live_while_it_is_held_and_ends_by_it_when_its_holder_vanished(
+    rig: GangRig,
+) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+    await ready(rig, "llm", 1)
+    other = await another(rig)
+    async with rig.client.lease("llm", ttl_s=2) as lease:
+        await asyncio.sleep(10)
+        assert await lease.call("who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
+    await other.lease("llm", ttl_s=2).__aenter__()
+    assert subleases(rig) == 2
+    rig.hub.kill(other.router.bus)
+    await until(lambda: subleases(rig) == 0, 5)
+    assert await rig.client.call("llm.who", "x") == [[0, 2, 1, "x"], [1, 2, 1, "x"]]
+    await balanced(rig, "llm")
+    await other.close()
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_lease_on_a_gang_that_is_torn_down_is_lost_and_says_whether_the_task_may_have_started(
+    rig: GangRig,
+) -> None:
+    for route in ("rank0", "all"):
+        rig.probe.started.clear()
+        await rig.declare("llm", gangs=1, gang=PAIR, route=route)
+        await ready(rig, "llm", 1)
+        await until(lambda route=route: rig.client.router.sets._sets["llm"].record.route.value == route)
+        async with rig.client.lease("llm") as lease:
+            assert lease.gang is not None
+            task = asyncio.ensure_future(lease.call("slow", 1.0))
+            await until(lambda: rig.probe.started)
+            await report(rig, lease.gang, 1, rig.probe.started[0][0])
+            with pytest.raises(WorkerLost) as caught:
+                await task
+            assert caught.value.may_have_started is True
+            with pytest.raises(WorkerLost) as again:
+                await lease.call("slow", 1.0)
+            assert again.value.may_have_started is False
+            assert len(rig.probe.started) == (1 if route == "rank0" else 2)
+        await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 1)
+        await until(lambda: len(rig.gangs("llm")) == 1)
+        await balanced(rig, "llm")
+
+
+@on_gang_rig("w1", "w2", no_workers_wait_s=30.0)
+async def test_a_lease_whose_member_was_killed_is_lost_before_the_coordinator_says_so(rig: GangRig) -> None:
+    for route in ("rank0", "all"):
+        await rig.declare(route, gangs=1, gang=PAIR, route=route)
+    await until(lambda: rig.coordinator.statistics().gangs.get("formed") == 2)
+    async with rig.client.lease("rank0") as first, rig.client.lease("all") as second:
+        rig.cut(first.worker.partition(".")[2])
+        for lease in (first, second):
+            with pytest.raises(WorkerLost) as caught:
+                await lease.call("who")
+            assert caught.value.may_have_started is False
+        assert rig.coordinator.statistics().gangs.get("formed") == 2, "nobody has noticed it yet"
+
+
+@on_gang_rig("w1", "w2", "w3", no_workers_wait_s=30.0)
+async def test_a_lease_on_a_survivor_goes_on_in_the_next_generation(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang={**PAIR, "restart": "restart_member"})
+    await ready(rig, "llm", 1)
+    async with rig.client.lease("llm") as lease:
+        assert lease.gang is not None
+        (formation,) = rig.client.router.sets._sets["llm"]._formations.values()
+        cut = formation.lines[1].seat.worker
+        rig.cut(cut)
+        await until(lambda: lease.hold.formation.generation == 2)
+        assert await lease.call("who", "x") == [0, 2, 2, "x"]
+    await balanced(rig, "llm", cut=cut)
+
+
+@on_gang_rig("w1", "w2")
+async def test_closing_the_client_gives_back_what_is_held(rig: GangRig) -> None:
+    await rig.declare("llm", gangs=1, gang=PAIR, route="all")
+    await ready(rig, "llm", 1)
+    other = await another(rig)
+    await other.lease("llm").__aenter__()
+    assert subleases(rig) == 2
+    await other.close()
+    await until(lambda: subleases(rig) == 0)

@@ -1,0 +1,193 @@
+"""The gateway on the in-memory bus, with scripted workers behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gangline.bus.port.bus import Message, NoResponders
+from gangline.dispatcher.gateway.gateway import Gateway
+from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.schemas.wire import codec, headers
+from gangline.schemas.wire.frames import Answer, Request, TaskFlag
+
+from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
+
+
+@asynccontextmanager
+async def gateway(rig: Rig, **settings: Any) -> AsyncIterator[Gateway]:
+    made = Gateway(rig.hub.connect("gateway"), names=rig.names, settings=GatewaySettings(**settings))
+    async with made:
+        yield made
+
+
+async def ask(rig: Rig, subject: str, body: bytes = b"", fields: dict[str, str] | None = None) -> Message:
+    return await rig.bus.request(f"test.call.{subject}", body, timeout_s=60, headers=fields)
+
+
+def error(answer: Message) -> Any:
+    assert answer.headers is not None and headers.ERROR in answer.headers
+    body = json.loads(answer.data)
+    assert answer.headers[headers.ERROR] and body["message"]
+    return body["code"]
+
+
+@on_rig()
+async def test_a_call_in_json_is_answered_with_the_bare_result(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with gateway(rig):
+        answer = await ask(rig, "images.echo", b'{"x": 1}')
+    assert json.loads(answer.data) == ["w1", "echo"]
+    assert dict(answer.headers or {}) == {headers.WORKER: "images.w1"}
+    [task] = worker.heard_of(Request.TASK)
+    assert task[4] == {"x": 1} and task[8] == TaskFlag.JSON and 29_000 < task[5] <= 30_000
+
+
+@on_rig()
+async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with gateway(rig):
+        answer = await ask(rig, "images.echo", codec.pack([b"\x00\xff"]), {"Content-Type": "application/msgpack"})
+    assert codec.unpack(answer.data) == ["w1", "echo"]
+    assert (answer.headers or {})["Content-Type"] == "application/msgpack"
+    [task] = worker.heard_of(Request.TASK)
+    assert task[3] == [b"\x00\xff"] and task[8] == 0
+
+
+@on_rig()
+async def test_headers_travel(rig: Rig) -> None:
+    worker = await rig.worker(max_models=1)
+    async with gateway(rig):
+        await ask(rig, "images.echo", b"", {headers.TIMEOUT: "3", headers.KEY: "k", headers.MODEL: "m"})
+    [task] = worker.heard_of(Request.TASK)
+    assert 2900 < task[5] <= 3000
+    assert (task[9]["key"], task[9]["model"]) == ("k", "m")
+
+
+@pytest.mark.parametrize(
+    ("subject", "body", "fields", "code"),
+    [
+        ("images", b"", None, "invalid_name"),
+        ("images.echo.more", b"", None, "invalid_name"),
+        ("images.echo", b"{", None, "malformed_message"),
+        ("images.echo", b"\xc1", {"Content-Type": "application/msgpack"}, "malformed_message"),
+        ("images.echo", b"<a/>", {"Content-Type": "text/xml"}, "malformed_message"),
+        ("images.echo", b"5", None, "invalid_request"),
+        ("images.echo", b"", {headers.TIMEOUT: "soon"}, "invalid_request"),
+        ("images.nope", b"", None, "unknown_method"),
+        ("nobody.echo", b"", None, "no_workers"),
+    ],
+)
+async def test_bad_calls_are_answered_with_their_error(
+    subject: str, body: bytes, fields: dict[str, str] | None, code: str
+) -> None:
+    rig = Rig()
+    await rig.start()
+    try:
+        await rig.worker()
+        async with gateway(rig) as served:
+            answer = await ask(rig, subject, body, fields)
+            wire = answer.data if (fields or {}).get("Content-Type") != "application/msgpack" else None
+            if wire is None:
+                assert codec.unpack(answer.data)["code"] == code
+            else:
+                assert error(answer) == code
+            assert served.statistics()["errors"] == 1
+    finally:
+        await rig.stop()
+
+
+@on_rig()
+async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
+    rig: Rig,
+) -> None:
+    worker = await rig.worker()
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("gangline.gateway")
+    logger.addHandler(handler)
+    try:
+        async with gateway(rig):
+            rig.bus.publish("test.call.images.echo", b"[1]")
+            await worker.hears(Request.TASK)
+            rig.bus.publish("test.call.images.nope", b"")
+            await turns(50)
+    finally:
+        logger.removeHandler(handler)
+    assert any(getattr(record, "action", "") == "gateway.unheard_error" for record in records)
+
+
+@on_rig()
+async def test_more_calls_than_may_be_under_way_are_refused_at_once(rig: Rig) -> None:
+    await rig.worker(slots=10, behave=silent)
+    async with gateway(rig, max_pending=2) as served:
+        waiting = [asyncio.ensure_future(ask(rig, "images.echo")) for _ in range(2)]
+        await turns(50)
+        assert error(await ask(rig, "images.echo")) == "queue_full"
+        assert served.statistics()["pending"] == 2
+    for answer in await asyncio.gather(*waiting):
+        assert error(answer) == "closed"
+
+
+@on_rig()
+async def test_the_default_timeout_ends_a_call(rig: Rig) -> None:
+    await rig.worker(behave=silent)
+    async with gateway(rig, default_timeout_s=2):
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert error(await ask(rig, "images.echo")) == "deadline_exceeded"
+        assert loop.time() - began == pytest.approx(2, abs=0.1)
+
+
+@on_rig()
+async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    async with gateway(rig) as served:
+        call = asyncio.ensure_future(ask(rig, "images.echo"))
+        [task] = await worker.hears(Request.TASK)
+        draining = asyncio.ensure_future(served.drain())
+        await turns()
+        with pytest.raises(NoResponders):
+            await ask(rig, "images.echo")
+        worker.answer((Answer.OK, task[1], "done"))
+        assert json.loads((await call).data) == "done"
+        await draining
+        await served.wait_closed()
+
+
+@on_rig()
+async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    async with gateway(rig) as served:
+        call = asyncio.ensure_future(ask(rig, "images.echo"))
+        await worker.hears(Request.TASK)
+        await served.drain(grace_s=1)
+        assert error(await call) == "closed"
+        await worker.hears(Request.CANCEL)
+
+
+@on_rig()
+async def test_gateways_share_the_calls(rig: Rig) -> None:
+    await rig.worker(slots=100)
+    async with gateway(rig) as one, gateway(rig) as two:
+        await asyncio.gather(*(ask(rig, "images.echo") for _ in range(40)))
+        counts = [one.statistics()["requests"], two.statistics()["requests"]]
+    assert sum(counts) == 40 and min(counts) > 5  # type: ignore[call-overload, type-var]
+
+
+@on_rig()
+async def test_gateways_are_found_as_services(rig: Rig) -> None:
+    await rig.worker()
+    async with gateway(rig):
+        await ask(rig, "images.echo")
+        info = json.loads((await rig.bus.request("$SRV.INFO.gangline-gateway", timeout_s=1)).data)
+        stats = json.loads((await rig.bus.request("$SRV.STATS.gangline-gateway", timeout_s=1)).data)
+    assert info["endpoints"][0]["subject"] == "test.call.>"
+    assert stats["endpoints"][0]["num_requests"] == 1

@@ -1,0 +1,121 @@
+"""Calls from other languages: what is understood, and how answers are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gangline.dispatcher.gateway.plain_request import PlainCall, write_error, write_result
+from gangline.schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, TaskFailed
+from gangline.schemas.wire import codec, headers
+from gangline.schemas.wire.codec import Format
+
+
+def parse(body: bytes, given_headers: dict[str, str] | None = None, fmt: Format = Format.JSON) -> PlainCall:
+    return PlainCall.parse(body, given_headers, fmt, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "kwargs"),
+    [
+        (b"", [], {}),
+        (b"null", [], {}),
+        (b"{}", [], {}),
+        (b"[]", [], {}),
+        (b'{"path": "a.png", "width": 3}', [], {"path": "a.png", "width": 3}),
+        (b'["a.png", 3]', ["a.png", 3], {}),
+    ],
+)
+def test_objects_are_named_arguments_arrays_positional_ones_nothing_is_none(
+    body: bytes, args: Any, kwargs: Any
+) -> None:
+    call = parse(body)
+    assert (call.args, call.kwargs, call.options.timeout_s) == (args, kwargs, 30.0)
+
+
+@pytest.mark.parametrize("body", [b"3", b'"text"', b'"\\"x\\\\"', b"true", b"1.5"])
+def test_a_bare_value_is_an_error_that_says_what_to_send(body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="object of named arguments, or an array") as caught:
+        parse(body)
+    example = caught.value.message.partition("for example ")[2]
+    assert parse(example.encode()).args == [codec.from_json(body)], "can be sent as it stands"
+
+
+@given(st.text() | st.integers() | st.binary() | st.floats() | st.booleans())
+def test_the_example_for_a_bare_value_is_json(body: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse(codec.pack(body) if not isinstance(body, int) or abs(body) < 1 << 63 else b"3", None, Format.MSGPACK)
+    assert len(parse(caught.value.message.partition("for example ")[2].encode()).args) == 1
+
+
+def test_a_bound_is_written_in_full() -> None:
+    with pytest.raises(InvalidRequest, match="at most 2592000, for example"):
+        parse(b"", {headers.TIMEOUT: "1e99"})
+
+
+def test_headers_are_options_in_any_case() -> None:
+    call = parse(
+        b"",
+        {"gangline-timeout": "2.5", "Gangline-Key": "u7", "GANGLINE-MODEL": "m", "Gangline-Idempotent": "True"}
+        | {"traceparent": "00-1-2-01"},
+    )
+    options = call.options
+    assert (options.timeout_s, options.key, options.model, options.idempotent) == (2.5, "u7", "m", True)
+    assert call.parent == "00-1-2-01"
+
+
+@pytest.mark.parametrize("bad", ["", "0", "-1", "soon", "nan", "inf", "1e99"])
+def test_a_timeout_that_is_none_is_an_error(bad: str) -> None:
+    with pytest.raises(InvalidRequest, match=headers.TIMEOUT):
+        parse(b"", {headers.TIMEOUT: bad})
+
+
+def test_an_unclear_flag_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match=headers.IDEMPOTENT):
+        parse(b"", {headers.IDEMPOTENT: "perhaps"})
+    assert parse(b"", {headers.IDEMPOTENT: "false"}).options.idempotent is False
+
+
+def test_msgpack_maps_need_text_for_names() -> None:
+    with pytest.raises(InvalidRequest, match="argument name 1"):
+        parse(codec.pack({1: 2}), None, Format.MSGPACK)
+
+
+@given(st.binary(max_size=40), st.sampled_from(list(Format)))
+def test_whatever_comes_is_parsed_or_refused(body: bytes, fmt: Format) -> None:
+    try:
+        call = parse(body, None, fmt)
+    except InvalidRequest:
+        return
+    assert not (call.args and call.kwargs)
+
+
+def test_results_are_bare_and_name_their_worker() -> None:
+    assert write_result({"a": 1}, Format.JSON, "p.w", 10_000) == (b'{"a":1}', {"Gangline-Worker": "p.w"})
+    body, fields = write_result({"a": 1}, Format.MSGPACK, "p.w", 10_000)
+    assert codec.unpack(body) == {"a": 1} and fields["Content-Type"] == "application/msgpack"
+
+
+def test_a_result_that_does_not_fit_is_an_error_with_both_sizes() -> None:
+    with pytest.raises(InvalidResult, match="3002 bytes and at most 976"):
+        write_result("x" * 3000, Format.JSON, "p.w", 2000)
+
+
+def test_errors_are_one_line_in_the_header_and_more_in_the_body() -> None:
+    body, fields = write_error(TaskFailed("böse\nzeile", details={"type": "X"}), Format.JSON, 10_000)
+    assert fields == {headers.ERROR: "b\\xf6se zeile", headers.ERROR_CODE: "500"}
+    assert codec.from_json(body) == {
+        "code": "task_failed", "message": "böse\nzeile", "may_have_started": True, "details": {"type": "X"},
+    }  # fmt: skip
+
+
+def test_an_error_always_fits() -> None:
+    huge = GanglineError("m" * 50_000, details={"d": "x" * 50_000})
+    body, fields = write_error(huge, Format.JSON, 4096)
+    assert len(body) + sum(map(len, fields.values())) < 4096
+    assert codec.from_json(body)["details"] == {}
+    odd = GanglineError("odd", details={"d": object()})
+    assert codec.from_json(write_error(odd, Format.JSON, 4096)[0])["message"] == "odd"

@@ -1,0 +1,213 @@
+"""What is published when a task is submitted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.dispatcher.calls.options import SubmitOptions
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.jobs.body import loses_in_json, write_arguments
+from gangline.dispatcher.jobs.message import TaskMessage, job_of_key, moment_of, number, schedule_at, task_message
+from gangline.schemas.errors.base import InvalidArguments, InvalidName, InvalidSettings
+from gangline.schemas.messages.submission import Submission
+from gangline.schemas.names import Names
+from gangline.schemas.wire import codec, headers
+from gangline.schemas.wire.codec import Format
+
+NAMES = Names()
+WALL = 1_700_000_000.25
+
+
+def message(target: str = "images.thumbnail", *args: Any, part: int | None = None, **options: Any) -> TaskMessage:
+    client = Client(MemoryHub().connect("x")).options(**options)
+    return task_message(NAMES, target, args, {}, client._options, token="tok", wall=WALL, trace=None, part=part)
+
+
+def read(made: TaskMessage) -> Submission:
+    return Submission.parse(NAMES, made.subject, made.headers, sequence=7, published_at=100.0)
+
+
+def test_a_plain_submission_says_its_id_and_nothing_that_is_usual() -> None:
+    made = message()
+    assert (made.subject, made.data) == ("gangline.task.images.thumbnail", b"")
+    assert made.headers == {headers.JOB: "jtok", headers.MESSAGE_ID: "jtok"}
+    assert (made.job, made.scheduled, made.repeats, made.result_kept) == ("jtok", False, False, True)
+
+
+def test_every_option_arrives_as_it_was_given() -> None:
+    made = message(
+        key="user-7 ä",
+        model="m1",
+        pool="big",
+        priority=-3,
+        ordered=True,
+        deadline_s=90.5,
+        timeout_s=0.001,
+        max_attempts=3,
+        backoff_s=0.25,
+        result_ttl_s=86_400 * 365,
+        events=True,
+    )
+    task = read(made)
+    assert (task.key, task.model, task.pool, task.priority, task.ordered) == ("user-7 ä", "m1", "big", -3, True)
+    assert (task.deadline_at, task.timeout_s, task.max_attempts) == (190.5, 0.001, 3)
+    assert (task.backoff_s, task.result_ttl_s, task.events, task.job) == (0.25, 86_400.0 * 365, True, "jtok")
+
+
+@given(st.floats(0.001, 1e6))
+def test_numbers_are_written_so_that_they_are_read_again(value: float) -> None:
+    made = message(backoff_s=min(value, 86_400.0))
+    again = read(made).backoff_s
+    assert again is not None and abs(again - min(value, 86_400.0)) < 1e-6
+    assert "e" not in number(value)
+
+
+def test_an_idempotency_key_is_one_job_for_one_target() -> None:
+    first, second = message(idempotency_key="order-7"), message(idempotency_key="order-7")
+    assert first.job == second.job == job_of_key("images.thumbnail", "order-7") == first.headers[headers.MESSAGE_ID]
+    assert len(first.job) == 27 and first.job[0] == "i"
+    assert message("images.other", idempotency_key="order-7").job != first.job
+    assert message(idempotency_key="order-7", part=0).job != message(idempotency_key="order-7", part=1).job
+
+
+def test_a_delayed_task_is_a_schedule_of_the_server() -> None:
+    made = message(delay_s=1.5)
+    assert made.scheduled and not made.repeats
+    assert made.subject == "gangline.sched.jtok"
+    assert made.headers[headers.SCHEDULE_TARGET] == "gangline.task.images.thumbnail"
+    assert made.headers[headers.SCHEDULE] == "@at 2023-11-14T22:13:21.750000Z"
+    assert moment_of(made.headers[headers.SCHEDULE]) == WALL + 1.5
+    assert made.headers[headers.JOB] == "jtok"
+    assert not message(delay_s=0).scheduled
+
+
+def test_a_moment_is_told_in_utc() -> None:
+    moment = datetime(2030, 1, 31, 12, 0, tzinfo=timezone(timedelta(hours=2)))
+    assert message(at=moment).headers[headers.SCHEDULE] == "@at 2030-01-31T10:00:00Z" == schedule_at(moment)
+    assert moment_of("@every 5m") is None and moment_of("@at tomorrow") is None
+
+
+def test_the_runs_of_a_cron_are_jobs_of_their_own() -> None:
+    made = message(cron="0 0 3 * * *")
+    assert made.scheduled and made.repeats and headers.JOB not in made.headers
+    assert made.headers[headers.SCHEDULE] == "0 0 3 * * *"
+
+
+def test_a_cron_that_is_declared_anew_replaces_the_first_unless_it_is_the_same() -> None:
+    first = message(cron="@daily", idempotency_key="nightly")
+    same = message(cron="@daily", idempotency_key="nightly")
+    other = message("images.thumbnail", 1, cron="@daily", idempotency_key="nightly")
+    later = message(cron="@hourly", idempotency_key="nightly")
+    assert first.subject == same.subject == other.subject == later.subject
+    ids = [made.headers[headers.MESSAGE_ID] for made in (first, same, other, later)]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
+
+
+@pytest.mark.parametrize("target", ["", "images", "images.a.b", "im ages.x", "images.*"])
+def test_a_target_that_is_none_is_refused(target: str) -> None:
+    with pytest.raises(InvalidName):
+        message(target)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"ordered": True}, "ordered needs a key"),
+        ({"labels": {"gpu": "yes"}}, "labels are for calls"),
+        ({"max_attempts": 10_001}, "at most 10000"),
+        ({"timeout_s": 0.0001}, "at least 0.001"),
+        ({"key": "a\nGangline-Priority: 9"}, "control characters"),
+        ({"key": " a"}, "blanks at its ends"),
+        ({"model": ""}, "1 to 1024 characters"),
+    ],
+)
+def test_options_that_a_task_cannot_have_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidSettings, match=text):
+        message(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": 1_000_001},
+        {"priority": True},
+        {"priority": 1.5},
+        {"deadline_s": 0},
+        {"delay_s": -1},
+        {"delay_s": float("nan")},
+        {"backoff_s": float("inf")},
+        {"result_ttl_s": "1h"},
+        {"idempotency_key": ""},
+        {"idempotency_key": "x" * 1025},
+        {"cron": "0 0 *\r\n* * *"},
+        {"at": datetime(2030, 1, 1)},  # noqa: DTZ001
+        {"at": 5},
+        {"delay_s": 1, "cron": "@daily"},
+    ],
+)
+def test_an_option_out_of_its_bounds_is_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(options))):
+        SubmitOptions(**options)
+
+
+def test_options_add_up_and_a_time_replaces_another() -> None:
+    client = Client(MemoryHub().connect("x")).options(priority=3, cron="@daily").options(events=True)
+    assert client._options.submit == SubmitOptions(priority=3, cron="@daily", events=True)
+    later = client.options(at=datetime(2030, 1, 1, tzinfo=UTC))
+    assert later._options.submit is not None and later._options.submit.cron is None
+    assert client.options(timeout_s=3)._options.submit is client._options.submit
+
+
+# -- bodies -------------------------------------------------------------------------------------------------------
+
+
+class Model(BaseModel):
+    value: bytes
+
+
+@dataclass
+class Point:
+    x: float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"a",
+        bytearray(b"a"),
+        memoryview(b"a"),
+        [1, {"a": (b"",)}],
+        {1: 2},
+        float("nan"),
+        Model(value=b"a"),
+        {b""},
+        Point(float("inf")),
+    ],
+)
+def test_what_json_would_lose_travels_as_msgpack(value: Any) -> None:
+    assert loses_in_json(value)
+    data, fmt = write_arguments([value], {})
+    assert fmt is Format.MSGPACK
+    assert isinstance(codec.decode(data, fmt), list)
+
+
+@pytest.mark.parametrize("value", [1, "a", None, 1.5, [1, [2]], {"a": {"b": True}}, datetime.now(UTC), Point(1.0)])
+def test_all_else_travels_as_json(value: Any) -> None:
+    assert not loses_in_json(value)
+    assert write_arguments((), {"value": value})[1] is Format.JSON
+
+
+def test_arguments_are_an_object_an_array_or_nothing() -> None:
+    assert write_arguments((), {}) == (b"", Format.JSON)
+    assert write_arguments((1, "a"), {}) == (b'[1,"a"]', Format.JSON)
+    assert write_arguments((), {"a": 1}) == (b'{"a":1}', Format.JSON)
+    with pytest.raises(InvalidArguments, match="Name them all"):
+        write_arguments((1,), {"a": 1})

@@ -1,0 +1,265 @@
+"""Submitting: stored once, whatever happens on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from gangline.bus.port.bus import Published, StorageUnavailable
+from gangline.schemas.deadline import deadline
+from gangline.schemas.errors.base import (
+    ClosedError,
+    Disconnected,
+    InvalidArguments,
+    InvalidName,
+    InvalidRequest,
+    PayloadTooLarge,
+)
+from gangline.schemas.errors.tasks import InvalidSchedule, JobCancelled
+from gangline.schemas.messages.submission import Submission
+from gangline.schemas.records.jobs import JobInfo, JobState
+from gangline.schemas.wire import codec, headers
+from gangline.schemas.wire.codec import Format
+
+from ...support.dispatcher.jobs_rig import JobsRig, failing, on_both_buses
+from ...waiting import until
+
+
+@on_both_buses
+async def test_a_submitted_task_stands_in_the_stream(rig: JobsRig) -> None:
+    job = await rig.client.options(priority=2, key="u").submit("images.echo", path="a.png", width=3)
+    assert (job.endpoint, job.method, job.repeats) == ("images", "echo", False)
+    [task] = await rig.stored()
+    assert codec.from_json(task.data) == {"path": "a.png", "width": 3}
+    read = Submission.parse(rig.names, task.subject, task.headers, sequence=task.sequence, published_at=task.at)
+    assert (read.job, read.target, read.priority, read.key) == (job.id, "images.echo", 2, "u")
+    assert job.id in repr(job)
+
+
+@on_both_buses
+async def test_bytes_travel_as_msgpack(rig: JobsRig) -> None:
+    await rig.client.submit("images.echo", b"\xff\x00")
+    [task] = await rig.stored()
+    assert Format.of(task.headers) is Format.MSGPACK
+    assert codec.unpack(task.data) == [b"\xff\x00"]
+
+
+@on_both_buses
+async def test_the_same_idempotency_key_makes_one_task(rig: JobsRig) -> None:
+    client = rig.client.options(idempotency_key="order-7")
+    jobs = [await client.submit("images.echo", value=1) for _ in range(3)]
+    jobs += await asyncio.gather(*(client.submit("images.echo", value=1) for _ in range(5)))
+    assert len({job.id for job in jobs}) == 1
+    assert len(await rig.stored()) == 1
+
+
+@on_both_buses
+async def test_a_key_whose_job_ended_is_not_submitted_again(rig: JobsRig) -> None:
+    client = rig.client.options(idempotency_key="order-7")
+    job = await client.submit("images.echo")
+    await (await rig.tasks()).purge(rig.names.tasks)
+    await rig.end(job.id, result="done before")
+    again = await client.submit("images.echo")
+    assert again.id == job.id and await rig.stored() == []
+    assert await again.result() == "done before"
+
+
+@on_both_buses
+async def test_many_are_submitted_in_order(rig: JobsRig) -> None:
+    jobs = await rig.client.submit_many("images.echo", [{"value": n} for n in range(700)])
+    assert len({job.id for job in jobs}) == 700
+    infos = [await job.status() for job in (jobs[0], jobs[699])]
+    assert [info.state for info in infos] == [JobState.QUEUED] * 2
+    stored = [codec.from_json(task.data)["value"] for task in await rig.stored()]
+    assert sorted(stored) == list(range(700))
+
+
+@on_both_buses
+async def test_many_with_one_key_are_submitted_once(rig: JobsRig) -> None:
+    client = rig.client.options(idempotency_key="batch")
+    first = await client.submit_many("images.echo", [{"value": n} for n in range(3)])
+    second = await client.submit_many("images.echo", [{"value": n} for n in range(4)])
+    assert [job.id for job in second[:3]] == [job.id for job in first]
+    assert len(await rig.stored()) == 4
+
+
+@on_both_buses
+async def test_of_many_the_first_that_fails_is_told_with_the_ids_of_the_others(rig: JobsRig) -> None:
+    huge = "x" * (rig.bus.max_payload + 1)
+    with pytest.raises(PayloadTooLarge) as caught:
+        await rig.client.submit_many("images.echo", [{"value": 1}, {"value": huge}, {"value": 3}])
+    ids = caught.value.details["jobs"]
+    assert ids[1] is None and ids[0] and ids[2] and len(await rig.stored()) == 2
+
+
+@on_both_buses
+async def test_what_cannot_be_submitted_is_refused_before_anything_is_sent(rig: JobsRig) -> None:
+    with pytest.raises(InvalidName):
+        await rig.client.submit("images")
+    with pytest.raises(InvalidArguments):
+        await rig.client.submit("images.echo", 1, value=2)
+    with pytest.raises(InvalidRequest):
+        await rig.client.submit("images.echo", value=object())
+    with pytest.raises(PayloadTooLarge):
+        await rig.client.submit("images.echo", value="x" * (rig.bus.max_payload + 1))
+    for nonsense in ("nonsense", "0 3 * * *", "99 * * * * *", "@every 5ms", ", * * * * *"):
+        with pytest.raises(InvalidSchedule):
+            await rig.client.options(cron=nonsense).submit("images.echo")
+    state = await (await rig.tasks()).state()
+    assert state.messages == 0
+    await rig.client.close()
+    with pytest.raises(ClosedError):
+        await rig.client.submit("images.echo")
+
+
+@on_both_buses
+async def test_a_delayed_task_comes_at_its_time_and_not_before(rig: JobsRig) -> None:
+    later = await rig.client.options(delay_s=3600).submit("images.echo", value=1)
+    info = await later.status()
+    assert (info.state, info.endpoint, info.method) == (JobState.SCHEDULED, "images", "echo")
+    assert info.next_try_at is not None and info.reason == "its time has not come"
+    assert await rig.stored() == []
+    [obstacle] = (await later.why()).obstacles
+    assert (obstacle.kind, obstacle.until) == ("schedule", info.next_try_at)
+    when = rig.wall() + 1
+    job = await rig.client.options(at=datetime.fromtimestamp(when, UTC)).submit("images.echo", value=1)
+    tasks = await rig.arrivals(1)
+    read = Submission.parse(rig.names, tasks[0].subject, tasks[0].headers, sequence=1, published_at=tasks[0].at)
+    assert read.job == job.id
+    assert tasks[0].at >= when - 0.01
+    assert (await job.status()).state is JobState.QUEUED
+    assert await job.cancel()
+    assert (await job.status()).state is JobState.CANCELLED
+    assert len(await rig.stored()) == 1, "left for the next dispatcher, who stops it where it may run"
+
+
+@on_both_buses
+async def test_a_schedule_can_be_cancelled(rig: JobsRig) -> None:
+    later = datetime.now(UTC) + timedelta(days=365)
+    job = await rig.client.options(at=later).submit("images.echo")
+    assert await job.cancel()
+    assert (await (await rig.tasks()).state()).messages == 0
+    assert (await job.status()).state is JobState.CANCELLED
+    with pytest.raises(JobCancelled):
+        await job.result()
+    assert not await job.cancel()
+    nightly = await rig.client.options(cron="0 0 3 * * *").submit("images.echo")
+    info = await nightly.status()
+    assert (info.state, info.reason, nightly.repeats) == (JobState.SCHEDULED, "runs again and again: 0 0 3 * * *", True)
+    with pytest.raises(InvalidRequest, match="each of its runs is a job of its own"):
+        await nightly.result()
+    assert await rig.client.job(nightly.id).cancel()
+    assert (await (await rig.tasks()).state()).messages == 0
+
+
+@on_both_buses
+async def test_a_cancellation_whose_purge_got_no_answer_holds_and_can_be_repeated(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for done in (True, False):
+        job = await rig.client.options(delay_s=60).submit("images.echo")
+        tasks = await job._desk.streams.tasks()
+        purge = tasks.purge
+
+        async def unheard(pattern: str, *, really: bool = done, purge: Any = purge) -> int:
+            if really:
+                await purge(pattern)
+            raise StorageUnavailable("no answer")
+
+        monkeypatch.setattr(tasks, "purge", unheard)
+        with pytest.raises(StorageUnavailable):
+            await job.cancel()
+        monkeypatch.undo()
+        assert (await job.status()).state is JobState.CANCELLED, "whoever gets the task by then finds that it is"
+        assert await job.cancel() is not done
+        assert (await (await rig.tasks()).state()).messages == 0
+
+
+@on_both_buses
+async def test_a_schedule_whose_time_comes_while_it_is_cancelled_is_stopped_at_its_dispatcher(
+    rig: JobsRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatcher = await rig.take_queue()
+    job = await rig.client.options(delay_s=3600).submit("images.echo")
+    mine = await job._desk.streams.tasks()
+
+    async def too_late(pattern: str) -> int:
+        scheduled = await mine.last(rig.names.schedule(job.id))
+        assert scheduled is not None
+        fields = {**(scheduled.headers or {}), headers.SCHEDULE: "@at 2020-01-01T00:00:00Z"}
+        del fields[headers.MESSAGE_ID]
+        await mine.publish(scheduled.subject, scheduled.data, headers=fields)
+        await until(lambda: dispatcher.messages)
+        dispatcher.jobs[job.id] = JobInfo(job=job.id, endpoint="images", state=JobState.RUNNING)
+        return 0
+
+    monkeypatch.setattr(mine, "purge", too_late)
+    assert await job.cancel()
+    assert dispatcher.cancelled == [job.id]
+    assert (await job.status()).state is JobState.CANCELLED
+
+
+@on_both_buses
+async def test_a_cron_makes_jobs_of_their_own(rig: JobsRig) -> None:
+    schedule = await rig.client.options(cron="@every 1s").submit("images.echo", value=1)
+    tasks = await rig.arrivals(2)
+    await schedule.cancel()
+    assert len({task.sequence for task in tasks}) == 2
+    assert all(headers.JOB not in (task.headers or {}) for task in tasks)
+    found = rig.client.job(str(tasks[0].sequence))
+    assert (await found.status()).endpoint == "images"
+
+
+# -- trouble on the way -------------------------------------------------------------------------------------------
+
+
+@on_both_buses
+async def test_an_acknowledgement_that_is_lost_makes_no_second_task(rig: JobsRig) -> None:
+    stream = await rig.client._submitter._streams.tasks()
+    publish, tries = stream.publish, 0
+
+    async def lossy(*args: Any, **kwargs: Any) -> Published:
+        nonlocal tries
+        tries += 1
+        published = await publish(*args, **kwargs)
+        if tries < 3:
+            raise StorageUnavailable("the acknowledgement was lost")
+        return published
+
+    stream.publish = lossy  # type: ignore[method-assign]
+    job = await rig.client.submit("images.echo")
+    assert tries == 3
+    [task] = await rig.stored()
+    assert (await job.status()).sequence == task.sequence
+
+
+@on_both_buses
+async def test_a_task_that_nobody_acknowledges_is_told_with_what_is_certain(rig: JobsRig) -> None:
+    loop = asyncio.get_running_loop()
+    stream = await rig.client._submitter._streams.tasks()
+    stream.publish = failing(Disconnected("no server"))  # type: ignore[method-assign]
+    with deadline(loop.time() + 0.5), pytest.raises(StorageUnavailable, match="nothing was stored") as caught:
+        await rig.client.submit("images.echo")
+    assert not caught.value.may_have_started
+    stream.publish = failing(StorageUnavailable("no answer"))  # type: ignore[method-assign]
+    began = loop.time()
+    with deadline(began + 0.5), pytest.raises(StorageUnavailable, match="submit it with an idempotency_key") as caught:
+        await rig.client.submit("images.echo")
+    assert caught.value.may_have_started and (rig.hub is None or loop.time() - began < 1)
+    assert caught.value.details["job"]
+
+
+async def test_a_submission_waits_for_a_server_that_comes_back() -> None:
+    from gangline.bus.memory.server import MemoryHub
+    from gangline.dispatcher.client.client import Client
+
+    hub = MemoryHub()
+    async with Client(hub.connect("client"), owns_bus=True) as client:
+        await client.submit("images.echo", 1)
+        hub.stop()
+        asyncio.get_running_loop().call_later(4, hub.start)
+        job = await client.submit("images.echo", 2)
+        assert (await job.status()).state is JobState.QUEUED

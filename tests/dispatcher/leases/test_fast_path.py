@@ -1,0 +1,342 @@
+"""The short ways of held slots come to the same as the general ones, whatever happens after the sending."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.schemas.deadline import margin_s
+from gangline.schemas.errors.base import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LeaseBusy,
+    SelectionUsed,
+    TaskFailed,
+    WorkerLost,
+)
+from gangline.schemas.wire.frames import Answer, Reason, Request, ReserveFlag
+
+from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, rejects, silent, turns
+
+
+async def warm(rig: Rig) -> None:
+    """Open the pool: the short ways are of pools that are known."""
+    await rig.client.call("images.echo", 0)
+
+
+def refuses(code: str, started: bool = False):
+    """Answers tasks with an error."""
+
+    def behave(worker: FakeWorker, frame):
+        if frame[0] == Request.TASK:
+            return [(Answer.ERROR, frame[1], code, "no", None, started)]
+        return obedient(worker, frame)
+
+    return behave
+
+
+def short(rig: Rig) -> int:
+    """How many holds have no timer of their own so far."""
+    return len(rig.router._reserving._holds._brief)
+
+
+# -- choosing -----------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        [asked] = worker.heard_of(Request.RESERVE)
+        assert asked[2:7] == [1, 2000, 2000, int(ReserveFlag.SINGLE_USE), 100]
+        assert asked[7] == {"owner": "client"}
+        assert (selection.worker, selection.token, selection.pool) == ("images.w1", "w1-t1", "images")
+        assert (short(rig), rig.router.statistics()["holds"]) == (1, 1)
+        assert await rig.client.dispatch(selection, "echo", 1, x=2) == ["w1", "echo"]
+        sent = worker.heard[-1]
+        assert (sent[3:5], sent[6]) == ([[1], {"x": 2}], "w1-t1")
+        with pytest.raises(SelectionUsed):
+            await rig.client.dispatch(selection, "echo")
+    assert worker.heard_of(Request.RELEASE) == []
+    assert short(rig) == 0
+    assert rig.router.metrics.statistics()["requests"] == 2
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images"):
+        pass
+    await turns()
+    [released] = worker.heard_of(Request.RELEASE)
+    assert released[2] == "w1-t1"
+    assert short(rig) == 0
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        await asyncio.sleep(5)
+        assert len(worker.heard_of(Request.RENEW)) in range(5, 9)
+        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_refused_choice_goes_elsewhere(rig: Rig) -> None:
+    first = await rig.worker("w1")
+    await warm(rig)
+    first.behave = rejects(Reason.FULL)
+    await rig.worker("w2")
+    await turns(50)
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.worker == "images.w2"
+    rig.balanced()
+
+
+@on_rig(probe_first_s=0.2)
+async def test_a_worker_that_does_not_answer_is_given_up_and_told_so(rig: Rig) -> None:
+    slow = await rig.worker("w1")
+    await warm(rig)
+    slow.behave = silent
+    began = asyncio.get_running_loop().time()
+    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
+    await slow.hears(Request.RESERVE)
+    await rig.worker("w2")
+    selection = await choosing
+    assert selection.worker == "images.w2"
+    assert asyncio.get_running_loop().time() - began >= 0.2
+    [released] = await slow.hears(Request.RELEASE)
+    assert released[1:] == [slow.heard_of(Request.RESERVE)[0][1], None]
+    selection.close()
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = silent
+    choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
+    [asked] = await worker.hears(Request.RESERVE)
+    choosing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await choosing
+    [released] = await worker.hears(Request.RELEASE)
+    assert released[1:] == [asked[1], None]
+    assert len(rig.router._held_express._probes) == 0
+    rig.balanced()
+
+
+# -- dispatching --------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = refuses("task_failed", True)
+    async with rig.client.choose_worker("images") as selection:
+        with pytest.raises(TaskFailed):
+            await rig.client.dispatch(selection, "echo")
+    numbers = rig.router.metrics.statistics()
+    assert (numbers["requests"], numbers["errors"]) == (2, 1)
+    assert worker.heard_of(Request.RELEASE) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = lambda worker, frame: (
+            refuses("unknown_token")(worker, frame)
+            if frame[0] == Request.TASK and frame[6]
+            else obedient(worker, frame)
+        )
+        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
+    assert [frame[6] for frame in worker.heard_of(Request.TASK)[-2:]] == ["w1-t1", None]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_worker_lost_with_the_task_is_told_with_the_doubt(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
+        await worker.hears(Request.TASK, 2)
+        worker.stop_beating()
+        with pytest.raises(WorkerLost) as caught:
+            await call
+    assert caught.value.may_have_started
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_dispatch_gives_the_token_back(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
+        [_, sent] = await worker.hears(Request.TASK, 2)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    [cancelled] = await worker.hears(Request.CANCEL)
+    [released] = await worker.hears(Request.RELEASE)
+    assert (cancelled[1], released[2]) == (sent[1], "w1-t1")
+    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    await turns()
+    rig.balanced()
+
+
+@on_rig()
+async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) -> None:
+    await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        with pytest.raises(InvalidRequest):
+            await rig.client.dispatch(selection, "echo", object())
+        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_what_was_chosen_the_short_way_may_be_used_the_general_way(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.charge is None
+        assert await rig.client.options(timeout_s=5).dispatch(selection, "echo", 1) == ["w1", "echo"]
+    rig.balanced()
+    async with rig.client.choose_worker("images") as selection:
+        worker.behave = silent
+        with pytest.raises(DeadlineExceeded):
+            await rig.client.options(timeout_s=1).dispatch(selection, "echo", 1)
+        assert rig.router.pools["images"].core.placed == 1
+    [sent] = worker.heard_of(Request.TASK)[2:]
+    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    await turns()
+    rig.balanced()
+
+
+@on_rig()
+async def test_what_was_chosen_the_general_way_may_be_used_the_short_way(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.charge is not None
+        assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
+    rig.balanced()
+    async with rig.client.options(key="k").choose_worker("images") as selection:
+        worker.behave = refuses("task_failed", True)
+        with pytest.raises(TaskFailed):
+            await rig.client.dispatch(selection, "echo", 1)
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_only(rig: Rig) -> None:
+    worker = await rig.worker()
+    await warm(rig)
+    worker.behave = lambda worker, frame: (
+        [(*worker.grant(frame)[:4], 1000)] if frame[0] == Request.RESERVE else obedient(worker, frame)
+    )
+    began_at = asyncio.get_running_loop().time()
+    async with rig.client.choose_worker("images") as selection:
+        assert selection.hold.trusted_until == began_at + 1 - margin_s(1)
+    rig.balanced()
+
+
+# -- leases -------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_calls_on_a_lease_are_as_many_at_once_as_it_has_slots(rig: Rig) -> None:
+    worker = await rig.worker(slots=4)
+    async with rig.client.lease("images", slots=2) as lease:
+        worker.behave = silent
+        calls = [asyncio.create_task(lease.call("echo", number)) for number in range(3)]
+        sent = await worker.hears(Request.TASK, 2)
+        await turns()
+        assert (len(worker.heard_of(Request.TASK)), lease.used) == (2, 2)
+        worker.answer((Answer.OK, sent[0][1], "first"))
+        assert await calls[0] == "first"
+        sent = await worker.hears(Request.TASK, 3)
+        worker.answer(*((Answer.OK, frame[1], "rest") for frame in sent[1:]))
+        assert [await call for call in calls[1:]] == ["rest", "rest"]
+        assert lease.used == 0
+        assert {frame[6] for frame in sent} == {lease.token}
+    rig.balanced()
+
+
+@on_rig()
+async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images", ttl_s=2) as lease:
+        before = lease.hold.trusted_until
+        await asyncio.sleep(0.3)
+        await lease.call("echo")
+        assert lease.hold.trusted_until > before
+        assert worker.heard_of(Request.RENEW) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_failed_call_on_a_lease_is_counted_once_and_leaves_its_slot(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images") as lease:
+        worker.behave = refuses("task_failed", True)
+        with pytest.raises(TaskFailed):
+            await lease.call("echo")
+        worker.behave = rejects(Reason.FULL)
+        with pytest.raises(LeaseBusy):
+            await lease.call("echo")
+        assert lease.used == 0
+        numbers = rig.router.metrics.statistics()
+        assert (numbers["requests"], numbers["errors"]) == (2, 2)
+    rig.balanced()
+
+
+@on_rig()
+async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images") as lease:
+        worker.behave = lambda worker, frame: (
+            None if frame[0] == Request.TASK and len(worker.heard_of(Request.TASK)) == 1 else
+            [(Answer.CHECKED, frame[1], [0] * len(frame[2]))] if frame[0] == Request.CHECK else
+            obedient(worker, frame)
+        )  # fmt: skip
+        assert await lease.call("echo", 1) == ["w1", "echo"]
+        assert [frame[9] for frame in worker.heard_of(Request.TASK)] == [
+            None,
+            {"attempt": 2, "key": None, "model": None},
+        ]
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images") as lease:
+        worker.behave = silent
+        call = asyncio.create_task(lease.call("echo"))
+        [sent] = await worker.hears(Request.TASK)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert lease.used == 1
+        worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+        await turns()
+        assert lease.used == 0
+    rig.balanced()

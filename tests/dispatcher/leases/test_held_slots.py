@@ -1,0 +1,81 @@
+"""Reservations and leases whose worker goes, or comes back, meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.schemas.errors.base import LeaseExpired, WorkerLost
+from gangline.schemas.wire.frames import Answer, Request
+
+from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent
+
+
+async def replace(rig: Rig, worker: FakeWorker) -> FakeWorker:
+    """Another process takes the worker's name, as after a crash."""
+    await worker.die()
+    successor = FakeWorker(rig, worker.name, instance=f"{worker.name}-2", epoch=2)
+    rig.workers.append(successor)
+    return await successor.start()
+
+
+@on_rig(probe_first_s=1.0)
+async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig) -> None:
+    doomed = await rig.worker("w1", behave=silent)
+    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).choose_worker("images").__aenter__())
+    await doomed.hears(Request.RESERVE)
+    successor = await replace(rig, doomed)
+    selection = await asking
+    assert selection.epoch == 2 and len(successor.heard_of(Request.RESERVE)) == 1
+    selection.close()
+    rig.balanced()
+
+
+@on_rig(probe_first_s=1.0)
+async def test_a_lease_lost_before_it_was_granted_is_made_elsewhere(rig: Rig) -> None:
+    doomed = await rig.worker("w1", behave=silent)
+    asking = asyncio.ensure_future(rig.client.options(timeout_s=10).lease("images", slots=2).__aenter__())
+    await doomed.hears(Request.RESERVE)
+    successor = await replace(rig, doomed)
+    lease = await asking
+    assert lease.epoch == 2 and len(successor.heard_of(Request.RESERVE)) == 1
+    lease.release()
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_lease_waits_for_a_worker_that_comes_back_later_than_we_do(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    loop = asyncio.get_running_loop()
+    async with rig.client.lease("images", ttl_s=30) as lease:
+        rig.hub.disconnect(worker.bus)
+        rig.hub.disconnect(rig.bus)
+        await asyncio.sleep(0.2)
+        rig.hub.reconnect(rig.bus)
+        loop.call_later(1, rig.hub.reconnect, worker.bus)
+        before = loop.time()
+        assert await lease.call("echo") == ["w1", "echo"]
+        assert 1 <= loop.time() - before < 1.5
+        worker.behave = lambda w, f: [(Answer.END, f[1], 0)] if f[0] == Request.TASK else None
+        rig.hub.disconnect(worker.bus)
+        loop.call_later(1, rig.hub.reconnect, worker.bus)
+        assert [item async for item in lease.stream("items")] == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_lease_does_not_wait_for_a_worker_that_does_not_come_back(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+    loop = asyncio.get_running_loop()
+    async with rig.client.lease("images", ttl_s=30) as lease:
+        await worker.die()
+        with pytest.raises(WorkerLost, match="nothing started"):
+            await lease.call("echo")
+        rig.hub.disconnect(rig.bus)
+        rig.hub.reconnect(rig.bus)
+        before = loop.time()
+        with pytest.raises((WorkerLost, LeaseExpired), match="nothing started|nothing was sent") as lost:
+            await lease.call("echo")
+        assert loop.time() - before < 3.6 and not lost.value.may_have_started
+    rig.balanced()

@@ -1,0 +1,289 @@
+"""Leases: many tasks on slots that are held, for as long as they may be trusted."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.leases.lease_slots import LeaseSlots
+from gangline.dispatcher.routing.policy import Sticky
+from gangline.dispatcher.routing.request import Ticket
+from gangline.schemas.deadline import margin_s
+from gangline.schemas.errors.base import (
+    ClosedError,
+    GanglineError,
+    InvalidSettings,
+    LeaseBusy,
+    LeaseExpired,
+    NoWorkers,
+    QueueFull,
+    Saturated,
+    StaleEpoch,
+    WorkerLost,
+    WrongPool,
+)
+from gangline.schemas.wire.frames import Answer, Load, Request, ReserveFlag
+
+from ...support.dispatcher.fakes import Rig, mute, on_rig, silent, turns
+
+
+@on_rig()
+async def test_a_lease_runs_many_tasks_on_one_worker_and_releases_once(rig: Rig) -> None:
+    await rig.worker("w1", slots=4)
+    await rig.worker("w2", slots=4)
+    async with rig.client.lease("images", slots=2, ttl_s=15) as lease:
+        assert lease.slots == 2 and rig.router.metrics.statistics()["reserved_slots"] == 2
+        results = await asyncio.gather(*(lease.call("echo", n) for n in range(10)))
+        assert {result[0] for result in results} == {lease.worker.partition(".")[2]}
+    holder = next(w for w in rig.workers if str(w.id) == lease.worker)
+    await turns()
+    assert len(holder.heard_of(Request.TASK)) == 10
+    assert len(holder.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> None:
+    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    async with rig.client.lease("images", slots=2) as lease:
+        calls = [asyncio.ensure_future(lease.call("echo", n)) for n in range(4)]
+        await worker.hears(Request.TASK, 2)
+        await turns()
+        assert len(worker.heard_of(Request.TASK)) == 2 and lease.used == 2
+        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], None))
+        await worker.hears(Request.TASK, 3)
+        assert [frame[3] for frame in worker.heard_of(Request.TASK)] == [[0], [1], [2]]
+        for call in calls:
+            call.cancel()
+        await turns()
+        assert lease.used == 2  # two are still stopping: their slots are not free before the worker says so
+        for task in worker.heard_of(Request.TASK)[1:]:
+            worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+        await turns()
+        assert lease.used == 0
+
+
+@on_rig()
+async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
+    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    async with rig.client.lease("images", slots=1, wait=False) as lease:
+        first = asyncio.ensure_future(lease.call("echo"))
+        await worker.hears(Request.TASK)
+        with pytest.raises(LeaseBusy):
+            await lease.call("echo")
+        with pytest.raises(LeaseBusy, match="2 slots"):
+            await lease.call("heavy")
+        first.cancel()
+        await turns()
+
+
+@on_rig()
+async def test_a_cancelled_wait_for_a_slot_of_the_lease_takes_nothing(rig: Rig) -> None:
+    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    async with rig.client.lease("images", slots=1) as lease:
+        first, second, third = (asyncio.ensure_future(lease.call("echo", n)) for n in range(3))
+        await worker.hears(Request.TASK)
+        second.cancel()
+        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], None))
+        tasks = await worker.hears(Request.TASK, 2)
+        assert tasks[1][3] == [2]
+        worker.answer((Answer.OK, tasks[1][1], None))
+        await asyncio.gather(first, third)
+        assert lease.used == 0
+
+
+@on_rig()
+async def test_a_lease_is_renewed_and_a_use_counts_as_a_renewal(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images", ttl_s=3) as lease:
+        await asyncio.sleep(30)
+        assert lease.lost is None
+        assert await lease.call("echo") == ["w1", "echo"]
+    assert 25 <= len(worker.heard_of(Request.RENEW)) <= 35
+    assert all(frame[3] == 3000 for frame in worker.heard_of(Request.RENEW))
+
+
+@on_rig()
+async def test_a_lease_dies_with_its_epoch_and_with_its_worker(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images") as lease:
+        worker.epoch = 2
+        await worker.beat()
+        await turns()
+        with pytest.raises(StaleEpoch):
+            await lease.call("echo")
+    async with rig.client.lease("images") as lease:
+        await worker.die()
+        await asyncio.sleep(5)
+        with pytest.raises(WorkerLost) as caught:
+            await lease.call("echo")
+        assert not caught.value.may_have_started
+    assert worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_lease_cannot_be_used_after_its_block_and_is_of_one_pool(rig: Rig) -> None:
+    await rig.worker()
+    async with rig.client.lease("images") as lease:
+        with pytest.raises(WrongPool):
+            await lease.call("sounds.echo")
+        assert await lease.call("images.echo") == ["w1", "echo"]
+    with pytest.raises(LeaseExpired, match="released"):
+        await lease.call("echo")
+
+
+@on_rig()
+async def test_releasing_a_lease_wakes_whoever_waits_for_its_slots(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.TASK))
+    async with rig.client.lease("images") as lease:
+        running = asyncio.ensure_future(lease.call("echo"))
+        waiting = asyncio.ensure_future(lease.call("echo"))
+        await worker.hears(Request.TASK)
+        lease.release()
+        with pytest.raises(LeaseExpired):
+            await waiting
+        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], "finished"))
+        assert await running == "finished"
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_sync_asks_for_the_ledger_first(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.lease("images", ledger="sync"):
+        pass
+    assert worker.heard_of(Request.RESERVE)[0][5] == ReserveFlag.SYNC
+
+
+@on_rig()
+async def test_settings_of_leases_are_checked_before_anything_is_sent(rig: Rig) -> None:
+    worker = await rig.worker()
+    for bad in ({"slots": 0}, {"slots": -1}, {"ttl_s": 0.5}, {"ttl_s": 1e9}, {"ledger": "later"}):
+        with pytest.raises(InvalidSettings):
+            rig.client.lease("images", **bad)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSettings):
+        rig.client.choose_worker("images", slots=0)
+    assert worker.heard == []
+
+
+@on_rig(max_queued=0)
+async def test_reserves_obey_the_limits_of_waiting(rig: Rig) -> None:
+    with pytest.raises(QueueFull):
+        async with rig.client.choose_worker("images"):
+            pass
+    worker = await rig.worker(slots=1)
+    worker.load = Load(1, 0, 1)
+    await worker.beat()
+    await turns()
+    with pytest.raises(QueueFull):
+        async with rig.client.lease("images"):
+            pass
+    rig.balanced()
+
+
+@on_rig()
+async def test_reserving_in_an_empty_pool_is_no_workers(rig: Rig) -> None:
+    with pytest.raises(NoWorkers):
+        async with rig.client.choose_worker("images"):
+            pass
+
+
+@on_rig()
+async def test_closing_the_client_releases_what_is_held(rig: Rig) -> None:
+    worker = await rig.worker(slots=3)
+    async with rig.client.choose_worker("images") as selection, rig.client.lease("images") as lease:
+        await rig.client.close()
+        await turns()
+        assert len(worker.heard_of(Request.RELEASE)) == 2
+        with pytest.raises(ClosedError):
+            await rig.client.dispatch(selection, "echo")
+        with pytest.raises((ClosedError, LeaseExpired)):
+            await lease.call("echo")
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == 2
+
+
+@on_rig()
+async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
+    events: list[tuple[str, str]] = []
+
+    class Watching(Sticky):
+        def routed(self, worker: Any, request: Any) -> None:
+            events.append(("routed", str(worker.id)))
+
+        def completed(self, worker: Any, request: Any) -> None:
+            events.append(("completed", str(worker.id)))
+
+        def worker_lost(self, worker: Any) -> None:
+            events.append(("lost", str(worker.id)))
+
+    rig.router._following._policy = lambda pool: Watching()
+    worker = await rig.worker()
+    await rig.client.call("images.echo")
+    async with rig.client.choose_worker("images") as selection:
+        await rig.client.dispatch(selection, "echo")
+    async with rig.client.choose_worker("images"):
+        pass
+    async with rig.client.lease("images") as lease:
+        await lease.call("echo")
+        await lease.call("echo")
+    assert events == [("routed", "images.w1"), ("completed", "images.w1")] * 4
+    events.clear()
+    worker.behave = silent
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    await turns()
+    worker.stop_beating()
+    with pytest.raises(WorkerLost):
+        await call
+    assert sorted(events) == [("completed", "images.w1"), ("lost", "images.w1"), ("routed", "images.w1")]
+
+
+@on_rig()
+async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RESERVE))
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(Saturated):
+        async with rig.client.options(timeout_s=2.3).choose_worker("images"):
+            pass
+    assert loop.time() - began == pytest.approx(2.3, abs=0.01)
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE))
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
+    await rig.worker(behave=mute(Request.RENEW))
+    loop = asyncio.get_running_loop()
+    async with rig.client.lease("images", ttl_s=10) as lease:
+        sent_at = loop.time()
+        await lease.call("echo")
+        trusted_until = sent_at + 10 - margin_s(10)
+        await asyncio.sleep(trusted_until - loop.time() - 0.01)
+        assert lease.lost is None
+        await asyncio.sleep(0.02)
+        assert isinstance(lease.lost, LeaseExpired)
+
+
+async def test_slots_of_a_lease_that_were_given_to_a_cancelled_waiter_go_to_the_next() -> None:
+    slots = LeaseSlots(1, asyncio.get_running_loop())
+    tickets = [Ticket(method="echo") for _ in range(3)]
+    for ticket in tickets:
+        ticket.cost = 1
+    assert slots.take_nowait(tickets[0])
+    late = GanglineError("late")
+    first, second = (asyncio.ensure_future(slots.take(ticket, None, late)) for ticket in tickets[1:])
+    await turns()
+    assert (slots.used, slots.waiting) == (1, 2)
+    slots.give(tickets[0])
+    first.cancel()  # in the turn in which it was served
+    await second
+    assert first.cancelled() and (slots.used, slots.waiting) == (1, 0)
+    slots.give(tickets[2])
+    assert slots.used == 0

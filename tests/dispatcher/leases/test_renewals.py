@@ -1,0 +1,444 @@
+"""Selections and leases: every path gives the slot back once, and nothing is sent on a right that may be gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.schemas.deadline import CLOCKS_DIFFER, margin_s
+from gangline.schemas.errors.base import (
+    InvalidRequest,
+    LeaseExpired,
+    Saturated,
+    SelectionClosed,
+    SelectionUsed,
+    TaskFailed,
+    WorkerLost,
+    WrongPool,
+)
+from gangline.schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+
+from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, on_rig, turns
+
+
+@on_rig()
+async def test_a_selection_tells_who_was_chosen(rig: Rig) -> None:
+    await rig.worker(node="n1", zone="z1", address="10.0.0.1:80", labels={"gpu": "yes"})
+    async with rig.client.choose_worker("images") as selection:
+        assert (selection.worker, selection.pool, selection.node, selection.zone) == ("images.w1", "images", "n1", "z1")
+        assert (selection.address, dict(selection.labels)) == ("10.0.0.1:80", {"gpu": "yes"})
+        assert (selection.token, selection.epoch, selection.fence, selection.slots) == ("w1-t1", 1, 7, 1)
+        assert await rig.client.dispatch(selection, "echo", 5) == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        await rig.client.dispatch(selection, "echo")
+    await turns()
+    assert [frame[0] for frame in worker.heard] == [Request.RESERVE, Request.TASK]
+    [reserve, task] = worker.heard
+    assert reserve[5] == ReserveFlag.SINGLE_USE and task[6] == "w1-t1"
+    rig.balanced()
+
+
+@on_rig()
+async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images"):
+        assert rig.router.metrics.statistics()["reserved_slots"] == 1
+    await turns()
+    [reserve] = worker.heard_of(Request.RESERVE)
+    assert worker.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], "w1-t1"]]
+    rig.balanced()
+
+
+@on_rig()
+async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) -> None:
+    worker = await rig.worker()
+    with pytest.raises(KeyError, match="mine"):
+        async with rig.client.choose_worker("images"):
+            raise KeyError("mine")
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_later(rig: Rig) -> None:
+    worker = await rig.worker()
+    with pytest.raises(KeyError, match="mine"):
+        async with rig.client.choose_worker("images"):
+            rig.hub.disconnect(rig.bus)
+            raise KeyError("mine")
+    rig.balanced()
+    rig.hub.reconnect(rig.bus)
+    await worker.hears(Request.RELEASE)
+
+
+@on_rig()
+async def test_a_selection_dispatches_once(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        await rig.client.dispatch(selection, "echo")
+        with pytest.raises(SelectionUsed):
+            await rig.client.dispatch(selection, "echo")
+    with pytest.raises(SelectionUsed):
+        await rig.client.dispatch(selection, "echo")
+    assert len(worker.heard_of(Request.TASK)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        results = await asyncio.gather(
+            *(rig.client.dispatch(selection, "echo") for _ in range(3)), return_exceptions=True
+        )
+    assert sum(isinstance(result, SelectionUsed) for result in results) == 2
+    assert len(worker.heard_of(Request.TASK)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_closed_selection_and_another_pool_are_refused_before_sending(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        with pytest.raises(WrongPool):
+            await rig.client.dispatch(selection, "sounds.echo")
+    with pytest.raises(SelectionClosed):
+        await rig.client.dispatch(selection, "echo")
+    assert worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        late = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+    with pytest.raises(SelectionClosed):
+        await late
+    await turns()
+    assert worker.heard_of(Request.TASK) == [] and len(worker.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.TASK))
+    async with rig.client.choose_worker("images") as selection:
+        running = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+        [task] = await worker.hears(Request.TASK)
+    worker.answer((Answer.OK, task[1], "done"))
+    assert await running == "done"
+    assert worker.heard_of(Request.RELEASE) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
+    await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        with pytest.raises(InvalidRequest):
+            await rig.client.dispatch(selection, "echo", object())
+        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
+    def failing(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.TASK:
+            return [(Answer.ERROR, frame[1], "task_failed", "boom", None, True)]
+        return obedient(worker, frame)
+
+    worker = await rig.worker(behave=failing)
+    with pytest.raises(TaskFailed, match="boom"):
+        async with rig.client.choose_worker("images") as selection:
+            await rig.client.dispatch(selection, "echo")
+    await turns()
+    assert worker.heard_of(Request.RELEASE) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_holding_what_a_task_costs(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images.heavy") as selection:
+        assert selection.slots == 2
+        await rig.client.dispatch(selection, "heavy")
+    async with rig.client.choose_worker("images", slots=2) as selection:
+        assert selection.slots == 2
+    assert [frame[2] for frame in worker.heard_of(Request.RESERVE)] == [2, 2]
+    rig.balanced()
+
+
+# -- cancellation at every await ----------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
+    worker = await rig.worker(slots=1)
+    async with rig.client.choose_worker("images"):
+        entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
+        await turns()
+        assert rig.router.pools["images"].core.waiting == 1
+        entering.cancel()
+        await turns()
+        assert entering.cancelled()
+    assert len(worker.heard_of(Request.RESERVE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RESERVE))
+    entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
+    [reserve] = await worker.hears(Request.RESERVE)
+    entering.cancel()
+    await turns()
+    assert worker.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], None]]
+    worker.answer(worker.grant(reserve))  # too late; nobody takes it, and it is not released twice
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RESERVE))
+    entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
+    [reserve] = await worker.hears(Request.RESERVE)
+    delivered = rig.router.exchange._take
+
+    def take(channel: Any, envelope: Any) -> None:
+        delivered(channel, envelope)
+        entering.cancel()  # its future has its result already
+
+    rig.router.exchange._take = take
+    worker.answer(worker.grant(reserve))
+    await turns()
+    assert entering.cancelled()
+    assert len(worker.heard_of(Request.RELEASE)) == 1
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.TASK))
+    async with rig.client.choose_worker("images") as selection:
+        dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+        [task] = await worker.hears(Request.TASK)
+        dispatch.cancel()
+        await turns()
+        assert dispatch.cancelled()
+    [cancel] = worker.heard_of(Request.CANCEL)
+    assert cancel[1] == task[1]
+    # The task may not have arrived: then only this frees the slot. If it has, the token is used up, and it is a no-op.
+    assert len(worker.heard_of(Request.RELEASE)) == 1
+    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    await turns()
+    rig.balanced()
+
+
+@on_rig()
+async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
+    worker = await rig.worker(slots=2, behave=mute(Request.TASK))
+    for _ in range(2):
+        async with rig.client.choose_worker("images") as selection:
+            dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+            [*_, task] = await worker.hears(Request.TASK, len(worker.heard_of(Request.TASK)) + 1)
+            dispatch.cancel()
+            await turns()
+        worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    await turns()
+    rig.balanced()
+    async with rig.client.choose_worker("images"), rig.client.choose_worker("images"):
+        assert rig.router.metrics.statistics()["reserved_slots"] == 2
+
+
+# -- lost answers -------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
+    slow = await rig.worker("w1", mute(Request.RESERVE))
+    loop = asyncio.get_running_loop()
+    entering = rig.client.choose_worker("images").__aenter__()
+    task = asyncio.ensure_future(entering)
+    [reserve] = await slow.hears(Request.RESERVE)
+    began = loop.time()
+    await rig.worker("w2")
+    selection = await task
+    assert selection.worker == "images.w2"
+    assert loop.time() - began == pytest.approx(0.1, abs=0.05)
+    await turns()
+    assert slow.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], None]]
+    selection.close()
+    rig.balanced()
+
+
+@on_rig()
+async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RESERVE))
+    times: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    def note(worker: FakeWorker, frame: Frame) -> None:
+        if frame[0] == Request.RESERVE:
+            times.append(loop.time())
+
+    worker.behave = note
+    with pytest.raises(Saturated):
+        async with rig.client.options(timeout_s=10).choose_worker("images"):
+            pass
+    waits = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
+    assert waits[0] < 0.2 < waits[2] and all(1.0 <= wait <= 1.6 for wait in waits[4:]), waits
+    await turns()
+    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE)) == len(times)
+    rig.balanced()
+
+
+# -- renewal and trust --------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.choose_worker("images") as selection:
+        await asyncio.sleep(60)
+        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    renewals = worker.heard_of(Request.RENEW)
+    assert 85 <= len(renewals) <= 95  # every third of the claim timeout
+    assert all(frame[2] == selection.token for frame in renewals)
+    await asyncio.sleep(60)
+    assert len(worker.heard_of(Request.RENEW)) == len(renewals)
+
+
+@on_rig()
+async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worker_gives_it_up(rig: Rig) -> None:
+    worker = await rig.worker(behave=mute(Request.RENEW))
+    loop = asyncio.get_running_loop()
+    async with rig.client.choose_worker("images") as selection:
+        granted_at = loop.time()
+        await asyncio.sleep(2.0)  # the claim timeout
+        assert selection.hold.trusted_until < granted_at + 2.0
+        with pytest.raises(LeaseExpired):
+            await rig.client.dispatch(selection, "echo")
+    assert worker.heard_of(Request.TASK) == []
+    rig.balanced()
+
+
+@on_rig()
+async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
+    def forgetful(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.RENEW:
+            return [(Answer.ERROR, frame[1], "lease_expired", "too late", None, False)]
+        return obedient(worker, frame)
+
+    await rig.worker(behave=forgetful)
+    async with rig.client.lease("images", ttl_s=15) as lease:
+        await asyncio.sleep(1)
+        assert isinstance(lease.lost, LeaseExpired)
+        with pytest.raises(LeaseExpired, match="too late"):
+            await lease.call("echo")
+
+
+def test_the_margin_is_never_more_than_a_quarter() -> None:
+    assert margin_s(0.1) == pytest.approx(0.025)
+    assert margin_s(2.0) == pytest.approx(0.45)
+    assert margin_s(15.0) == pytest.approx(3.05)
+
+
+@pytest.mark.parametrize("ttl_s", [0.1, 1.0, 15.0, 3600.0])
+def test_the_margin_bears_clocks_that_differ_by_as_much_as_is_promised(ttl_s: float) -> None:
+    slow, fast = 1 - CLOCKS_DIFFER, 1.0
+    trusted_for_s, lives_for_s = (ttl_s - margin_s(ttl_s)) / slow, ttl_s / fast
+    assert trusted_for_s < lives_for_s
+
+
+# -- guaranteed dispatch ------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_when_the_chosen_worker_died_before_the_task_it_runs_elsewhere(rig: Rig) -> None:
+    dead = await rig.worker("w1")
+    async with rig.client.choose_worker("images") as selection:
+        await dead.die()
+        await rig.worker("w2")
+        assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_when_the_chosen_worker_is_known_to_be_gone_it_runs_elsewhere(rig: Rig) -> None:
+    dead = await rig.worker("w1")
+    async with rig.client.choose_worker("images") as selection:
+        await dead.die()
+        await asyncio.sleep(5)
+        await rig.worker("w2")
+        assert await rig.client.dispatch(selection, "echo") == ["w2", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) -> None:
+    worker = await rig.worker("w1")
+
+    def frozen_since(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.TASK and frame[6] is not None:
+            return [(Answer.REJECTED, frame[1], "stale")]
+        return obedient(worker, frame)
+
+    async with rig.client.choose_worker("images") as selection:
+        worker.epoch, worker.behave = 2, frozen_since
+        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig) -> None:
+    def forgetful(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] == Request.TASK and frame[6] is not None:
+            return [(Answer.ERROR, frame[1], "unknown_token", "who?", None, False)]
+        return obedient(worker, frame)
+
+    await rig.worker(behave=forgetful)
+    async with rig.client.choose_worker("images") as selection:
+        assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
+    rig.balanced()
+
+
+@on_rig()
+async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig) -> None:
+    worker = await rig.worker("w1", mute(Request.TASK))
+    await rig.worker("w2", labels={"not": "this"})
+    async with rig.client.choose_worker("images") as selection:
+        chosen = next(w for w in rig.workers if str(w.id) == selection.worker)
+        chosen.behave = mute(Request.TASK)
+        dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
+        await chosen.hears(Request.TASK)
+        await chosen.die()
+        with pytest.raises(WorkerLost) as caught:
+            await dispatch
+        assert caught.value.may_have_started
+    del worker
+    rig.balanced()
+
+
+@on_rig()
+async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) -> None:
+    await rig.worker("w1", mute(Request.TASK))
+    async with rig.client.choose_worker("images") as selection:
+        dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "again"))
+        await rig.workers[0].hears(Request.TASK)
+        await rig.worker("w2")
+        await rig.workers[0].die()
+        assert await dispatch == ["w2", "again"]
+    rig.balanced()

@@ -1,0 +1,166 @@
+"""The routing core in single steps; see test_core_machine for random histories."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from gangline.dispatcher.routing.outcome import Fate
+from gangline.dispatcher.routing.policy import Sticky
+from gangline.dispatcher.routing.pool_core import Placed, PoolCore, Refused
+from gangline.dispatcher.routing.request import Ticket
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.errors.base import Draining, NoWorkers, Saturated, UnknownMethod
+from gangline.schemas.records.workers import MethodInfo, Registration
+from gangline.schemas.wire.frames import Load, LoadFlag
+
+METHODS = {"echo": MethodInfo(), "again": MethodInfo(idempotent=True)}
+
+
+def core_of(**workers: int) -> PoolCore:
+    """A core that knows these workers with so many slots."""
+    core = PoolCore("p", RouterSettings(node="", zone=""), Sticky(), random.Random(1).random)
+    for number, (name, slots) in enumerate(workers.items(), start=1):
+        record = Registration(pool="p", worker=name, epoch=1, instance="i", slots=slots, methods=METHODS)
+        core.registered(record, number, 0.0)
+    return core
+
+
+def ticket(**facts: Any) -> Ticket:
+    return Ticket(method="echo", **facts)
+
+
+def fill(core: PoolCore, name: str, *, own: bool = False) -> None:
+    worker = core.view.workers[name]
+    core.loaded(worker, Load(worker.total, 0, worker.total), 1, 0.0)
+    if own:
+        core.view.charge(worker, worker.total)
+
+
+def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
+    core = core_of(a=2)
+    old, young = ticket(), ticket()
+    assert core.admit(old, 0.0) and core.admit(young, 0.0)
+    core.settle(old)
+    fill(core, "a")
+    assert not core.again(old, Fate.FULL, 0.0)
+    core.settle(young)
+    core.loaded(core.view.workers["a"], Load(1, 0, 2), 1, 0.0)  # room for one
+    assert not core.again(young, Fate.UNSEEN, 0.0)
+    assert core.pump(0.0) == [Placed(old)]
+    core.check()
+
+
+def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken() -> None:
+    core = core_of(a=1)
+    fill(core, "a")
+    waiting = ticket()
+    assert not core.admit(waiting, 0.0)
+    delay = core.next_wake_s(0.0)
+    assert delay is not None and 0.0125 <= delay <= 0.025
+    core.accepted(ticket(), 0.01)
+    assert core.wake(delay) == []  # others were just taken: their answers will say where there is room
+    assert core.next_wake_s(delay) is not None
+    assert core.wake(1.0) == [Placed(waiting)]
+    assert core.probes == 1
+
+
+def test_a_worker_that_is_full_of_our_own_is_not_probed() -> None:
+    core = core_of(a=2)
+    for _ in range(2):
+        assert core.admit(ticket(), 0.0)
+    assert not core.admit(ticket(), 0.0)
+    core.next_wake_s(0.0)
+    assert core.wake(10.0) == []
+
+
+def test_whoever_waits_is_told_when_the_method_is_gone() -> None:
+    core = core_of(a=1)
+    fill(core, "a")
+    waiting = ticket()
+    assert not core.admit(waiting, 0.0)
+    record = Registration(pool="p", worker="a", epoch=1, instance="i", slots=1, methods={"again": MethodInfo()})
+    core.registered(record, 5, 1.0)
+    [effect] = core.wake(1.0)
+    assert isinstance(effect, Refused) and isinstance(effect.error, UnknownMethod)
+    with pytest.raises(UnknownMethod, match="again"):
+        core.admit(ticket(), 1.0)
+
+
+def test_progress_of_its_class_makes_a_request_wait_longer() -> None:
+    core = core_of(a=1)
+    fill(core, "a", own=True)
+    first, second = ticket(), ticket()
+    assert not core.admit(first, 0.0) and not core.admit(second, 0.0)
+    core.accepted(first, 50.0)
+    core.next_wake_s(0.0)
+    assert core.wake(61.0) == []
+    core.next_wake_s(61.0)
+    refused = core.wake(110.1)
+    assert [type(effect.error) for effect in refused if isinstance(effect, Refused)] == [Saturated, Saturated]
+
+
+def test_the_error_says_why_there_was_no_room() -> None:
+    empty = core_of()
+    assert isinstance(empty.give_up(ticket(), "now"), NoWorkers)
+    core = core_of(a=1)
+    assert isinstance(core.give_up(ticket(), "now"), Saturated)
+    core.view.loaded(core.view.workers["a"], Load(0, 0, 1, LoadFlag.DRAINING), 1, 0.0)
+    assert isinstance(core.give_up(ticket(), "now"), Draining)
+    core = core_of(a=1)
+    core.view.unreachable(core.view.workers["a"])
+    unheard = ticket()
+    unheard.fate = Fate.UNHEARD
+    assert isinstance(core.give_up(unheard, "now"), NoWorkers)
+
+
+def test_during_a_roll_out_a_new_task_does_not_hold_up_the_old_ones() -> None:
+    core = core_of(old=1, new=1)
+    record = Registration(
+        pool="p", worker="new", epoch=1, instance="i", slots=1, methods={**METHODS, "fresh": MethodInfo()}
+    )
+    core.registered(record, 9, 0.0)
+    fill(core, "new")
+    fresh = Ticket(method="fresh")
+    assert not core.admit(fresh, 0.0)
+    assert core.admit(ticket(), 0.0)
+
+
+def slots_of(number: int) -> Ticket:
+    return Ticket(method=None, slots=number)
+
+
+def test_more_slots_than_any_worker_has_are_refused_at_once_and_when_a_larger_one_is_there_granted() -> None:
+    core = core_of(a=1, b=3)
+    fill(core, "b")
+    with pytest.raises(Saturated, match="99 slots were asked for and the largest worker of pool 'p' has 3"):
+        core.admit(slots_of(99), 0.0)
+    busy = slots_of(3)
+    assert not core.admit(busy, 0.0), "b may be free again"
+    core.withdraw(busy)
+    core.registered(Registration(pool="p", worker="c", epoch=1, instance="i", slots=99), 9, 1.0)
+    large = slots_of(99)
+    assert core.admit(large, 1.0) and large.worker is core.view.workers["c"]
+    core.check()
+
+
+def test_a_paused_worker_may_be_of_any_size() -> None:
+    core = core_of(a=1, b=0)
+    assert not core.admit(slots_of(99), 0.0)
+    core.loaded(core.view.workers["b"], Load(0, 0, 3), 1, 5.0)  # resized
+    [refused] = core.wake(5.0)
+    assert isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+
+
+def test_who_waits_for_a_large_worker_has_the_time_of_its_restart() -> None:
+    core = core_of(a=1, b=3)
+    fill(core, "b")
+    waiting = slots_of(3)
+    assert not core.admit(waiting, 0.0)
+    core.gone(core.view.workers["b"], 10.0)
+    assert core.wake(10.9) == []
+    [refused] = core.wake(11.0)
+    assert refused.ticket is waiting and isinstance(refused, Refused) and isinstance(refused.error, Saturated)
+    core.check()

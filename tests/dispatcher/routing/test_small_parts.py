@@ -1,0 +1,204 @@
+"""Settings, lines, backoff, fates and hashing, each alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.dispatcher.routing.outcome import Backoff, Fate
+from gangline.dispatcher.routing.rendezvous import fingerprint, score
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.dispatcher.routing.wait_queue import WaitingLine
+from gangline.schemas.errors.base import InvalidName, InvalidSettings
+from gangline.schemas.wire.frames import Reason
+
+# -- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("max_queued", -1),
+        ("max_queued", 1.5),
+        ("max_attempts", 0),
+        ("max_attempts", True),
+        ("backoff_first_s", 0),
+        ("lost_after_s", 0.5),
+        ("default_timeout_s", 0),
+        ("stream_window", 0),
+        ("claim_s", "2"),
+        ("probe_first_s", None),
+    ],
+)
+def test_a_setting_out_of_bounds_is_named_with_its_bounds(name: str, bad: Any) -> None:
+    with pytest.raises(InvalidSettings, match=name):
+        RouterSettings(**{name: bad})
+
+
+def test_large_bounds_are_written_in_full() -> None:
+    with pytest.raises(InvalidSettings, match="max_pending is 0, it must be between 1 and 10000000$"):
+        GatewaySettings(max_pending=0)
+    with pytest.raises(InvalidSettings, match="default_timeout_s is 0, it must be between 0.001 and 2592000$"):
+        RouterSettings(default_timeout_s=0)
+    with pytest.raises(InvalidSettings, match="timeout_s is -3.0, it must be above 0 and at most 2592000$"):
+        CallOptions(timeout_s=-3.0)
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(InvalidSettings, match="backoff_max_s"):
+        RouterSettings(backoff_first_s=1.0, backoff_max_s=0.5)
+    with pytest.raises(InvalidSettings, match="probe_max_s"):
+        RouterSettings(probe_first_s=1.0, probe_max_s=0.5)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        RouterSettings().max_queued = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"default_timeout_s": 0}, {"max_pending": 0}, {"drain_grace_s": -1}, {"max_pending": True}]
+)
+def test_gateway_settings_are_checked(bad: Any) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(bad))):
+        GatewaySettings(**bad)
+
+
+@pytest.mark.parametrize("bad", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": 1e12}, {"max_attempts": 0}])
+def test_call_options_are_checked(bad: Any) -> None:
+    with pytest.raises(InvalidSettings, match=next(iter(bad))):
+        CallOptions(**bad)
+    with pytest.raises(InvalidName):
+        CallOptions(pool="a.b")
+
+
+# -- lines --------------------------------------------------------------------------------------------------------
+
+
+class Item:
+    def __init__(self, number: int, queue: Any = None) -> None:
+        self.number = number
+        self.queue = queue
+        self.waits = False
+
+
+def test_a_line_is_served_in_order_and_a_retry_keeps_its_place() -> None:
+    line: WaitingLine[Item] = WaitingLine()
+    items = [Item(number) for number in range(5)]
+    for item in items:
+        line.add(item)
+    first = line.heads()[0]
+    line.remove(first)
+    assert line.heads() == [items[1]]
+    line.add(first)
+    assert line.heads() == [items[0]] and len(line) == 5
+    assert list(line) == items
+
+
+def test_classes_do_not_hold_each_other_up() -> None:
+    line: WaitingLine[Item] = WaitingLine()
+    items = [Item(number, number % 3) for number in range(6)]
+    for item in items:
+        line.add(item)
+    assert line.heads() == items[:3]
+    line.remove(items[1])
+    assert line.heads() == [items[0], items[2], items[4]]
+    assert line.next_after(items[1]) is items[4]
+    assert not line.remove(items[1])
+
+
+@given(st.lists(st.tuples(st.integers(0, 12), st.booleans())))
+def test_a_line_agrees_with_a_sorted_list(steps: list[tuple[int, bool]]) -> None:
+    line: WaitingLine[Item] = WaitingLine()
+    items = [Item(number, number % 2) for number in range(13)]
+    model: set[int] = set()
+    for number, add in steps:
+        if add and number not in model:
+            line.add(items[number])
+            model.add(number)
+        elif not add:
+            assert line.remove(items[number]) == (number in model)
+            model.discard(number)
+        assert [item.number for item in line] == sorted(model)
+        assert len(line) == len(model)
+        for queue in (0, 1):
+            members = sorted(number for number in model if number % 2 == queue)
+            head = next((item.number for item in line.heads() if item.queue == queue), None)
+            assert head == (members[0] if members else None)
+            assert line.has_line(queue) == bool(members)
+
+
+# -- retry --------------------------------------------------------------------------------------------------------
+
+
+def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
+    here: WaitingLine[Item] = WaitingLine()
+    there: WaitingLine[Item] = WaitingLine()
+    first, moved, other = Item(1), Item(2), Item(3, "another class")
+    for item in (first, moved, other):
+        here.add(item)
+    assert here.remove(moved)  # it stands behind another, so its entry is still there
+    here.sweep()
+    there.add(moved)
+    assert here.remove(first) and here.heads() == [other] and len(here) == 1
+    assert there.heads() == [moved] and len(there) == 1
+
+
+def test_the_backoff_doubles_from_25_ms_to_half_a_second_and_jitter_takes_off_up_to_half() -> None:
+    backoff = Backoff(0.025, 0.5)
+    assert [backoff.next_s(0.0) for _ in range(7)] == [0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
+    assert backoff.next_s(1.0) == 0.25
+    backoff.reset()
+    assert backoff.next_s(0.0) == 0.025
+    for _ in range(5000):  # no overflow however long it goes on
+        backoff.next_s(0.5)
+
+
+def test_only_what_may_have_started_is_kept_from_another_try() -> None:
+    uncertain = {fate for fate in Fate if fate.may_have_started}
+    assert uncertain == {Fate.LOST, Fate.FORGOTTEN}
+    for fate in Fate:
+        assert fate.allows_retry(idempotent=True)
+        assert fate.allows_retry(idempotent=False) == (fate not in uncertain)
+
+
+def test_each_reason_on_the_wire_has_a_fate() -> None:
+    assert [Fate.of_reason(reason) for reason in Reason] == [
+        Fate.FULL,
+        Fate.DRAINING,
+        Fate.STALE,
+        Fate.LATE,
+        Fate.NOT_HERE,
+    ]
+    assert Fate.of_reason("something newer") is Fate.FULL
+
+
+# -- hashing ------------------------------------------------------------------------------------------------------
+
+
+def test_hashes_do_not_depend_on_the_process() -> None:
+    code = "from gangline.dispatcher.routing.rendezvous import *; print(fingerprint('a'), score(fingerprint('k'), 7))"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert outputs == {f"{fingerprint('a')} {score(fingerprint('k'), 7)}\n"}
+
+
+def test_keys_spread_evenly() -> None:
+    workers = [fingerprint(f"w{n}") for n in range(8)]
+    counts = dict.fromkeys(workers, 0)
+    for n in range(8000):
+        key = fingerprint(f"key-{n}")
+        counts[max(workers, key=lambda worker: score(key, worker))] += 1
+    assert all(850 < count < 1150 for count in counts.values()), counts.values()

@@ -1,0 +1,58 @@
+"""Routes that lead to standing sets: a set is a target like a pool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+from ...support.dispatcher.gang_rig import GangRig, on_gang_rig, until
+from ..gangs.test_standing_set import PAIR, balanced
+
+
+async def declared(rig: GangRig, *names: str) -> None:
+    """A gang of each set stands, and the client knows it."""
+    for name in names:
+        await rig.declare(name, gangs=1, gang=PAIR)
+    await rig.client.router.sets.find(names[0], None)
+    await until(lambda: all(len(rig.gangs(name)) == 1 for name in names))
+
+
+@on_gang_rig("w1", "w2", "w3", "w4")
+async def test_a_route_splits_traffic_between_standing_sets(rig: GangRig) -> None:
+    await declared(rig, "llm-a", "llm-b")
+    await rig.client.set_route("llm", {"to": {"llm-a": 1, "llm-b": 1}})
+    results = [await rig.client.call("llm.slow", 0.01) for _ in range(60)]
+    counted = Counter(gang for gang, _ in results)
+    [first], [second] = rig.gangs("llm-a"), rig.gangs("llm-b")
+    assert set(counted) == {first, second} and min(counted.values()) > 10
+    assert {rank for _, rank in results} == {0}
+    assert [item async for item in rig.client.stream("llm.count", 3)]
+    balanced(rig, "llm-a")
+    balanced(rig, "llm-b")
+    assert rig.client.statistics()["routes"]["traffic"]["llm"] == {"inside": {}, "waiting": 0}
+
+
+@on_gang_rig("w1", "w2", "w3", "w4")
+async def test_calls_that_wait_for_a_gang_move_to_another_set_with_the_route(rig: GangRig) -> None:
+    await declared(rig, "llm-a", "llm-b")
+    await rig.client.set_route("llm", {"to": {"llm-a": 1}})
+    calls = [asyncio.ensure_future(rig.client.call("llm.slow", 20.0)) for _ in range(6)]
+    await asyncio.sleep(1)
+    waiting = rig.client.router.sets.pool_of("llm-a").core.waiting
+    assert waiting > 0
+    await rig.client.set_route("llm", {"to": {"llm-b": 1}})
+    results = await asyncio.gather(*calls)
+    counted = Counter(gang for gang, _ in results)
+    [moved] = rig.gangs("llm-b")
+    assert counted[moved] == waiting
+
+
+@on_gang_rig("w1", "w2")
+async def test_an_endpoint_that_is_a_set_and_then_gets_a_route_follows_it(rig: GangRig) -> None:
+    await declared(rig, "llm")
+    assert (await rig.client.call("llm.who", "x"))[0] == 0  # rank 0 of a gang
+    await rig.client.set_route("llm", {"to": {"other": 1, "llm": 1}})
+    for _ in range(4):
+        assert (await rig.client.call("llm.who", "x"))[0] == 0  # nobody serves the other
+    await rig.client.delete_route("llm")
+    assert (await rig.client.call("llm.who", "x"))[0] == 0

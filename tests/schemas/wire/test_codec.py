@@ -1,0 +1,278 @@
+from __future__ import annotations
+
+import base64
+import dataclasses
+import datetime
+import decimal
+import enum
+import json
+import math
+import pathlib
+import uuid
+
+import msgpack
+import pydantic
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gangline.schemas.errors.base import InvalidRequest, MalformedMessage
+from gangline.schemas.limits import MAX_DEPTH
+from gangline.schemas.wire import codec
+from gangline.schemas.wire.codec import Format
+
+from ...scale import repetitions
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+plain = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
+)
+both = pytest.mark.parametrize("fmt", list(Format))
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Size(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="allow")
+    width: int = pydantic.Field(alias="w")
+    secret: str = pydantic.Field(default="s", exclude=True)
+    raw: bytes = b"\xff\x00"
+    at: datetime.date = datetime.date(2024, 2, 29)
+
+
+@dataclasses.dataclass
+class Box:
+    size: Size
+    colour: Colour
+
+
+# -- what both formats carry ------------------------------------------------------------------------------------------
+
+
+@both
+@given(value=plain)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_a_plain_value_comes_back_as_it_was(fmt, value):
+    assert codec.decode(codec.encode(value, fmt), fmt) == value
+
+
+@given(st.binary())
+def test_bytes_come_back_from_msgpack_and_are_base64_text_in_json(value):
+    assert codec.unpack(codec.pack({"b": value})) == {"b": value}
+    assert base64.urlsafe_b64decode(json.loads(codec.to_json(value))) == value
+
+
+@pytest.mark.parametrize("value", [bytearray(b"ab"), memoryview(b"ab")])
+def test_other_kinds_of_buffers_are_bytes(value):
+    assert codec.unpack(codec.pack(value)) == b"ab"
+    assert codec.from_json(codec.to_json(value)) == "YWI="
+
+
+@both
+def test_models_dataclasses_and_enums_take_one_form_in_both_formats(fmt):
+    box = Box(size=Size(w=3, more=[1]), colour=Colour.RED)  # type: ignore[call-arg]
+    got = codec.decode(codec.encode(box, fmt), fmt)
+    raw = got["size"].pop("raw")
+    assert raw == (b"\xff\x00" if fmt is Format.MSGPACK else "_wA=")
+    assert got == {"size": {"w": 3, "at": "2024-02-29", "more": [1]}, "colour": "red"}
+
+
+@both
+def test_dates_ids_decimals_paths_and_sets_become_what_pydantic_reads_back(fmt):
+    value = {
+        "when": datetime.datetime(2024, 1, 2, 3, 4, 5, tzinfo=datetime.UTC),
+        "took": datetime.timedelta(seconds=90),
+        "id": uuid.UUID(int=5),
+        "price": decimal.Decimal("1.50"),
+        "path": pathlib.PurePosixPath("/a/b"),
+        "seen": {7},
+        "pair": (1, 2),
+    }
+    got = codec.decode(codec.encode(value, fmt), fmt)
+    assert pydantic.TypeAdapter(datetime.datetime).validate_python(got["when"]) == value["when"]
+    assert pydantic.TypeAdapter(datetime.timedelta).validate_python(got["took"]) == value["took"]
+    assert pydantic.TypeAdapter(uuid.UUID).validate_python(got["id"]) == value["id"]
+    assert pydantic.TypeAdapter(decimal.Decimal).validate_python(got["price"]) == value["price"]
+    assert (got["path"], got["seen"], got["pair"]) == ("/a/b", [7], [1, 2])
+
+
+def test_what_json_has_no_number_for_is_null():
+    assert json.loads(codec.to_json([math.nan, math.inf, -math.inf, 1.5])) == [None, None, None, 1.5]
+
+
+def test_a_timestamp_of_msgpack_is_an_aware_datetime():
+    when = datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC)
+    assert codec.unpack(msgpack.packb(msgpack.Timestamp.from_datetime(when))) == when
+
+
+@both
+def test_nothing_is_an_empty_body_and_none_is_written_out(fmt):
+    assert codec.decode(b"", fmt) is None
+    assert codec.encode(None, fmt) != b""
+    assert codec.decode(codec.encode(None, fmt), fmt) is None
+
+
+# -- what cannot be written -------------------------------------------------------------------------------------------
+
+
+class Explodes(pydantic.BaseModel):
+    @pydantic.model_serializer
+    def boom(self) -> dict[str, int]:
+        raise RuntimeError("boom")
+
+
+def _ring() -> list[object]:
+    ring: list[object] = []
+    ring.append(ring)
+    return ring
+
+
+@both
+@pytest.mark.parametrize(
+    "value",
+    [object(), lambda: None, "\ud800", Explodes(), _ring()],
+    ids=["an object", "a function", "half a surrogate pair", "one that explodes", "a ring"],
+)
+def test_what_has_no_form_on_the_wire_is_an_error_that_says_so(fmt, value):
+    with pytest.raises(InvalidRequest, match="cannot be written as"):
+        codec.encode({"x": [value]}, fmt)
+
+
+def test_an_integer_past_64_bits_has_no_form_in_msgpack():
+    with pytest.raises(InvalidRequest, match="cannot be written as msgpack"):
+        codec.pack(2**64)
+
+
+@given(plain)
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_a_failed_write_leaves_nothing_behind_in_the_next_one(value):
+    with pytest.raises(InvalidRequest):
+        codec.pack([1, "half", object()])
+    assert codec.unpack(codec.pack(value)) == value
+
+
+# -- what comes from outside ------------------------------------------------------------------------------------------
+
+
+@both
+@given(data=st.binary(min_size=1, max_size=200))
+@example(data=b"\xc1")
+@example(data=b"\xdd\xff\xff\xff\xff")
+@example(data=b"\xc6\xff\xff\xff\xff")
+@example(data=b"\x81\x90\x01")
+@example(data=b"\xd4\x04x")
+@example(data=b"\x91" * 5000)
+@example(data=b"[" * 5000)
+@example(data=b'{"a":1}{"a":2}')
+@example(data=b"\xd6\xff\x00\x00\x00\x00")
+@example(data=b"\xc7\x0c\xff" + b"\xff" * 12)
+def test_any_bytes_are_a_value_or_a_malformed_message_and_nothing_else(fmt, data):
+    try:
+        value = codec.decode(data, fmt)
+    except MalformedMessage as error:
+        assert error.message
+    else:
+        codec.check_depth(value)
+
+
+@both
+@given(value=plain, cut=st.integers(1, 50), junk=st.binary(max_size=5))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_a_body_that_was_cut_or_overwritten_never_brings_down_the_reader(fmt, value, cut, junk):
+    data = codec.encode(value, fmt)
+    mangled = data[:-cut] + junk
+    try:
+        codec.decode(mangled, fmt)
+    except MalformedMessage:
+        pass
+
+
+def test_two_values_in_one_body_are_refused():
+    with pytest.raises(MalformedMessage, match="extra data"):
+        codec.unpack(codec.pack(1) + codec.pack(2))
+    with pytest.raises(MalformedMessage, match="trailing"):
+        codec.from_json(b"1 2")
+
+
+def test_unknown_extension_types_are_refused():
+    with pytest.raises(MalformedMessage, match="extension type 4"):
+        codec.unpack(msgpack.packb(msgpack.ExtType(4, b"x")))
+
+
+@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"k": inner}], ids=["lists", "maps"])
+def test_nesting_is_bounded(make):
+    value: object = 1
+    for _ in range(MAX_DEPTH):
+        value = make(value)
+    codec.check_depth(value)
+    assert codec.decode(codec.pack(value), Format.MSGPACK) == value
+    assert codec.decode(codec.to_json(value), Format.JSON) == value
+    with pytest.raises(MalformedMessage, match=f"deeper than {MAX_DEPTH}"):
+        codec.decode(codec.to_json(make(value)), Format.JSON)
+    with pytest.raises(MalformedMessage, match=f"deeper than {MAX_DEPTH}"):
+        codec.check_depth(make(value))
+
+
+def test_brackets_in_text_and_side_by_side_are_not_depth():
+    for value in ("[{" * 5000, [[] for _ in range(5000)]):
+        assert codec.decode(codec.to_json(value), Format.JSON) == value
+
+
+@both
+def test_a_message_of_ours_is_written_as_what_it_dumps_to(fmt):
+    class Inner(pydantic.BaseModel):
+        when: datetime.timedelta
+        words: tuple[str, ...]
+
+    class Outer(pydantic.BaseModel):
+        inner: Inner
+        share: float
+        missing: str | None = None
+        more: dict[str, object]
+
+    outer = Outer(
+        inner=Inner(when=datetime.timedelta(seconds=1.5), words=("ä", "b")),
+        share=math.inf,
+        more={"at": datetime.date(2026, 1, 2), "list": [1, None, {"x": b"y"}]},
+    )
+    written = codec.decode(codec.encode_model(outer, fmt), fmt)
+    assert written == codec.decode(codec.encode(outer.model_dump(mode="json"), fmt), fmt)
+
+
+def test_a_wide_value_is_not_a_deep_one():
+    codec.check_depth([[[]] * 1000] * 1000, limit=3)
+    with pytest.raises(MalformedMessage):
+        codec.check_depth([[[]] * 1000] * 1000, limit=2)
+
+
+# -- the content type -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("headers", "fmt"),
+    [
+        (None, Format.JSON),
+        ({}, Format.JSON),
+        ({"Other": "x"}, Format.JSON),
+        ({"Content-Type": "application/json"}, Format.JSON),
+        ({"Content-Type": "Application/JSON; charset=utf-8"}, Format.JSON),
+        ({"Content-Type": "application/msgpack"}, Format.MSGPACK),
+        ({"Content-Type": "application/x-msgpack"}, Format.MSGPACK),
+        ({"Content-Type": "application/vnd.msgpack"}, Format.MSGPACK),
+    ],
+)
+def test_the_content_type_chooses_the_format_and_json_is_the_default(headers, fmt):
+    assert Format.of(headers) is fmt
+
+
+def test_an_unknown_content_type_is_refused_with_what_is_known():
+    with pytest.raises(MalformedMessage, match="application/msgpack"):
+        Format.of({"Content-Type": "application/xml"})

@@ -1,0 +1,325 @@
+"""Each place of each frame, with everything that must not stand in it."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gangline.schemas.errors.base import MalformedMessage
+from gangline.schemas.limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
+from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire.frames import Answer, Load, LoadFlag, Request
+
+from ...scale import repetitions
+
+LOAD = Load(running=1, reserved=2, total=4)
+
+GOOD_REQUESTS: dict[Request, list] = {
+    Request.TASK: [1, 7, "thumbnail", ["a.png"], {"width": 3}, 5000, "tok", "00-ab-cd-01", 0, {"key": "u"}],
+    Request.RESERVE: [2, 7, 1, 15_000, 2_000, 1, 5000, {"owner": "me"}],
+    Request.RENEW: [3, 7, "tok", 15_000],
+    Request.RELEASE: [4, 7, "tok"],
+    Request.CANCEL: [5, 7],
+    Request.CHECK: [6, 7, [1, 2, 3]],
+    Request.CREDIT: [7, 7, 64],
+    Request.BEGIN: [8, 7],
+    Request.ACK: [9, "thumbs", "j1", 12, 0, 1],
+}
+GOOD_ANSWERS: dict[Answer, list] = {
+    Answer.OK: [1, 7, {"any": ["thing", None]}],
+    Answer.ERROR: [2, 7, "task_failed", "bad", {"type": "ValueError"}, True],
+    Answer.GRANTED: [3, 7, "tok", 12, 15_000],
+    Answer.REJECTED: [4, 7, "full"],
+    Answer.RENEWED: [5, 7, 15_000],
+    Answer.CHECKED: [6, 7, [0, 1, 2]],
+    Answer.ITEM: [7, 7, 0, b"item"],
+    Answer.END: [8, 7, 12],
+    Answer.HELD: [9, 7],
+}
+
+# What must not stand in a place of each kind.
+NO_INT = [None, "1", 1.0, True, [], {}, -1]
+NO_ID = [*NO_INT, 1 << 63]
+NO_MS = [*NO_INT, 0, 1 << 40]
+NO_DEADLINE = ["1", 1.0, True, [], {}, 1 << 40, -(1 << 40)]
+NO_TEXT = [None, 1, b"x", [], {}, True]
+NO_TOKEN = [*NO_TEXT, "", "x" * (MAX_TOKEN_CHARS + 1)]
+NO_TOKEN_OR_NIL = NO_TOKEN[1:]
+NO_LIST_OR_NIL = [1, "x", {}, True]
+NO_MAP_OR_NIL = [1, "x", [], True, {1: 2}, {b"k": 1}]
+
+WRONG_REQUESTS = {
+    Request.TASK: [
+        NO_ID,
+        NO_TEXT,
+        NO_LIST_OR_NIL,
+        NO_MAP_OR_NIL,
+        NO_DEADLINE,
+        NO_TOKEN_OR_NIL,
+        NO_TEXT[1:],
+        NO_INT,
+        NO_MAP_OR_NIL,
+    ],
+    Request.RESERVE: [NO_ID, [*NO_INT, 0, MAX_SLOTS + 1], NO_MS, NO_MS, NO_INT, NO_DEADLINE, NO_MAP_OR_NIL],
+    Request.RENEW: [NO_ID, NO_TOKEN, NO_MS],
+    Request.RELEASE: [NO_ID[1:], NO_TOKEN_OR_NIL],
+    Request.CANCEL: [NO_ID],
+    Request.CHECK: [NO_ID, [None, 1, "x", {}, [1, -1], [None], [True]]],
+    Request.CREDIT: [NO_ID, NO_INT],
+    Request.BEGIN: [NO_ID],
+    Request.ACK: [NO_TEXT, NO_TEXT, NO_INT, NO_INT, NO_INT],
+}
+WRONG_ANSWERS = {
+    Answer.OK: [NO_ID, []],
+    Answer.ERROR: [NO_ID, NO_TEXT, NO_TEXT, NO_MAP_OR_NIL, [None, 0, 1, "true"]],
+    Answer.GRANTED: [NO_ID, NO_TOKEN, NO_INT, NO_MS],
+    Answer.REJECTED: [NO_ID, NO_TEXT],
+    Answer.RENEWED: [NO_ID, NO_MS],
+    Answer.CHECKED: [NO_ID, [None, 1, "x", {}, [-1]]],
+    Answer.ITEM: [NO_ID, NO_INT, []],
+    Answer.END: [NO_ID, NO_INT],
+    Answer.HELD: [NO_ID],
+}
+
+
+def _cases(good, wrong):
+    for operation, frame in good.items():
+        assert len(wrong[operation]) == len(frame) - 1
+        for place, values in enumerate(wrong[operation], start=1):
+            yield pytest.param(frame, place, values, id=f"{operation.name}-{place}")
+
+
+def request_of(frame) -> bytes:
+    return codec.pack((WIRE_VERSION, 5, "router", [frame]))
+
+
+def answer_of(frame) -> bytes:
+    return codec.pack((WIRE_VERSION, 5, LOAD, [frame]))
+
+
+# -- what is right ----------------------------------------------------------------------------------------------------
+
+
+def test_a_request_envelope_comes_back_as_it_was():
+    sent = list(GOOD_REQUESTS.values())
+    assert frames.decode_request(frames.encode_request(5, "router", sent)) == (5, "router", sent)
+
+
+def test_an_answer_envelope_comes_back_as_it_was():
+    sent = list(GOOD_ANSWERS.values())
+    got = frames.decode_answer(frames.encode_answer(5, LOAD, sent))
+    assert got == (5, LOAD, sent)
+    assert got.load.ongoing == 3
+
+
+def test_every_operation_has_a_good_frame_here():
+    assert set(GOOD_REQUESTS) == set(Request)
+    assert set(GOOD_ANSWERS) == set(Answer)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        [1, 0, "m", None, None, None, None, None, 0, None],
+        [1, (1 << 63) - 1, "m", [], {}, -50, None, None, 3, {}],
+        [2, 1, MAX_SLOTS, 1, 1, 3, None, None],
+        [4, None, None],
+        [6, 1, []],
+    ],
+)
+def test_places_that_may_be_nil_or_at_their_bound_are_taken(frame):
+    assert frames.decode_request(request_of(frame)).frames == [frame]
+
+
+def test_a_load_tells_what_is_free_and_never_less_than_nothing():
+    assert Load(1, 2, 4).free == 1
+    assert Load(3, 2, 4).free == 0
+    assert not Load(0, 0, 4).draining
+    assert Load(0, 0, 4, LoadFlag.DRAINING).draining
+
+
+# -- each place wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_REQUESTS, WRONG_REQUESTS)))
+def test_a_wrong_place_of_a_request_is_refused(frame, place, values):
+    for value in values:
+        wrong = [*frame[:place], value, *frame[place + 1 :]]
+        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+            frames.decode_request(request_of(wrong))
+
+
+@pytest.mark.parametrize(("frame", "place", "values"), list(_cases(GOOD_ANSWERS, WRONG_ANSWERS)))
+def test_a_wrong_place_of_an_answer_is_refused(frame, place, values):
+    for value in values:
+        wrong = [*frame[:place], value, *frame[place + 1 :]]
+        with pytest.raises(MalformedMessage, match=f"frame {frame[0]}: "):
+            frames.decode_answer(answer_of(wrong))
+
+
+@pytest.mark.parametrize("frame", [*GOOD_REQUESTS.values()], ids=lambda frame: str(frame[0]))
+def test_a_request_with_a_place_too_many_or_too_few_is_refused(frame):
+    for wrong in (frame[:-1], [*frame, None]):
+        with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
+            frames.decode_request(request_of(wrong))
+
+
+@pytest.mark.parametrize("frame", [*GOOD_ANSWERS.values()], ids=lambda frame: str(frame[0]))
+def test_an_answer_with_a_place_too_many_or_too_few_is_refused(frame):
+    for wrong in (frame[:-1], [*frame, None]):
+        with pytest.raises(MalformedMessage, match=f"has {len(wrong)} places, not {len(frame)}"):
+            frames.decode_answer(answer_of(wrong))
+
+
+@pytest.mark.parametrize(
+    "frame", [None, 1, "x", {}, [], [0, 1], [99, 1], [True, 7], ["1", 7], [1.0, 7], [[], 7]], ids=str
+)
+def test_what_is_no_frame_or_of_no_known_operation_is_refused(frame):
+    with pytest.raises(MalformedMessage, match="frame|operation"):
+        frames.decode_request(request_of(frame))
+    with pytest.raises(MalformedMessage, match="frame|operation"):
+        frames.decode_answer(answer_of(frame))
+
+
+def test_one_wrong_frame_refuses_its_whole_envelope():
+    with pytest.raises(MalformedMessage):
+        frames.decode_request(codec.pack((WIRE_VERSION, 5, "router", [GOOD_REQUESTS[Request.CANCEL], [5, "x"]])))
+
+
+# -- the envelope -----------------------------------------------------------------------------------------------------
+
+ENVELOPES = [None, 1, "x", {}, [], [WIRE_VERSION, 5, "s"], [WIRE_VERSION, 5, "s", [], None]]
+
+
+@pytest.mark.parametrize("value", ENVELOPES, ids=str)
+def test_what_is_no_envelope_is_refused(value):
+    for decode in (frames.decode_request, frames.decode_answer):
+        with pytest.raises(MalformedMessage, match="array of four"):
+            decode(codec.pack(value))
+
+
+@pytest.mark.parametrize("version", [0, WIRE_VERSION + 1, "1", True, 1.0, None, [1]], ids=repr)
+def test_another_version_is_refused_with_what_to_do(version):
+    for third in ("s", LOAD):
+        for decode in (frames.decode_request, frames.decode_answer):
+            with pytest.raises(MalformedMessage, match="upgrade one side"):
+                decode(codec.pack((version, 5, third, [])))
+
+
+@pytest.mark.parametrize("epoch", [-1, None, "5", 5.0, True], ids=repr)
+def test_an_epoch_is_a_whole_number(epoch):
+    with pytest.raises(MalformedMessage, match="epoch"):
+        frames.decode_request(codec.pack((WIRE_VERSION, epoch, "s", [])))
+    with pytest.raises(MalformedMessage, match="epoch"):
+        frames.decode_answer(codec.pack((WIRE_VERSION, epoch, LOAD, [])))
+
+
+@pytest.mark.parametrize("sender", [None, 1, "", b"x", "x" * (MAX_TOKEN_CHARS + 1)], ids=repr)
+def test_a_sender_is_a_short_text(sender):
+    with pytest.raises(MalformedMessage, match="sender"):
+        frames.decode_request(codec.pack((WIRE_VERSION, 5, sender, [])))
+
+
+@pytest.mark.parametrize(
+    "load", [None, 1, [], [1, 2, 3], [1, 2, 3, 4, 5], [1, 2, -3, 0], [1, 2, True, 0], "abcd"], ids=repr
+)
+def test_a_load_is_four_whole_numbers(load):
+    with pytest.raises(MalformedMessage, match="load"):
+        frames.decode_answer(codec.pack((WIRE_VERSION, 5, load, [])))
+
+
+@pytest.mark.parametrize("value", [None, {}, "x", 1], ids=repr)
+def test_frames_are_an_array(value):
+    with pytest.raises(MalformedMessage, match="frames must be an array"):
+        frames.decode_request(codec.pack((WIRE_VERSION, 5, "s", value)))
+
+
+# -- hostile input ----------------------------------------------------------------------------------------------------
+
+DEEP = b"\x91" * 900 + b"\x90"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x94" + DEEP + b"\x05\xa1s\x90",
+        b"\x94\x01" + DEEP + b"\xa1s\x90",
+        b"\x94\x01\x05" + DEEP + b"\x90",
+        b"\x94\x01\x05\xa1s\x91" + DEEP,
+        b"\x94\x01\x05\xa1s\x91\x91" + DEEP,
+        b"\x94\x01\x05\xa1s\x91\x92\x05" + DEEP,
+    ],
+    ids=["version", "epoch", "sender", "frame", "operation", "place"],
+)
+def test_deep_nesting_where_something_flat_belongs_is_a_short_complaint(data):
+    for decode in (frames.decode_request, frames.decode_answer):
+        with pytest.raises(MalformedMessage) as caught:
+            decode(data)
+        assert len(str(caught.value)) < 200
+
+
+def test_a_complaint_about_a_large_value_is_short():
+    with pytest.raises(MalformedMessage) as caught:
+        frames.decode_request(request_of([5, ["x" * 1000] * 1000]))
+    assert len(str(caught.value)) < 200
+
+
+GOOD = frames.encode_request(5, "router", list(GOOD_REQUESTS.values()))
+GOOD_ANSWER = frames.encode_answer(5, LOAD, list(GOOD_ANSWERS.values()))
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(b"\x94\x01\x05\xa1s")
+def test_any_bytes_are_an_envelope_or_a_malformed_message(data):
+    for decode in (frames.decode_request, frames.decode_answer):
+        try:
+            decode(data)
+        except MalformedMessage:
+            pass
+
+
+@given(st.data())
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_flipped_bytes_never_get_past_the_checks(data):
+    for good, decode, places in (
+        (GOOD, frames.decode_request, GOOD_REQUESTS),
+        (GOOD_ANSWER, frames.decode_answer, GOOD_ANSWERS),
+    ):
+        mangled = bytearray(good)
+        for _ in range(data.draw(st.integers(1, 4))):
+            mangled[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
+        try:
+            got = decode(bytes(mangled))
+        except MalformedMessage:
+            continue
+        for frame in got.frames:
+            assert frame[0] in set(places)
+            assert len(frame) == len(places[frame[0]])
+
+
+json_like = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=15,
+)
+
+
+@given(st.integers(0, 9), st.lists(json_like, max_size=10))
+@settings(max_examples=repetitions(25, whole=settings().max_examples))
+def test_frames_of_any_shape_are_taken_or_refused_as_a_whole(operation, places):
+    data = msgpack.packb([WIRE_VERSION, 5, "s", [[operation, *places]]])
+    try:
+        got = frames.decode_request(data)
+    except MalformedMessage:
+        return
+    assert got.frames == [[operation, *places]]
+
+
+def test_one_message_asks_for_a_bounded_number_of_tasks():
+    most = list(range(MAX_CHECKED))
+    assert frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most)]))
+    with pytest.raises(MalformedMessage, match=f"{MAX_CHECKED + 1} task ids to CHECK: at most {MAX_CHECKED}"):
+        frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most), (Request.CHECK, 2, [1])]))

@@ -1,0 +1,265 @@
+"""What the dispatcher's tests share: a hub in memory, a router, and workers that do exactly what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from gangline.bus.memory.connection import MemoryBus
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import BucketSettings, KeyValue, Message
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.runtime.clock import Ambient
+from gangline.schemas.names import Names, WorkerId
+from gangline.schemas.records.workers import Heartbeat, MethodInfo, Registration
+from gangline.schemas.wire.frames import Answer, Frame, Load, LoadFlag, Reason, Request, decode_request, encode_answer
+
+Behaviour = Callable[["FakeWorker", Frame], Sequence[Frame] | None]
+
+METHODS = {
+    "echo": MethodInfo(),
+    "again": MethodInfo(idempotent=True),
+    "heavy": MethodInfo(slots=2),
+    "items": MethodInfo(streams=True),
+}
+
+
+def obedient(worker: FakeWorker, frame: Frame) -> Sequence[Frame] | None:
+    """Grants and runs everything at once; a task's result is `[worker's name, method]`."""
+    if frame[0] == Request.TASK:
+        return [(Answer.OK, frame[1], [worker.name, frame[2]])]
+    if frame[0] == Request.RESERVE:
+        return [worker.grant(frame)]
+    if frame[0] == Request.RENEW:
+        return [(Answer.RENEWED, frame[1], frame[3])]
+    return None
+
+
+def silent(worker: FakeWorker, frame: Frame) -> None:
+    """Hears everything and answers nothing."""
+
+
+def mute(*operations: Request) -> Any:
+    """Obedient, but deaf to some operations."""
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        return None if frame[0] in operations else obedient(worker, frame)
+
+    return behave
+
+
+def rejects(reason: Reason, times: int = 1_000_000) -> Any:
+    left = [times]
+
+    def behave(worker: FakeWorker, frame: Frame) -> Any:
+        if frame[0] in (Request.TASK, Request.RESERVE) and left[0] > 0:
+            left[0] -= 1
+            return [(Answer.REJECTED, frame[1], str(reason))]
+        return obedient(worker, frame)
+
+    return behave
+
+
+class FakeWorker:
+    """Speaks frames as scripted by `behave`; keeps what it heard."""
+
+    def __init__(self, rig: Rig, name: str, **facts: Any) -> None:
+        self.rig = rig
+        self.name = name
+        self.id = WorkerId(facts.pop("pool", "images"), name)
+        self.instance = facts.pop("instance", f"{name}-1")
+        self.epoch = facts.pop("epoch", 1)
+        self.slots = facts.pop("slots", 2)
+        self.methods = facts.pop("methods", METHODS)
+        self.facts = facts
+        self.behave: Behaviour = obedient
+        self.heard: list[Frame] = []
+        self.senders: list[str] = []
+        self.replies: list[str] = []
+        self.epochs: list[int] = []
+        self.messages = 0
+        self.load: Load | None = None
+        self.draining = False
+        self.models: tuple[str, ...] = ()
+        self.tokens = itertools.count(1)
+        self.bus: MemoryBus = rig.hub.connect(name)
+        self._beats: asyncio.Task[None] | None = None
+        self._subscription: Any = None
+        self._news = asyncio.Event()
+
+    # -- presence -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> FakeWorker:
+        await self.listen()
+        await self.register()
+        self._beats = asyncio.get_running_loop().create_task(self._beat_on())
+        return self
+
+    async def listen(self) -> None:
+        self._subscription = await self.bus.subscribe(self.rig.names.worker_operations(self.id), self._take)
+
+    async def register(self) -> None:
+        kv = self.rig.kv
+        record = Registration(
+            pool=self.id.pool,
+            worker=self.name,
+            epoch=self.epoch,
+            instance=self.instance,
+            state="draining" if self.draining else "serving",
+            slots=self.slots,
+            methods=self.methods,
+            models=self.models,
+            **self.facts,
+        )
+        await kv.put(self.rig.names.registration_key(self.id), record.model_dump_json().encode())
+        await self.beat()
+
+    async def beat(self) -> None:
+        load = self.current_load
+        beat = Heartbeat(
+            epoch=self.epoch,
+            instance=self.instance,
+            running=load.running,
+            reserved=load.reserved,
+            total=load.total,
+            draining=self.draining,
+            models=self.models,
+        )
+        await self.rig.kv.put(self.rig.names.alive_key(self.id), beat.model_dump_json().encode(), ttl_s=3)
+
+    async def _beat_on(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            await self.beat()
+
+    def stop_beating(self) -> None:
+        if self._beats is not None:
+            self._beats.cancel()
+            self._beats = None
+
+    async def die(self) -> None:
+        """As by SIGKILL: the subscription goes at once, the heartbeat key by and by."""
+        self.stop_beating()
+        await self._subscription.unsubscribe()
+
+    async def leave(self) -> None:
+        """As after a drain."""
+        await self.die()
+        await self.rig.kv.delete(self.rig.names.alive_key(self.id))
+        await self.rig.kv.delete(self.rig.names.registration_key(self.id))
+
+    # -- frames ---------------------------------------------------------------------------------------------------
+
+    @property
+    def current_load(self) -> Load:
+        return self.load or Load(0, 0, self.slots, LoadFlag.DRAINING if self.draining else 0)
+
+    def grant(self, frame: Frame) -> Frame:
+        return (Answer.GRANTED, frame[1], f"{self.name}-t{next(self.tokens)}", 7, frame[3])
+
+    def heard_of(self, operation: Request) -> list[Frame]:
+        return [frame for frame in self.heard if frame[0] == operation]
+
+    async def hears(self, operation: Request, count: int = 1) -> list[Frame]:
+        """Wait until so many frames of a kind have come."""
+        async with asyncio.timeout(60):
+            while len(found := self.heard_of(operation)) < count:
+                self._news.clear()
+                await self._news.wait()
+        return found
+
+    def answer(self, *frames: Frame, reply: str | None = None) -> None:
+        self.bus.publish(reply or self.replies[-1], encode_answer(self.epoch, self.current_load, list(frames)))
+
+    def _take(self, message: Message) -> None:
+        envelope = decode_request(message.data)
+        self.messages += 1
+        self.epochs.append(envelope.epoch)
+        self.senders.append(envelope.sender)
+        if message.reply:
+            self.replies.append(message.reply)
+        answers: list[Frame] = []
+        for frame in envelope.frames:
+            self.heard.append(frame)
+            answers.extend(self.behave(self, frame) or ())
+        self._news.set()
+        if answers:
+            self.answer(*answers, reply=message.reply)
+
+
+class Rig:
+    """A hub, a ledger, a client; `worker()` adds workers."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.hub = MemoryHub()
+        self.names = Names("test")
+        self.kv: KeyValue = None  # type: ignore[assignment]
+        self.settings = RouterSettings(**{"node": "", "zone": "", **settings})
+        self.workers: list[FakeWorker] = []
+        self.bus = self.hub.connect("client")
+        # The same draws every time: tests that count shares would fail by chance now and then.
+        ambient = Ambient(random=random.Random(7))
+        self.client = Client(self.bus, names=self.names, settings=self.settings, ambient=ambient)
+
+    async def start(self) -> None:
+        self.kv = await self.hub.connect("operator").bucket(self.names.ledger_bucket, BucketSettings())
+        await self.client.start()
+
+    async def stop(self) -> None:
+        await self.client.close()
+        for worker in self.workers:
+            worker.stop_beating()
+        await asyncio.sleep(0)
+
+    async def worker(self, name: str = "w1", behave: Behaviour | None = None, **facts: Any) -> FakeWorker:
+        worker = FakeWorker(self, name, **facts)
+        if behave is not None:
+            worker.behave = behave
+        self.workers.append(worker)
+        return await worker.start()
+
+    @property
+    def router(self) -> Any:
+        return self.client.router
+
+    def balanced(self, pool: str = "images") -> None:
+        """Assert that the router's books are as at rest."""
+        core = self.router.pools[pool].core
+        core.check()
+        assert core.placed == 0 and core.waiting == 0, core
+        assert all(worker.own == 0 for worker in core.view.workers.values()), core.view.workers
+        assert self.router.metrics.statistics()["reserved_slots"] == 0
+        assert self.router.metrics.statistics()["queue_size"] == 0
+        assert self.router.statistics()["holds"] == 0
+
+
+def on_rig(
+    **settings: Any,
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[[], Coroutine[Any, Any, None]]]:
+    """Give a test a running Rig as its first argument."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def run() -> None:
+            rig = Rig(**settings)
+            await rig.start()
+            try:
+                await test(rig)
+            finally:
+                await rig.stop()
+
+        functools.update_wrapper(run, test)
+        del run.__wrapped__  # type: ignore[attr-defined]  # pytest would take `rig` for a fixture
+        return run
+
+    return decorate
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything that is ready happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)

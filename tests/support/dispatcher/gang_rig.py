@@ -1,0 +1,191 @@
+"""A whole system in memory for the tests of gangs: a coordinator, workers, an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import BucketSettings
+from gangline.coordinator.service import Coordinator
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.routing.settings import RouterSettings
+from gangline.schemas.names import Names
+from gangline.worker.context.task_context import current_task
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+
+async def until(condition: Callable[[], object], limit_s: float = 100.0) -> None:
+    """Wait for something that nobody signals; virtual time, so it costs nothing."""
+    for _ in range(int(limit_s / 0.01)):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it never came")
+
+
+class Probe:
+    """What tasks of the pool did, and what they are told to do."""
+
+    def __init__(self) -> None:
+        self.started: list[tuple[int, int]] = []
+        """Generation and rank of each start of `wait`."""
+        self.stopped: list[tuple[int, int]] = []
+        self.go = asyncio.Event()
+
+
+def pool_of(probe: Probe, name: str = "train", slots: int = 2) -> Pool:
+    pool = Pool(name, slots=slots)
+
+    @pool.task
+    async def who(word: str = "") -> list[Any]:
+        gang = current_task().gang
+        return [gang.rank, gang.world_size, gang.generation, word]
+
+    @pool.task
+    async def wait(rank: int | None = None) -> str:
+        gang = current_task().gang
+        probe.started.append((gang.generation, gang.rank))
+        try:
+            if rank is None or gang.rank == rank:
+                await probe.go.wait()
+        finally:
+            probe.stopped.append((gang.generation, gang.rank))
+        return f"{gang.generation}.{gang.rank}"
+
+    @pool.task
+    async def fail_on(rank: int) -> int:
+        gang = current_task().gang
+        if gang.rank == rank:
+            raise ValueError(f"rank {rank} has no luck")
+        await asyncio.sleep(1000)
+        return rank
+
+    @pool.task
+    async def gather(value: Any) -> list[Any]:
+        gang = current_task().gang
+        await gang.barrier()
+        return await gang.all_gather([gang.rank, value])
+
+    @pool.task(idempotent=True)
+    async def slow(seconds: float) -> list[Any]:
+        gang = current_task().gang
+        probe.started.append((gang.generation, gang.rank))
+        await asyncio.sleep(seconds)
+        return [gang.id, gang.rank]
+
+    @pool.task
+    async def once(seconds: float) -> list[Any]:
+        gang = current_task().gang
+        probe.started.append((gang.generation, gang.rank))
+        await asyncio.sleep(seconds)
+        return [gang.id, gang.rank]
+
+    @pool.task
+    async def count(to: int) -> Any:
+        for number in range(to):
+            yield [current_task().gang.rank, number]
+
+    return pool
+
+
+class GangRig:
+    """Made and entered by `on_gang_rig`."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.hub = MemoryHub()
+        self.names = Names("test")
+        self.probe = Probe()
+        self.workers: dict[str, Worker] = {}
+        self.buses: dict[str, Any] = {}
+        self.coordinator: Coordinator | None = None
+        self.bus = self.hub.connect("client")
+        self.client = Client(
+            self.bus, names=self.names, settings=RouterSettings(**{"node": "", "zone": "", **settings})
+        )
+
+    async def start(self) -> None:
+        await self.start_coordinator()
+        await self.client.start()
+
+    async def start_coordinator(self, name: str = "coordinator") -> Coordinator:
+        bus = self.hub.connect(name)
+        self.buses[name] = bus
+        self.coordinator = Coordinator(bus=bus, names=self.names)
+        await self.coordinator.start()
+        await self.coordinator.wait_leading()
+        return self.coordinator
+
+    async def worker(self, name: str, pool: Pool | None = None, **settings: Any) -> Worker:
+        pool = pool or pool_of(self.probe)
+        bus = self.hub.connect(name)
+        self.buses[name] = bus
+        worker = Worker(pool, bus=bus, names=self.names, settings=WorkerSettings(id=name, **settings))
+        await worker.start()
+        self.workers[name] = worker
+        coordinator = self.coordinator
+        if coordinator is not None:
+            await until(lambda: coordinator.statistics().workers == len(self.workers))
+        return worker
+
+    async def declare(self, name: str, **fields: Any) -> None:
+        """Write a standing set as `nats kv put` would; none of `fields`: delete it."""
+        bucket = await self.bus.bucket(self.names.ledger_bucket, BucketSettings())
+        if fields:
+            await bucket.put(self.names.gangset_key(name), json.dumps(fields).encode())
+        else:
+            await bucket.delete(self.names.gangset_key(name))
+
+    def gangs(self, name: str) -> list[str]:
+        """Gangs of a set that the client may send to."""
+        routed = self.client.router.sets._sets.get(name)
+        if routed is None:
+            return []
+        return [worker.id.worker for worker in routed.pool.core.view.workers.values() if worker.eligible]
+
+    def cut(self, name: str) -> None:
+        """That process is gone from everybody's sight, as by SIGKILL."""
+        self.hub.kill(self.buses[name])
+
+    async def stop(self) -> None:
+        await self.client.close()
+        for worker in self.workers.values():
+            await worker.stop()
+        if self.coordinator is not None:
+            await self.coordinator.stop()
+        for bus in self.buses.values():
+            await bus.close()
+
+    def free(self, name: str) -> int:
+        return self.workers[name].core.load.free
+
+
+def on_gang_rig(
+    *workers: str, **settings: Any
+) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., Coroutine[Any, Any, None]]]:
+    """Give a test a running GangRig with these workers (of 2 slots each) as its first argument, before parameters."""
+
+    def decorate(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+        async def run(**parameters: Any) -> None:
+            rig = GangRig(**settings)
+            await rig.start()
+            try:
+                for name in workers:
+                    await rig.worker(name)
+                await test(rig, **parameters)
+            finally:
+                await rig.stop()
+
+        functools.update_wrapper(run, test)
+        # pytest would take `rig` for a fixture.
+        others = list(inspect.signature(test).parameters.values())[1:]
+        run.__signature__ = inspect.Signature(others)  # type: ignore[attr-defined]
+        return run
+
+    return decorate

@@ -1,0 +1,223 @@
+"""A client, and beside it whoever plays the dispatcher by hand: on a server in memory, and on a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.nats_bus import connect as connect_jetstream
+from gangline.bus.port.bus import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
+from gangline.bus.rpc.listening import listen
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.client.client import Client
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
+from gangline.runtime.clock import Ambient
+from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.errors.tasks import UnknownJob
+from gangline.schemas.names import JobFeed, Names, QueueOperation
+from gangline.schemas.records.jobs import (
+    CancelReply,
+    JobEvent,
+    JobInfo,
+    JobItem,
+    JobProgress,
+    JobState,
+    QueueStats,
+    ResultRecord,
+    WhyReply,
+)
+from gangline.schemas.wire import codec, headers
+
+from ...waiting import PATIENCE_S
+
+STORAGE = TaskStorage()
+
+
+class JobsRig:
+    """What a test of the client's side has. The dispatcher's side is done by hand."""
+
+    def __init__(
+        self, names: Names, client: Client, bus: Bus, hub: MemoryHub | None, ambient: Ambient | None = None
+    ) -> None:
+        self.names = names
+        self.client = client
+        self.bus = bus
+        """The dispatcher's connection."""
+        self.hub = hub
+        """None: a real server, in real time."""
+        self.wall = (ambient or Ambient()).wall
+        """Unix time, as client and server have it."""
+        self.streams = TaskStreams(bus, names, STORAGE)
+
+    async def tasks(self) -> Stream:
+        return await self.streams.tasks()
+
+    async def results(self) -> KeyValue:
+        return await self.streams.results()
+
+    async def stored(self, endpoint: str = "images") -> list[StreamMessage]:
+        """Tasks in the stream."""
+        tasks, found, place = await self.tasks(), [], 1
+        while (message := await tasks.next(self.names.tasks_of(endpoint), place)) is not None:
+            found.append(message)
+            place = message.sequence + 1
+        return found
+
+    async def arrivals(self, count: int, endpoint: str = "images") -> list[StreamMessage]:
+        """Wait until so many tasks have come, and leave them where they are."""
+        came: list[StreamMessage] = []
+        enough = asyncio.Event()
+
+        def take(message: StreamMessage) -> None:
+            came.append(message)
+            if len(came) >= count:
+                enough.set()
+
+        settings = ConsumerSettings(filter=self.names.tasks_of(endpoint))
+        consumer = await (await self.tasks()).consume("arrivals", settings, take)
+        consumer.pull(count)
+        async with asyncio.timeout(PATIENCE_S):
+            await enough.wait()
+        await consumer.close(delete=True)
+        return came
+
+    async def end(self, job: str, *, revision: int | None = 0, **fields: Any) -> None:
+        """Write how a job ended."""
+        given = {"endpoint": "images", "method": "echo", "state": JobState.DONE, "attempts": 1, **fields}
+        value = ResultRecord(job=job, **given).model_dump_json().encode()
+        await (await self.results()).put(self.names.result_key(job), value, revision=revision)
+
+    async def tell(self, told: JobEvent | JobProgress | JobItem) -> None:
+        """Publish into a job's feed."""
+        kinds = {JobEvent: JobFeed.STATE, JobProgress: JobFeed.PROGRESS, JobItem: JobFeed.ITEM}
+        subject = self.names.job(told.job, kinds[type(told)])
+        await (await self.streams.jobs()).publish(subject, told.model_dump_json().encode())
+
+    async def bury(self, job: str, *, body: bytes = b"{}", **fields: str) -> None:
+        """Publish a dead letter."""
+        given = {
+            headers.JOB: job,
+            headers.SUBJECT: self.names.task("images", "echo"),
+            headers.DEAD_REASON: "failed",
+            headers.DEAD_ERROR: '{"code": "task_failed", "message": "no such file", "details": {"type": "OSError"}}',
+            headers.DEAD_AT: "2030-01-31T12:00:00Z",
+            headers.ATTEMPTS: "5",
+            **{name.replace("_", "-"): value for name, value in fields.items()},
+        }
+        await (await self.streams.dead()).publish(self.names.dead("images", "echo"), body, headers=given)
+
+    async def take_queue(self, endpoint: str = "images") -> FakeDispatcher:
+        """Play the dispatcher that has an endpoint's queue."""
+        played = FakeDispatcher(self, endpoint)
+        await played.start()
+        return played
+
+
+class FakeDispatcher:
+    """Answers for one queue from what the test put into it."""
+
+    def __init__(self, rig: JobsRig, endpoint: str) -> None:
+        self.rig = rig
+        self.endpoint = endpoint
+        self.jobs: dict[str, JobInfo] = {}
+        self.cancelled: list[str] = []
+        self.asked: list[str] = []
+        self.messages: list[StreamMessage] = []
+        self.deaf = 0
+        """So many questions get no answer."""
+
+    async def start(self) -> None:
+        await listen(self.rig.bus, self.rig.names.both(self.rig.names.queue(self.endpoint)), self._answer)
+        settings = ConsumerSettings(filter=self.rig.names.tasks_of(self.endpoint))
+        consumer = await (await self.rig.tasks()).consume(f"q-{self.endpoint}", settings, self.messages.append)
+        consumer.pull(100)
+        await self.rig.bus.flush()
+
+    def _answer(self, message: Message) -> None:
+        operation = message.subject.rpartition(".")[2]
+        self.asked.append(operation)
+        if self.deaf:
+            self.deaf -= 1
+            return
+        if operation == QueueOperation.STATS:
+            self._reply(message, self._stats())
+            return
+        job = codec.from_json(message.data)["job"]
+        info = self.jobs.get(job)
+        if info is None:
+            error = UnknownJob(f"no {job}")
+            told = {headers.ERROR: error.message, headers.ERROR_CODE: str(error.status)}
+            self.rig.bus.publish(message.reply, codec.to_json(error.to_wire()), headers=told)
+        elif operation == QueueOperation.GET:
+            self._reply(message, info)
+        elif operation == QueueOperation.WHY:
+            self._reply(message, WhyReply(job=info, position=3))
+        else:
+            self.cancelled.append(job)
+            self._reply(message, CancelReply(cancelled=True, state=JobState.CANCELLED))
+
+    def _reply(self, message: Message, reply: JobInfo | WhyReply | CancelReply | QueueStats) -> None:
+        self.rig.bus.publish(message.reply, reply.model_dump_json().encode())
+
+    def _stats(self) -> QueueStats:
+        return QueueStats(
+            endpoint=self.endpoint,
+            dispatcher="d1",
+            depth=7,
+            seen=7,
+            running=2,
+            waiting=1,
+            blocked=1,
+            credit=1,
+            leased=3,
+            oldest_s=4.0,
+        )
+
+
+Body = Callable[..., Awaitable[None]]
+
+
+def on_both_buses(body: Body) -> Callable[..., Any]:
+    """Run a test on a server in memory (on virtual time), and on a real one."""
+
+    async def run(kind: str, request: pytest.FixtureRequest) -> None:
+        names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Ambient()
+        if kind == "memory":
+            loop = asyncio.get_running_loop()
+            ambient = Ambient(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
+            hub = MemoryHub(ambient=ambient)
+            ours, its = hub.connect("client"), hub.connect("dispatcher")
+        else:
+            how = ConnectionSettings.from_url(request.getfixturevalue("nats_url"))
+            ours = await connect_jetstream(how, name="client")
+            its = await connect_jetstream(how, name="dispatcher")
+        client = Client(ours, names=names, tasks=STORAGE, ambient=ambient, owns_bus=True)
+        try:
+            async with client, asyncio.timeout(3 * PATIENCE_S if kind == "server" else None):
+                more = {name: request.getfixturevalue(name) for name in list(signature(body).parameters)[1:]}
+                await body(JobsRig(names, client, its, hub, ambient), **more)
+        finally:
+            await its.close()
+
+    @pytest.mark.parametrize("kind", ["memory", pytest.param("server", marks=pytest.mark.server)])
+    @functools.wraps(body, assigned=("__name__", "__doc__", "__module__", "__qualname__"))
+    async def test(kind: str, request: pytest.FixtureRequest) -> None:
+        await run(kind, request)
+
+    del test.__wrapped__  # pytest would read the body's arguments
+    return test
+
+
+def failing(error: GanglineError) -> Callable[..., Any]:
+    """A method that raises, in place of one of the bus."""
+
+    async def fail(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    return fail

@@ -1,0 +1,318 @@
+"""Dispatchers and workers as processes of a virtual loop, over a server in memory: each may be killed or frozen at any
+moment, and another started. Tasks note each start and end, so that what was started twice is seen."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+import gangline
+from gangline.bus.memory.connection import MemoryBus
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import NoResponders, RequestTimeout, StreamMessage
+from gangline.dispatcher.durable.service import Dispatcher
+from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
+from gangline.runtime.clock import Ambient
+from gangline.schemas.names import Names, QueueOperation
+from gangline.schemas.records.jobs import ResultRecord
+from gangline.schemas.wire import headers
+from gangline.testing.loop import VirtualLoop
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+WALL = 1_700_000_000.0
+
+
+class Node:
+    """One process: `main` until it is killed or ends."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        self.site = site
+        self.name = name
+        self.bus: MemoryBus = site.hub.connect(name)
+        self.task: asyncio.Task[None] | None = None
+
+    def run(self, main: Awaitable[None]) -> None:
+        async def body() -> None:
+            await main
+
+        self.task = self.site.loop.spawn(self.name, body(), name=f"main of {self.name}")
+
+    def kill(self) -> None:
+        """As SIGKILL does: whatever it would do in this very turn has no effect either."""
+        self.site.loop.crash(self.name)
+        self.site.hub.kill(self.bus)
+
+    def freeze(self) -> None:
+        self.site.loop.freeze(self.name)
+
+    def thaw(self) -> None:
+        self.site.loop.thaw(self.name)
+
+
+class DispatcherNode(Node):
+    dispatcher: Dispatcher
+
+
+class WorkerNode(Node):
+    worker: Worker
+
+
+class Site:
+    """See the module. `async with` stops in order all that still lives."""
+
+    def __init__(self, *, pool: str = "work", seed: int = 1, **settings: Any) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.loop = loop
+        self.names = Names("site")
+        self.hub = MemoryHub(ambient=self.ambient("hub", seed))
+        self.settings = DispatcherSettings(**{"node": "n", "backoff_s": 0.5, **settings})
+        self.pool = pool
+        self.seed = seed
+        self.starts: list[tuple[str, int, str, float]] = []
+        """Job, attempt, worker, time."""
+        self.fences: dict[str, list[int]] = {}
+        """By job, in the order of starts."""
+        self.ends: list[tuple[str, int, str, float]] = []
+        self.dispatchers: list[DispatcherNode] = []
+        self.workers: list[WorkerNode] = []
+        self._numbers = itertools.count(1)
+        self.own = self.hub.connect("test")
+        self.streams = TaskStreams(self.own, self.names, TaskStorage())
+
+    def ambient(self, name: str, seed: int) -> Ambient:
+        chance = random.Random(f"{name} {seed}")
+        tokens = itertools.count(1)
+        return Ambient(
+            wall=lambda: WALL + self.loop.time(),
+            random=chance,
+            token=lambda: f"{name}-{next(tokens)}-{chance.getrandbits(32):08x}",
+        )
+
+    # -- processes ------------------------------------------------------------------------------------------------
+
+    def dispatcher(self, **settings: Any) -> DispatcherNode:
+        """Start another dispatcher."""
+        node = DispatcherNode(self, f"d{next(self._numbers)}")
+        chosen = DispatcherSettings(**{**self._dict(), **settings})
+        node.dispatcher = Dispatcher(
+            node.bus,
+            names=self.names,
+            settings=chosen,
+            tasks=TaskStorage(),
+            ambient=self.ambient(node.name, self.seed),
+        )
+
+        async def main() -> None:
+            await node.dispatcher.start()
+            await node.dispatcher.wait_closed()
+
+        node.run(main())
+        self.dispatchers.append(node)
+        return node
+
+    def _dict(self) -> dict[str, Any]:
+        return {name: getattr(self.settings, name) for name in DispatcherSettings.__dataclass_fields__}
+
+    def worker(self, slots: int = 2, *, pool: str | None = None) -> WorkerNode:
+        """Start another worker."""
+        name = f"w{next(self._numbers)}"
+        node = WorkerNode(self, name)
+        node.worker = Worker(
+            self._tasks(pool or self.pool, name, slots),
+            bus=node.bus,
+            names=self.names,
+            settings=WorkerSettings(id=name, node="n", send_tracebacks=False),
+            ambient=self.ambient(name, self.seed),
+        )
+
+        async def main() -> None:
+            await node.worker.start()
+            await node.worker.wait_closed()
+
+        node.run(main())
+        self.workers.append(node)
+        return node
+
+    def _tasks(self, name: str, worker: str, slots: int) -> Pool:
+        pool = Pool(name, slots=slots)
+
+        def begin() -> gangline.TaskContext:
+            task = gangline.current_task()
+            assert task.job is not None
+            self.starts.append((task.job, task.attempt, worker, self.loop.time()))
+            self.fences.setdefault(task.job, []).append(task.fence)
+            return task
+
+        def end(task: gangline.TaskContext) -> None:
+            assert task.job is not None
+            self.ends.append((task.job, task.attempt, worker, self.loop.time()))
+
+        @pool.task(idempotent=True)
+        async def square(x: int, seconds: float = 0.0) -> int:
+            task = begin()
+            await asyncio.sleep(seconds)
+            end(task)
+            return x * x
+
+        @pool.task(idempotent=True)
+        async def fail(times: int) -> str:
+            task = begin()
+            await asyncio.sleep(0.01)
+            end(task)
+            if task.attempt <= times:
+                raise ValueError(f"attempt {task.attempt}")
+            return "at last"
+
+        @pool.task(idempotent=True)
+        async def items(count: int, pause_s: float = 0.0) -> AsyncIterator[int]:
+            task = begin()
+            for number in range(count):
+                await asyncio.sleep(pause_s)
+                yield number
+            end(task)
+
+        @pool.task
+        async def root(x: float) -> float:
+            """For calls."""
+            return float(x**0.5)
+
+        @pool.task(idempotent=True)
+        async def large(size: int) -> str:
+            task = begin()
+            end(task)
+            return "x" * size
+
+        return pool
+
+    # -- clients --------------------------------------------------------------------------------------------------
+
+    async def submit(self, method: str, body: Any = None, *, endpoint: str | None = None, **given: str) -> str:
+        """Publish a task; its id."""
+        stream = await self.streams.tasks()
+        data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+        named = {name.replace("_", "-"): value for name, value in given.items()}
+        subject = self.names.task(endpoint or self.pool, method)
+        published = await stream.publish(subject, data, headers=named or None)
+        return named.get("Gangline-Job", str(published.sequence))
+
+    async def cancel(self, job: str) -> bool:
+        """Whether some dispatcher took the wish."""
+        subject = self.names.queue(self.pool, QueueOperation.CANCEL)
+        try:
+            answer = await self.own.request(subject, json.dumps({"job": job}).encode(), timeout_s=1.0)
+        except (NoResponders, RequestTimeout):
+            return False
+        return not (answer.headers and headers.ERROR in answer.headers)
+
+    async def result(self, job: str) -> ResultRecord | None:
+        results = await self.streams.results()
+        entry = await results.get(self.names.result_key(job))
+        return None if entry is None else ResultRecord.model_validate_json(entry.value)
+
+    async def ended(self, job: str, within_s: float = 60.0) -> ResultRecord:
+        """Wait for a job's end."""
+        found: list[ResultRecord] = []
+
+        async def look() -> bool:
+            record = await self.result(job)
+            found.extend([] if record is None else [record])
+            return bool(found)
+
+        await self.eventually(look, within_s)
+        return found[0]
+
+    async def empty(self, within_s: float = 60.0) -> None:
+        """Wait until the stream of tasks is."""
+        stream = await self.streams.tasks()
+
+        async def look() -> bool:
+            return (await stream.state()).messages == 0
+
+        await self.eventually(look, within_s)
+
+    async def dead(self) -> list[StreamMessage]:
+        stream, found, sequence = await self.streams.dead(), [], 1
+        while (message := await stream.next(self.names.all_dead, sequence)) is not None:
+            found.append(message)
+            sequence = message.sequence + 1
+        return found
+
+    async def tries(self) -> list[str]:
+        """Keys of tries that are noted."""
+        return [entry.key for entry in await (await self.streams.results()).entries(self.names.tries_of())]
+
+    async def eventually(self, check: Callable[[], bool | Awaitable[bool]], within_s: float = 60.0) -> None:
+        """Wait until something is so."""
+        async with asyncio.timeout(within_s):
+            while True:
+                so = check()
+                if so if isinstance(so, bool) else await so:
+                    return
+                await asyncio.sleep(0.02)
+
+    # -- what is checked ------------------------------------------------------------------------------------------
+
+    def twice(self) -> list[tuple[str, int]]:
+        """Tries that were started more than once."""
+        counted = Counter((job, attempt) for job, attempt, _, _ in self.starts)
+        return [try_ for try_, count in counted.items() if count > 1]
+
+    def attempts(self, job: str) -> list[int]:
+        return [attempt for each, attempt, _, _ in self.starts if each == job]
+
+    def holder(self) -> DispatcherNode:
+        """The dispatcher that has the queue of the pool; one that is frozen may believe the same."""
+        nodes = [node for node in self.living() if self.pool in node.dispatcher.queues]
+        return max(nodes, key=lambda node: node.dispatcher.queues[self.pool].since)
+
+    def living(self) -> list[DispatcherNode]:
+        return [node for node in self.dispatchers if not self.loop.crashed(node.name)]
+
+    async def taken(self, within_s: float = 60.0) -> DispatcherNode:
+        """Wait until some dispatcher has the queue, and starts tasks."""
+        await self.eventually(
+            lambda: any(
+                self.pool in node.dispatcher.queues and node.dispatcher.queues[self.pool].core.open
+                for node in self.living()
+            ),
+            within_s,
+        )
+        return self.holder()
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Site:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.living():
+            node.thaw()
+            await self.loop.spawn(node.name, node.dispatcher.stop(), name="stop")
+        for worker in self.workers:
+            if not self.loop.crashed(worker.name):
+                worker.thaw()
+                await self.loop.spawn(worker.name, worker.worker.stop(), name="stop")
+        for node in (*self.dispatchers, *self.workers):
+            if not self.loop.crashed(node.name):
+                if node.task is not None:
+                    await node.task
+                await node.bus.close()
+        await self.own.close()
+
+
+def simulate(story: Coroutine[Any, Any, None]) -> None:
+    """Run a story on a loop of its own, where killed processes may leave behind what they had."""
+    loop = VirtualLoop(limit_s=86_400.0)
+    try:
+        loop.run_until_complete(loop.create_task(story, name="story"))
+    finally:
+        loop.close()

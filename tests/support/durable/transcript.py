@@ -1,0 +1,78 @@
+"""Events and effects as lines that can be read and compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gangline.dispatcher.durable.core import effects as do
+from gangline.dispatcher.durable.core import events as on
+
+
+def said_event(event: Any) -> str:
+    return f"{event.now - 1000.0:8.3f}  {_event(event)}"
+
+
+def _event(event: Any) -> str:
+    match event:
+        case on.Arrived():
+            task = event.submission
+            words = [f"#{event.seq} arrives: {task.job}"]
+            words += [f"key {task.key}"] if task.key else []
+            words += ["ordered"] if task.ordered else []
+            words += [f"priority {task.priority}"] if task.priority else []
+            words += [f"after {event.attempts} attempts"] if event.attempts else []
+            words += ["may have ended"] if event.look else []
+            return ", ".join(words)
+        case on.Malformed():
+            return f"#{event.seq} arrives malformed: {event.error}"
+        case on.Looked():
+            return f"#{event.seq} {'has ended before' if event.finished else 'has no result yet'}"
+        case on.Credit():
+            return f"credit in {event.pool}: {' + '.join(map(str, event.free)) or 'none'}"
+        case on.Ended():
+            result = "done" if event.error is None else f"{type(event.error).__name__}: {event.error}"
+            return f"#{event.seq} attempt {event.attempt} ended: {result}"
+        case on.Adopted():
+            return f"{event.worker} has {event.job}, attempt {event.attempt}"
+        case on.Cancel():
+            return f"cancel {event.job}"
+        case on.PoolSeen():
+            return f"pool {event.pool}: {event.workers} workers, the largest has {event.largest} slots"
+        case on.Routed():
+            rules = event.route.queue.model_dump(exclude_defaults=True)
+            return f"route: {event.route.pools('e')} {rules or ''}".rstrip()
+        case _:
+            seq = getattr(event, "seq", None)
+            return type(event).__name__.lower() if seq is None else f"#{seq} {type(event).__name__.lower()}"
+
+
+def said_effect(effect: do.Effect) -> str:
+    return f"          -> {_effect(effect)}"
+
+
+def _effect(effect: do.Effect) -> str:
+    match effect:
+        case do.Pull():
+            return f"pull {effect.count}"
+        case do.Want():
+            return f"want {effect.slots} slots in {effect.pool}, {effect.largest} for the next"
+        case do.Start():
+            return f"start #{effect.seq} {effect.job}, attempt {effect.attempt}, in {effect.pool}"
+        case do.Attach():
+            return f"attach #{effect.seq} {effect.job}, attempt {effect.attempt}, to {effect.worker}"
+        case do.Stop():
+            return f"stop #{effect.seq}: {effect.why.value}"
+        case do.Note():
+            return f"note #{effect.seq}: {effect.attempts} failed, next at {effect.not_before - 1000.0:.3f}"
+        case do.Mark():
+            return f"mark #{effect.seq} as cancelled"
+        case do.Store():
+            return f"store #{effect.seq}: {effect.state.value}"
+        case do.Bury():
+            return f"bury #{effect.seq}: {effect.reason.value} after {effect.attempts} attempts"
+        case do.Tell():
+            return f"tell {effect.job}: {effect.state.value}"
+        case do.Wake():
+            return "no timer" if effect.at is None else f"timer at {effect.at - 1000.0:.3f}"
+        case do.Look() | do.Schedule() | do.Ack():
+            return f"{type(effect).__name__.lower()} #{effect.seq}"

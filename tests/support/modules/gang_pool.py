@@ -1,0 +1,50 @@
+"""Tasks of gangs, for real worker processes: `gangline worker tests/support/modules/gang_pool.py:pool`."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+from gangline import Pool, current_task
+
+pool = Pool("train", slots=2)
+
+WORD = re.compile(r"[A-Za-z]+")
+
+
+def words_of(paths: list[str]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for path in paths:
+        found.update(WORD.findall(Path(path).read_text(errors="replace").lower()))
+    return found
+
+
+@pool.task
+def count_words(paths: list[str]) -> dict[str, int]:
+    """Each rank counts its share of the files, and every rank has the sum."""
+    gang = current_task().gang
+    mine = words_of(paths[gang.rank :: gang.world_size])
+    total: Counter[str] = Counter()
+    for share in gang.all_gather_blocking(dict(mine)):
+        total.update(share)
+    return dict(total) if gang.rank == 0 else {"": sum(total.values())}
+
+
+@pool.task
+async def where() -> list[int]:
+    gang = current_task().gang
+    return [gang.rank, gang.generation, os.getpid()]
+
+
+@pool.task
+def wait_for(path: str) -> list[int]:
+    """Until the file is there. Another tells that it has begun: `<path>.<generation>.<rank>`."""
+    task = current_task()
+    Path(f"{path}.{task.gang.generation}.{task.gang.rank}").touch()
+    while not Path(path).exists():
+        task.check_cancelled()
+        time.sleep(0.01)
+    return [task.gang.rank, task.gang.generation, os.getpid()]

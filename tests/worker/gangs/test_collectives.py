@@ -1,0 +1,206 @@
+"""Members that talk over a bus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import ConnectionEvent
+from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge
+from gangline.schemas.errors.gangs import GangEnded, StaleGeneration
+from gangline.schemas.names import Names
+from gangline.worker.gangs.collectives import LINGER_S, GangTalk, GangTalks
+
+NAMES = Names("test")
+
+
+@contextlib.asynccontextmanager
+async def members(size: int, hub: MemoryHub | None = None, *, generation: int = 1) -> AsyncIterator[list[GangTalks]]:
+    hub = hub or MemoryHub()
+    buses = [hub.connect(f"m{rank}") for rank in range(size)]
+    made = [
+        GangTalks(bus, NAMES, gang="g", generation=generation, rank=rank, size=size) for rank, bus in enumerate(buses)
+    ]
+    try:
+        yield made
+    finally:
+        for talks in made:
+            await talks.close()
+        for bus in buses:
+            await bus.close()
+
+
+def sessions(made: list[GangTalks], run: int = 1) -> list[GangTalk]:
+    return [talks.session(run) for talks in made]
+
+
+async def on_all(talks: list[GangTalk], what: Any) -> list[Any]:
+    return await asyncio.gather(*(what(talk) for talk in talks))
+
+
+async def test_members_gather_broadcast_and_meet():
+    async with members(4) as made:
+        talks = sessions(made)
+        gathered = await on_all(talks, lambda talk: talk.all_gather({"rank": talk.rank}))
+        assert gathered == [[{"rank": rank} for rank in range(4)]] * 4
+        told = await on_all(talks, lambda talk: talk.broadcast(f"from {talk.rank}", root=2))
+        assert told == ["from 2"] * 4
+        assert await on_all(talks, GangTalk.barrier) == [None] * 4
+
+
+async def test_nobody_leaves_a_barrier_before_the_last_has_come():
+    async with members(3) as made:
+        talks = sessions(made)
+        first = [asyncio.ensure_future(talk.barrier()) for talk in talks[1:]]
+        await asyncio.sleep(5)
+        assert not any(task.done() for task in first)
+        await talks[0].barrier()
+        await asyncio.gather(*first)
+
+
+async def test_a_gang_of_one_needs_no_bus():
+    hub = MemoryHub()
+    async with members(1, hub) as made:
+        [talk] = sessions(made)
+        hub.stop()
+        assert await talk.all_gather(7) == [7]
+        assert await talk.broadcast("x") == "x"
+        await talk.barrier()
+
+
+async def test_large_values_travel_in_parts():
+    async with members(3) as made:
+        values = [bytes([rank]) * 2_000_000 for rank in range(3)]
+        gathered = await on_all(sessions(made), lambda talk: talk.all_gather(values[talk.rank]))
+        assert gathered == [values] * 3
+
+
+async def test_runs_of_one_generation_and_generations_do_not_hear_each_other():
+    hub = MemoryHub()
+    async with members(2, hub) as old, members(2, hub, generation=2) as new:
+        stuck = asyncio.ensure_future(sessions(old, run=1)[1].all_gather("half-way"))
+        await asyncio.sleep(1)
+        assert await on_all(sessions(old, run=2), lambda talk: talk.all_gather(talk.rank)) == [[0, 1]] * 2
+        assert await on_all(sessions(new, run=1), lambda talk: talk.all_gather(talk.rank)) == [[0, 1]] * 2
+        assert not stuck.done()
+        stuck.cancel()
+        await asyncio.wait([stuck])
+
+
+async def test_a_teardown_ends_every_wait_at_once_and_every_later_call():
+    async with members(2) as made:
+        talk = made[1].session(1)
+        waiting = asyncio.ensure_future(talk.barrier())
+        await asyncio.sleep(1)
+        began_at = asyncio.get_running_loop().time()
+        made[1].end(GangEnded("gang g has ended: released"))
+        with pytest.raises(GangEnded, match="released"):
+            await waiting
+        assert asyncio.get_running_loop().time() == began_at
+        with pytest.raises(GangEnded):
+            await talk.all_gather(1)
+        with pytest.raises(GangEnded):
+            await made[1].session(2).barrier()
+
+
+async def test_the_first_end_counts():
+    async with members(2) as made:
+        made[0].end(StaleGeneration("gang g is in generation 2"))
+        made[0].end(GangEnded("later"))
+        with pytest.raises(StaleGeneration):
+            await made[0].session(1).barrier()
+
+
+async def test_what_was_lost_with_the_connection_is_asked_for_when_it_is_back():
+    hub = MemoryHub()
+    async with members(3, hub) as made:
+        talks = sessions(made)
+        await on_all(talks, GangTalk.barrier)
+        bus = talks[2]._bus
+        waiting = asyncio.ensure_future(talks[2].all_gather(2))
+        await asyncio.sleep(0)
+        hub.disconnect(bus)
+        others = [asyncio.ensure_future(talk.all_gather(talk.rank)) for talk in talks[:2]]
+        back = asyncio.Event()
+        bus.on_connection(lambda event: back.set() if event is ConnectionEvent.RECONNECTED else None)
+        hub.reconnect(bus)
+        await back.wait()
+        assert await waiting == [0, 1, 2]
+        assert await asyncio.gather(*others) == [[0, 1, 2]] * 2
+
+
+async def test_a_cancelled_call_can_be_made_again():
+    async with members(2) as made:
+        talks = sessions(made)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await talks[1].all_gather("b")
+        other = asyncio.ensure_future(talks[0].all_gather("a"))
+        await asyncio.sleep(1)  # it is over at both ends by now
+        assert await talks[1].all_gather("b") == ["a", "b"]
+        assert await other == ["a", "b"]
+
+
+async def test_two_calls_at_once_of_one_member_are_refused():
+    async with members(2) as made:
+        talk = made[0].session(1)
+        first = asyncio.ensure_future(talk.barrier())
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="one collective call at a time"):
+            await talk.barrier()
+        await asyncio.gather(first, made[1].session(1).barrier())
+
+
+async def test_members_that_make_different_calls_are_told_so_and_so_is_everybody():
+    async with members(3) as made:
+        talks = sessions(made)
+        calls = [talks[0].barrier(), talks[1].barrier(), talks[2].all_gather(1)]
+        errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(error, InvalidRequest) for error in errors)
+        assert len({str(error) for error in errors}) == 1
+        assert "rank 2 called all_gather()" in str(errors[0]) or "rank 2 called" in str(errors[0])
+
+
+async def test_values_without_a_form_on_the_wire_or_too_large_are_refused_at_once():
+    async with members(2) as made:
+        talk = made[0].session(1)
+        with pytest.raises(InvalidRequest):
+            await talk.all_gather(object())
+        with pytest.raises(PayloadTooLarge):
+            await talk.broadcast(bytes(5 * 1024 * 1024))
+        both = sessions(made)
+        assert await on_all(both, lambda talk: talk.all_gather(talk.rank)) == [[0, 1]] * 2
+
+
+async def test_the_hub_still_answers_for_a_while_after_its_task_has_ended():
+    hub = MemoryHub()
+    async with members(2, hub) as made:
+        talks = sessions(made)
+        await on_all(talks, GangTalk.barrier)
+        hub.partition(talks[1]._bus)
+        slow = asyncio.ensure_future(talks[1].all_gather("b"))
+        quick = asyncio.ensure_future(talks[0].all_gather("a"))
+        await asyncio.sleep(1)
+        hub.heal(talks[1]._bus)
+        await quick
+        made[0].task_ended(1)
+        assert await slow == ["a", "b"]
+        assert made[0].session(1) is talks[0]
+        await asyncio.sleep(LINGER_S + 1)
+        assert made[0].session(1) is not talks[0]
+        with pytest.raises(ClosedError):
+            await talks[0].barrier()
+
+
+async def test_run_zero_stays_as_long_as_the_member():
+    async with members(1) as made:
+        talk = made[0].session()
+        made[0].task_ended(0)
+        await asyncio.sleep(10 * LINGER_S)
+        assert made[0].session() is talk
+        await talk.barrier()

@@ -1,0 +1,209 @@
+"""Gangs of a worker on a real nats-server: commits that are fenced by the registration, children, threads, crashes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import pytest
+
+from gangline.bus.nats_bus import connect
+from gangline.bus.port.bus import Conflict
+from gangline.bus.settings.connection import ConnectionSettings
+from gangline.schemas.names import Names
+from gangline.schemas.wire.frames import Answer
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from ...scale import repetitions
+from ...support.worker.gang_rig import Leader
+from ...support.worker.rig import Hand, task
+from ...waiting import until
+
+pytestmark = pytest.mark.server
+
+OK, ERROR = Answer.OK, Answer.ERROR
+MODULES = str(Path(__file__).resolve().parents[2] / "support" / "modules")
+
+
+@pytest.fixture
+def samples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(MODULES)
+    import gang_samples  # type: ignore[import-not-found]
+
+    return cast(ModuleType, gang_samples)
+
+
+class Real:
+    """One worker, and connections to a real server."""
+
+    def __init__(self, url: str, namespace: str, samples: ModuleType, stack: contextlib.AsyncExitStack) -> None:
+        self.url = url
+        self.names = Names(namespace)
+        self.samples = samples
+        self.stack = stack
+
+    async def connect(self, name: str) -> Any:
+        bus = await connect(ConnectionSettings.from_url(self.url), name=name)
+        self.stack.push_async_callback(bus.close)
+        return bus
+
+    async def start(self) -> None:
+        self.worker = Worker(
+            self.samples.pool,
+            bus=await self.connect("worker"),
+            names=self.names,
+            settings=WorkerSettings(id="w1", freeze_after_s=20.0),
+        )
+        self.stack.push_async_callback(self.worker.stop)
+        await self.worker.start()
+        self.hand = await Hand(await self.connect("router"), self.worker).listen()
+        self.leader = await Leader(self).listen()
+        self.leader.hold_s = 60.0
+
+    @property
+    def load(self) -> tuple[int, int]:
+        self.worker.core.check()
+        return self.worker.core.load.running, self.worker.core.load.reserved
+
+    async def until_load(self, running: int, reserved: int) -> None:
+        await until(lambda: self.load == (running, reserved))
+
+
+@contextlib.asynccontextmanager
+async def real(url: str, namespace: str, samples: ModuleType) -> AsyncIterator[Real]:
+    async with contextlib.AsyncExitStack() as stack:
+        rig = Real(url, namespace, samples, stack)
+        await rig.start()
+        yield rig
+
+
+async def test_a_gang_from_hold_to_teardown(nats_url: str, namespace: str, samples: ModuleType):
+    async with real(nats_url, namespace, samples) as rig:
+        seats = await rig.leader.gang(ranks=3)
+        for seat in seats:
+            rig.hand.send(task(seat.rank, "gather", [seat.rank], token=seat.token, meta={"run": 1}))
+        for seat in seats:
+            assert (await rig.hand.answer(seat.rank))[::2] == [OK, [0, 1, 2]]
+        assert (await rig.leader.teardown())["stopped"]
+        assert rig.load == (0, 0)
+
+
+async def test_a_hold_that_timed_out_fences_its_commit(nats_url: str, namespace: str, samples: ModuleType):
+    """The registration is written anew before the member record is read: no commit can slip in between."""
+    async with real(nats_url, namespace, samples) as rig:
+        held = await rig.leader.hold(hold_s=0.3)
+        await rig.until_load(0, 0)
+        with pytest.raises(Conflict):
+            await rig.leader.commit(rig.leader.seats(held), held)
+
+
+async def test_commits_that_race_the_time_of_their_hold_are_kept_or_refused(
+    nats_url: str, namespace: str, samples: ModuleType
+):
+    """Either the batch is refused and the slots are free, or it is in the ledger and the member has formed."""
+    async with real(nats_url, namespace, samples) as rig:
+        outcomes = set()
+        rounds = repetitions(6, whole=20)
+        for number in range(rounds):
+            gang = f"g{number}"
+            held = await rig.leader.hold(gang, hold_s=0.05)
+            await asyncio.sleep(0.04 + 0.02 * number / rounds)
+            try:
+                await rig.leader.commit(rig.leader.seats(held), held, gang)
+            except Conflict:
+                await rig.until_load(0, 0)
+                assert await rig.leader.ping(**{gang: 1}) == {gang: 1}
+                outcomes.add("refused")
+            else:
+                await until(lambda gang=gang: gang in rig.worker.core.gangs.members)  # type: ignore[misc]
+                assert rig.load == (0, 1)
+                assert (await rig.leader.teardown(gang))["stopped"]
+                outcomes.add("granted")
+        assert outcomes, "nothing was tried"
+
+
+async def test_threads_and_their_own_loops_make_collective_calls(nats_url: str, namespace: str, samples: ModuleType):
+    async with real(nats_url, namespace, samples) as rig:
+        seats = await rig.leader.gang(ranks=2)
+        for run, method in enumerate(("gather_in_thread", "gather_in_own_loop"), start=1):
+            for seat in seats:
+                sent = task(run * 10 + seat.rank, method, [seat.rank + 5], token=seat.token, meta={"run": run})
+                rig.hand.send(sent)
+            for seat in seats:
+                assert (await rig.hand.answer(run * 10 + seat.rank))[::2] == [OK, [5, [5, 6]]]
+
+
+async def test_child_processes_make_collective_calls(nats_url: str, namespace: str, samples: ModuleType):
+    async with real(nats_url, namespace, samples) as rig:
+        seats = await rig.leader.gang(ranks=2)
+        for seat in seats:
+            rig.hand.send(task(seat.rank, "gather_in_child", [seat.rank + 5], token=seat.token, meta={"run": 1}))
+        for seat in seats:
+            answer = await rig.hand.answer(seat.rank)
+            assert answer[::2] == [OK, [seat.rank, ["10.0.0.1", 4000], 6, [5, 6]]]
+        for seat in seats:
+            sent = task(10 + seat.rank, "gather_in_child_async", [seat.rank], token=seat.token, meta={"run": 2})
+            rig.hand.send(sent)
+        for seat in seats:
+            assert (await rig.hand.answer(10 + seat.rank))[::2] == [OK, [0, [0, 1]]]
+
+
+async def test_a_collective_call_outside_a_gang_fails_in_a_child_too(
+    nats_url: str, namespace: str, samples: ModuleType
+):
+    async with real(nats_url, namespace, samples) as rig:
+        answer = await rig.hand.ask(*task(1, "meet_in_child"))
+        assert answer[0] == ERROR and "does not run in a gang" in answer[3]
+
+
+async def test_a_child_may_declare_its_member_failed(nats_url: str, namespace: str, samples: ModuleType):
+    async with real(nats_url, namespace, samples) as rig:
+        (seat,) = await rig.leader.gang()
+        rig.hand.send(task(1, "fail_in_child", token=seat.token))
+        report = await rig.leader.report()
+        assert (report["cause"], report["detail"]) == ("failed", "no memory in the child")
+
+
+async def test_a_child_that_dies_fails_its_member(nats_url: str, namespace: str, samples: ModuleType):
+    async with real(nats_url, namespace, samples) as rig:
+        _, seat = await rig.leader.gang(ranks=2)
+        answer = await rig.hand.ask(*task(1, "die", token=seat.token))
+        assert answer[2] == "task_crashed"
+        report = await rig.leader.report()
+        assert (report["rank"], report["cause"]) == (1, "crashed") and "SIGKILL" in report["detail"]
+
+
+async def test_a_teardown_kills_what_hangs_in_a_child_and_is_no_failure(
+    nats_url: str, namespace: str, samples: ModuleType
+):
+    async with real(nats_url, namespace, samples) as rig:
+        (seat,) = await rig.leader.gang()
+        rig.hand.send(task(1, "hang", token=seat.token))
+        await rig.until_load(1, 0)
+        assert (await rig.leader.teardown())["stopped"]
+        assert rig.load == (0, 0) and rig.leader.reports == []
+
+
+async def test_code_in_a_thread_keeps_its_slot_and_its_teardown_waits_for_it(
+    nats_url: str, namespace: str, samples: ModuleType
+):
+    async with real(nats_url, namespace, samples) as rig:
+        (seat,) = await rig.leader.gang()
+        samples.let_go.clear()
+        try:
+            rig.hand.send(task(1, "dawdle", token=seat.token))
+            await rig.until_load(1, 0)
+            stopping = asyncio.ensure_future(rig.leader.teardown(grace_s=0.2))
+            assert (await rig.hand.answer(1))[2] == "task_cancelled"
+            await asyncio.sleep(0.4)
+            assert rig.load == (1, 0) and not stopping.done()
+            assert (await rig.leader.hold("next", ranks=4))["reason"] == "full"
+        finally:
+            samples.let_go.set()
+        assert (await stopping)["stopped"]
+        assert rig.load == (0, 0)

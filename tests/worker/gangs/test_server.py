@@ -1,0 +1,670 @@
+"""The gang operations of a worker, asked by hand on the in-memory bus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.schemas.public_id import public_id
+from gangline.schemas.wire.codec import Format
+from gangline.schemas.wire.frames import Answer, ReserveFlag
+from gangline.worker.context.task_context import current_task
+from gangline.worker.pool.pool import Pool
+from gangline.worker.service import Worker
+from gangline.worker.settings import WorkerSettings
+
+from ...support.worker.gang_rig import Leader, load_of
+from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
+
+OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+
+
+@on_rig(slots=4)
+async def test_a_gang_from_hold_to_teardown(rig: Rig):
+    leader = await Leader(rig).listen()
+    held = await leader.hold(ranks=2)
+    assert held["accepted"] and len(held["tokens"]) == 2 and held["port"] > 0
+    assert held["reg_revision"] > 0 and held["epoch"] == rig.worker.core.epoch
+    assert load_of(rig) == (0, 2)
+    seats = leader.seats(held)
+    await leader.commit(seats, held)
+    assert (await rig.hand.ask(*task(1, token=seats[0].token)))[:1] == [REJECTED], "nothing starts before the commit"
+    assert await leader.form(seats) == {"formed": True, "reason": None, "starting": False}
+    assert (await rig.hand.ask(*task(2, args=["hello"], token=seats[0].token)))[::2] == [OK, "hello"]
+    assert load_of(rig) == (0, 2), "a seat is not used up"
+    assert not rig.keys("lease."), "the member record is the seats' own"
+    assert await leader.ping(g=1, other=3) == {"other": 3}
+    answer = await leader.teardown()
+    assert answer["stopped"] and answer["load"]["reserved"] == 0
+    assert load_of(rig) == (0, 0)
+    late = await rig.hand.ask(*task(3, token=seats[0].token))
+    assert late[0] == ERROR and late[2] == "gang_ended"
+    assert await leader.ping(g=1) == {"g": 1}
+    assert rig.events("hold", "form", "grant", "teardown", "release", "stopped") == [
+        "hold", "grant", "grant", "form", "release", "release", "teardown", "stopped",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("fmt", list(Format), ids=str)
+@on_rig()
+async def test_requests_are_json_or_msgpack(rig: Rig, fmt):
+    seats = [{"rank": 0, "slots": 1}]
+    body = {"gang": "g", "generation": 1, "attempt": 1, "hold_s": 2.0, "seats": seats}
+    held, _ = await rig.hand.request("hold", body, fmt)
+    again, _ = await rig.hand.request("hold", body, fmt)
+    assert held["accepted"] and again["tokens"] == held["tokens"] and again["port"] == held["port"]
+    unheld, _ = await rig.hand.request("unhold", {"gang": "g", "generation": 1, "attempt": 1}, fmt)
+    assert unheld["released"] and load_of(rig) == (0, 0)
+    kept, _ = await rig.hand.request("keep", {"gang": "g", "slots": 5, "keep_s": 1.0}, fmt)
+    assert kept["kept"] == 2
+    pinged, _ = await rig.hand.request("ping", {"gangs": {"g": 1}}, fmt)
+    assert pinged == {"missing": {"g": 1}, "starting": {}}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "says"),
+    [
+        ("hold", {"gang": "g", "generation": 1, "attempt": 1, "hold_s": 2.0, "seats": []}, "at least one"),
+        (
+            "hold",
+            {"gang": "g", "generation": 1, "attempt": 1, "hold_s": 2.0, "seats": [{"rank": 0, "slots": 1}] * 2},
+            "once",
+        ),
+        ("hold", {"gang": "g"}, "generation"),
+        ("teardown", {"gang": "a.b", "generation": 1, "reason": "", "grace_s": 1}, "gang"),
+        ("form", [], "list"),
+        ("ping", None, "gangs"),
+    ],
+)
+@on_rig()
+async def test_malformed_requests_say_what_is_wrong(rig: Rig, operation, body, says):
+    answer, headers = await rig.hand.request(operation, body)
+    assert answer["code"] == "invalid_request" and says in answer["message"]
+    assert headers["Nats-Service-Error-Code"] == "400"
+    assert load_of(rig) == (0, 0)
+
+
+@on_rig(slots=2)
+async def test_a_refused_hold_says_why(rig: Rig):
+    leader = await Leader(rig).listen()
+    assert (await leader.hold(ranks=3))["reason"] == "too_large"
+    await leader.hold("other", ranks=2)
+    refused = await leader.hold(ranks=1)
+    assert not refused["accepted"] and refused["reason"] == "full" and refused["load"]["free"] == 0
+
+
+@on_rig(slots=4)
+async def test_a_teardown_is_answered_when_the_last_task_has_stopped(rig: Rig):
+    leader = await Leader(rig).listen()
+    seats = await leader.gang(ranks=2)
+    rig.hand.send(task(1, "wait", token=seats[0].token), task(2, "wait", token=seats[1].token))
+    await rig.hand.quiet()
+    assert load_of(rig) == (2, 0)
+    assert (await leader.teardown(reason="member 1 died"))["stopped"]
+    assert load_of(rig) == (0, 0)
+    answer = await rig.hand.answer(1)
+    assert answer[0] == ERROR and answer[2] == "task_cancelled" and "member 1 died" in answer[3]
+
+
+class Own:
+    """A worker of a pool that a test declares, beside the rig's own."""
+
+    def __init__(self, rig: Rig, pool: Pool, **settings: Any) -> None:
+        self.rig = rig
+        bus = rig.connect("own")
+        self.worker = Worker(
+            pool,
+            bus=bus,
+            names=rig.names,
+            settings=WorkerSettings(**{"id": "own", **settings}),
+            journal=rig.journal.append,
+        )
+
+    async def __aenter__(self) -> Own:
+        await self.worker.start()
+        self.leader = await Leader(self.rig, self.worker).listen()
+        self.hand = await Hand(self.rig.connect("router2"), self.worker, "hand2").listen()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.worker.stop()
+
+
+def stubborn_pool() -> tuple[Pool, list[str]]:
+    pool, seen = Pool("images", slots=4), []
+
+    @pool.task
+    async def stubborn() -> str:
+        for number in range(2):
+            try:
+                await asyncio.sleep(1000)
+            except asyncio.CancelledError:
+                seen.append(f"cancelled {number}")
+        return "gave in"
+
+    return pool, seen
+
+
+@on_rig()
+async def test_who_swallows_the_first_cancellation_is_told_again_when_the_grace_is_over(rig: Rig):
+    pool, seen = stubborn_pool()
+    async with Own(rig, pool) as own:
+        seats = await own.leader.gang()
+        own.hand.send(task(1, "stubborn", token=seats[0].token))
+        await own.hand.quiet()
+        began = asyncio.get_running_loop().time()
+        first = asyncio.ensure_future(own.leader.teardown(grace_s=1.5))
+        await asyncio.sleep(1.0)
+        assert seen == ["cancelled 0"] and not first.done()
+        again = asyncio.ensure_future(own.leader.teardown(grace_s=1.5))
+        assert (await first)["stopped"] and (await again)["stopped"], "a request that came again is answered too"
+        assert seen == ["cancelled 0", "cancelled 1"]
+        assert asyncio.get_running_loop().time() - began == pytest.approx(1.5, abs=0.1)
+
+
+@on_rig(slots=3)
+async def test_survivors_run_on_while_another_rank_is_replaced(rig: Rig):
+    leader = await Leader(rig).listen()
+    first, second = await leader.gang(ranks=2)
+    rig.hand.send(task(1, "wait", token=first.token), task(2, "wait", token=second.token))
+    await rig.hand.quiet()
+    assert (await leader.teardown(only=[second.token]))["stopped"]
+    assert (await rig.hand.answer(2))[2] == "task_cancelled"
+    held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
+    seats = [first, *leader.seats(held, [{"rank": 1, "slots": 1}])]
+    assert (await leader.form(seats, generation=2, fence=99))["formed"]
+    assert await leader.ping(g=2) == {}
+    rig.gates.open.set()
+    assert (await rig.hand.answer(1))[0] == OK
+    assert load_of(rig) == (0, 2)
+
+
+# -- what tasks see ----------------------------------------------------------------------------------------------------
+
+
+def seeing_pool(seen: list[Any]) -> Pool:
+    pool = Pool("images", slots=4)
+
+    @pool.task
+    async def look() -> dict[str, Any]:
+        gang = current_task().gang
+        seen.append(gang)
+        return {
+            "id": gang.id,
+            "generation": gang.generation,
+            "rank": gang.rank,
+            "world_size": gang.world_size,
+            "workers": [member.worker for member in gang.members],
+            "address": gang.me.address,
+            "rendezvous": gang.rendezvous,
+            "fence": gang.fence,
+            "task_fence": current_task().fence,
+            "run": gang.run,
+        }
+
+    @pool.task
+    async def gather(value: int) -> list[int]:
+        await current_task().gang.barrier()
+        return await current_task().gang.all_gather(value)
+
+    @pool.task
+    async def meet() -> None:
+        await current_task().gang.barrier()
+
+    @pool.task
+    async def stay() -> int:
+        while True:
+            await asyncio.sleep(0.1)
+            gang = current_task().gang
+            if gang.latest.generation > gang.generation:
+                return gang.latest.generation
+
+    @pool.task
+    async def give_up() -> None:
+        current_task().gang.fail("out of memory")
+        await asyncio.sleep(1000)
+
+    @pool.task
+    async def alone() -> bool:
+        return current_task().in_gang
+
+    @pool.task
+    async def raises() -> None:
+        raise ValueError("bad input")
+
+    return pool
+
+
+@on_rig()
+async def test_a_task_knows_its_gang(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        seats = await own.leader.gang(ranks=2, fence=123)
+        answer = await own.hand.ask(*task(1, "look", token=seats[1].token, meta={"run": 7}))
+        assert answer[2] == {
+            "id": "g",
+            "generation": 1,
+            "rank": 1,
+            "world_size": 2,
+            "workers": ["images.own", "images.own"],
+            "address": "10.0.0.1",
+            "rendezvous": ["10.0.0.1", 4000],
+            "fence": 123,
+            "task_fence": 123,
+            "run": 7,
+        }
+        body = {"token": seats[0].token, "method": "look"}
+        plain, _ = await own.leader.hand.request("dispatch", body)
+        assert plain["rank"] == 0 and plain["run"] == 0
+        assert (await own.hand.ask(*task(2, "alone")))[2] is False
+        outside = await own.hand.ask(*task(3, "look"))
+        assert outside[0] == ERROR and "does not run in a gang" in outside[3]
+
+
+@on_rig()
+async def test_members_meet_and_gather(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        seats = await own.leader.gang(ranks=3)
+        for seat in seats:
+            own.hand.send(task(seat.rank, "gather", [seat.rank * 10], token=seat.token, meta={"run": 1}))
+        for seat in seats:
+            assert (await own.hand.answer(seat.rank))[::2] == [OK, [0, 10, 20]]
+
+
+@on_rig()
+async def test_who_waits_for_the_others_is_woken_by_a_teardown(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        first, _ = await own.leader.gang(ranks=2)
+        own.hand.send(task(1, "meet", token=first.token))
+        await own.hand.quiet(0.1)
+        assert (await own.leader.teardown())["stopped"]
+        assert (await own.hand.answer(1))[2] == "task_cancelled"
+
+
+@on_rig()
+async def test_a_survivor_sees_the_new_generation_and_old_collective_calls_fail(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        leader = own.leader
+        first, second = await leader.gang(ranks=2)
+        own.hand.send(task(1, "stay", token=first.token))
+        await own.hand.quiet()
+        assert (await leader.teardown(only=[second.token]))["stopped"]
+        held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
+        assert (await leader.form([first, *leader.seats(held, [{"rank": 1, "slots": 1}])], generation=2))["formed"]
+        assert (await own.hand.answer(1))[::2] == [OK, 2]
+
+
+@on_rig()
+async def test_a_collective_call_of_an_earlier_generation_fails_at_once(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        leader = own.leader
+        first, second = await leader.gang(ranks=2)
+        own.hand.send(task(1, "meet", token=first.token))
+        await own.hand.quiet()
+        assert (await leader.teardown(only=[second.token]))["stopped"]
+        held = await leader.hold(seats=[{"rank": 1, "slots": 1}], generation=2)
+        await leader.form([first, *leader.seats(held, [{"rank": 1, "slots": 1}])], generation=2)
+        answer = await own.hand.answer(1)
+        assert answer[0] == ERROR and "generation, 2" in answer[3], answer
+
+
+# -- failures that are reported ----------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_member_may_declare_itself_failed(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        (seat,) = await own.leader.gang()
+        own.hand.send(task(1, "give_up", token=seat.token))
+        report = await own.leader.report()
+        assert report == {"gang": "g", "generation": 1, "rank": 0, "cause": "failed", "detail": "out of memory"}
+        assert (await own.leader.teardown())["stopped"]
+
+
+@on_rig()
+async def test_a_task_that_raises_is_its_callers_business(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        (seat,) = await own.leader.gang()
+        assert (await own.hand.ask(*task(1, "raises", token=seat.token)))[2] == "task_failed"
+        await asyncio.sleep(5.0)
+        assert own.leader.reports == []
+        assert (await own.hand.ask(*task(2, "alone", token=seat.token)))[2] is True
+
+
+@on_rig()
+async def test_a_report_is_sent_until_somebody_leads(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        (seat,) = await own.leader.gang()
+        own.leader.deaf = True
+        own.hand.send(task(1, "give_up", token=seat.token))
+        await asyncio.sleep(7.0)
+        own.leader.deaf = False
+        assert (await own.leader.report())["cause"] == "failed"
+        await asyncio.sleep(10.0)
+        assert len(own.leader.reports) == 1
+
+
+@on_rig(freeze_after_s=1.0)
+async def test_a_new_epoch_ends_members_and_reports_them_and_their_tasks_run_on(rig: Rig):
+    leader = await Leader(rig).listen()
+    seats = await leader.gang()
+    old = await leader.hold("other")
+    rig.hand.send(task(1, "wait", token=seats[0].token))
+    await rig.hand.quiet()
+    rig.worker._desk.new_epoch("frozen")  # type: ignore[union-attr]
+    report = await leader.report()
+    assert (report["cause"], report["rank"]) == ("failed", 0) and "epoch" in report["detail"]
+    assert load_of(rig) == (1, 0), "the task runs on and is counted; the hold is gone"
+    assert await leader.ping(g=1) == {"g": 1}
+    refused = await leader.form(leader.seats(old), "other")
+    assert not refused["formed"] and "epoch" in refused["reason"]
+    assert (await leader.teardown())["stopped"]
+    assert load_of(rig) == (0, 0)
+    assert (await rig.hand.answer(1))[2] == "task_cancelled"
+
+
+@on_rig(drain_grace_s=5.0)
+async def test_a_drain_honours_gangs_until_its_grace_ends_and_reports_who_is_left(rig: Rig):
+    leader = await Leader(rig).listen()
+    (seat,) = await leader.gang()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    draining = asyncio.ensure_future(rig.worker.drain())
+    await asyncio.sleep(4.0)
+    assert (await rig.hand.ask(*task(1, token=seat.token)))[0] == OK
+    assert not (await leader.hold("late"))["accepted"]
+    report = await leader.report()
+    assert (report["cause"], report["rank"]) == ("drained", 0)
+    await draining
+    assert loop.time() - began < 8.0
+    assert load_of(rig) == (0, 0)
+
+
+@on_rig(drain_grace_s=60.0)
+async def test_a_drain_ends_when_its_gangs_were_moved(rig: Rig):
+    leader = await Leader(rig).listen()
+    await leader.gang()
+    draining = asyncio.ensure_future(rig.worker.drain())
+    await asyncio.sleep(1.0)
+    assert rig.value("reg.images.w1")["state"] == "draining"
+    assert (await leader.teardown())["stopped"]
+    async with asyncio.timeout(3.0):
+        await draining
+    assert leader.reports == []
+
+
+@on_rig()
+async def test_a_worker_that_stops_at_once_says_so(rig: Rig):
+    leader = await Leader(rig).listen()
+    await leader.gang(ranks=2)
+    await rig.worker.stop()
+    assert [(report["cause"], report["rank"]) for report in leader.reports] == [("left", 0), ("left", 1)]
+    assert load_of(rig) == (0, 0)
+
+
+@on_rig()
+async def test_a_report_that_a_leaving_leader_turns_away_is_sent_again(rig: Rig):
+    async with Own(rig, seeing_pool([])) as own:
+        (seat,) = await own.leader.gang()
+        own.leader.turns_away = 2
+        own.hand.send(task(1, "give_up", token=seat.token))
+        await asyncio.sleep(5.0)
+        assert [report["rank"] for report in own.leader.reports] == [0, 0, 0], "twice in vain, and once taken"
+
+
+# -- hooks -------------------------------------------------------------------------------------------------------------
+
+
+def hooked_pool(log: list[str], gate: asyncio.Event, *, fails: bool = False) -> Pool:
+    pool = Pool("images", slots=4)
+
+    @pool.gang_start
+    async def start(gang: Any) -> None:
+        log.append(f"start {gang.rank} of {gang.world_size}")
+        await gate.wait()
+        if fails:
+            raise RuntimeError("no GPU")
+
+    @pool.gang_stop
+    async def stop(gang: Any) -> None:
+        log.append(f"stop {gang.rank}")
+        await asyncio.sleep(0.5)
+        log.append(f"stopped {gang.rank}")
+
+    @pool.task
+    async def work() -> str:
+        log.append("work")
+        try:
+            await asyncio.sleep(1.0)
+        finally:
+            await asyncio.sleep(0.2)
+            log.append("worked")
+        return "done"
+
+    return pool
+
+
+@on_rig()
+async def test_tasks_wait_for_the_start_of_their_member(rig: Rig):
+    log: list[str] = []
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool(log, gate)) as own:
+        (seat,) = await own.leader.gang()
+        own.hand.send(task(1, "work", token=seat.token))
+        await own.hand.quiet(0.5)
+        assert log == ["start 0 of 1"]
+        gate.set()
+        assert (await own.hand.answer(1))[::2] == [OK, "done"]
+        own.hand.send(task(2, "work", token=seat.token))
+        await own.hand.quiet(0.1)
+        assert (await own.leader.teardown())["stopped"]
+        assert log == ["start 0 of 1", "work", "worked", "work", "worked", "stop 0", "stopped 0"]
+        assert own.worker.core.load[:2] == (0, 0)
+
+
+@on_rig()
+async def test_a_start_that_fails_is_reported_and_its_tasks_fail_without_having_started(rig: Rig):
+    log: list[str] = []
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool(log, gate, fails=True)) as own:
+        (seat,) = await own.leader.gang()
+        own.hand.send(task(1, "work", token=seat.token))
+        gate.set()
+        report = await own.leader.report()
+        assert (report["cause"], report["detail"]) == ("failed_at_start", "RuntimeError: no GPU")
+        answer = await own.hand.answer(1)
+        assert answer[2] == "gang_failed" and answer[5] is False
+        assert (await own.hand.ask(*task(2, "work", token=seat.token)))[2] == "gang_failed"
+        assert (await own.leader.teardown())["stopped"]
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"]
+        assert own.worker.core.load[:2] == (0, 0)
+
+
+@on_rig()
+async def test_a_member_is_reported_as_started_when_its_start_hooks_have_ended(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        leader = own.leader
+        held = await leader.hold(ranks=2)
+        seats = leader.seats(held)
+        await leader.commit(seats, held)
+        assert (await leader.ask("ping", gangs={"g": 1})) == {"missing": {}, "starting": {"g": 1}}, "held only"
+        assert (await leader.form(seats))["starting"] is True
+        await asyncio.sleep(5.0)
+        assert leader.started == [] and (await leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert sorted((report["generation"], report["rank"]) for report in leader.started) == [(1, 0), (1, 1)]
+        assert (await leader.form(seats))["starting"] is False
+        assert (await leader.ask("ping", gangs={"g": 1}))["starting"] == {}
+        assert leader.reports == []
+
+
+@on_rig()
+async def test_that_a_member_has_started_is_reported_until_somebody_leads(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        await own.leader.gang()
+        own.leader.deaf = True
+        gate.set()
+        await asyncio.sleep(10.0)
+        own.leader.deaf = False
+        await asyncio.sleep(4.0)
+        assert [report["rank"] for report in own.leader.started] == [0]
+
+
+@on_rig()
+async def test_start_hooks_that_do_not_end_in_time_are_cancelled_and_the_member_has_failed(rig: Rig):
+    log: list[str] = []
+    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
+        (seat,) = await own.leader.gang(start_timeout_s=3.0)
+        own.hand.send(task(1, "work", token=seat.token))
+        await asyncio.sleep(2.9)
+        assert own.leader.reports == []
+        report = await own.leader.report()
+        assert report["cause"] == "failed_at_start" and "start_timeout_s (3 s)" in report["detail"]
+        answer = await own.hand.answer(1)
+        assert answer[2] == "gang_failed" and answer[5] is False
+        assert (await own.leader.ask("ping", gangs={"g": 1}))["starting"] == {"g": 1}
+        assert (await own.leader.teardown())["stopped"]
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.started == []
+
+
+@on_rig()
+async def test_a_start_hook_that_ignores_that_its_time_is_over_does_not_make_its_member_start(rig: Rig):
+    pool, log = Pool("images", slots=4), []
+
+    @pool.gang_start
+    async def stubborn(gang: Any) -> None:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            log.append("ignored")
+
+    @pool.gang_start
+    async def second(gang: Any) -> None:
+        log.append("second")
+
+    async with Own(rig, pool) as own:
+        await own.leader.gang(start_timeout_s=2.0)
+        assert (await own.leader.report())["cause"] == "failed_at_start"
+        await asyncio.sleep(5.0)
+        assert log == ["ignored"] and own.leader.started == [] and len(own.leader.reports) == 1
+
+
+@on_rig()
+async def test_the_time_for_a_start_is_not_counted_on_once_it_has_ended(rig: Rig):
+    gate = asyncio.Event()
+    gate.set()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        await own.leader.gang(start_timeout_s=1.0)
+        await asyncio.sleep(5.0)
+        assert own.leader.reports == [] and len(own.leader.started) == 1
+
+
+@on_rig()
+async def test_a_member_that_stayed_while_it_started_is_reported_in_its_new_generation(rig: Rig):
+    gate = asyncio.Event()
+    async with Own(rig, hooked_pool([], gate)) as own:
+        leader = own.leader
+        seats = await leader.gang()
+        assert (await leader.form(seats, generation=2))["starting"] is True
+        gate.set()
+        await asyncio.sleep(1.0)
+        assert [(report["generation"], report["rank"]) for report in leader.started] == [(2, 0)]
+
+
+@on_rig()
+async def test_a_teardown_during_the_start_ends_it(rig: Rig):
+    log: list[str] = []
+    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
+        (seat,) = await own.leader.gang()
+        own.hand.send(task(1, "work", token=seat.token))
+        await own.hand.quiet(0.1)
+        assert (await own.leader.teardown())["stopped"]
+        answer = await own.hand.answer(1)
+        assert answer[2] == "task_cancelled"
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"] and own.leader.reports == []
+        assert own.worker.core.load[:2] == (0, 0)
+
+
+@on_rig()
+async def test_no_hook_begins_once_the_member_was_torn_down(rig: Rig):
+    log: list[str] = []
+    async with Own(rig, hooked_pool(log, asyncio.Event())) as own:
+        held = await own.leader.hold()
+        seats = own.leader.seats(held)
+        await own.leader.commit(seats, held)
+        formed, torn = await asyncio.gather(own.leader.form(seats), own.leader.teardown())
+        assert formed["formed"] and torn["stopped"]
+        assert log == [] and own.worker.core.load[:2] == (0, 0), "nor one for its end: it never began"
+
+
+@on_rig()
+async def test_a_worker_that_leaves_runs_the_stop_hooks(rig: Rig):
+    log: list[str] = []
+    gate = asyncio.Event()
+    gate.set()
+    async with Own(rig, hooked_pool(log, gate)) as own:
+        await own.leader.gang()
+        await own.hand.quiet(0.1)
+        await own.worker.stop()
+        assert log == ["start 0 of 1", "stop 0", "stopped 0"], "waited for"
+
+
+# -- operators ---------------------------------------------------------------------------------------------------------
+
+
+@on_rig(slots=4)
+async def test_stats_show_gangs(rig: Rig):
+    leader = await Leader(rig).listen()
+    (seat,) = await leader.gang()
+    await leader.hold("other")
+    await asyncio.sleep(1.0)
+    stats, _ = await rig.hand.request("stats")
+    (lease,) = stats["leases"]
+    assert (lease["token"], lease["gang"], lease["owner"]) == (public_id(seat.token), "g", "gang g")
+    assert lease["expires_in_s"] == pytest.approx(9.0, abs=0.1)
+    assert [(share["gang"], share["state"], share["slots"]) for share in stats["gangs"]] == [
+        ("other", "held", 1),
+        ("g", "formed", 1),
+    ]
+    assert rig.worker.statistics().gangs["formed"] == 1 and rig.worker.statistics().gangs["members"] == 1
+
+
+@on_rig(slots=2)
+async def test_the_journal_tells_of_every_hold_that_ends_without_members(rig: Rig):
+    leader = await Leader(rig).listen()
+    await leader.hold(attempt=1)
+    assert (await leader.hold(attempt=2, ranks=3))["accepted"] is False, "the first attempt is given up all the same"
+    assert rig.events("hold", "unhold") == ["hold", "unhold"]
+    await leader.hold(attempt=3)
+    await leader.teardown()
+    assert rig.events("hold", "unhold") == ["hold", "unhold"] * 2 and load_of(rig) == (0, 0)
+
+
+@on_rig()
+async def test_slots_of_a_seat_are_held_by_a_token_on_which_tasks_are_the_gangs(rig: Rig):
+    leader = await Leader(rig).listen()
+    held = await leader.hold(ranks=1)
+    seats = leader.seats(held)
+    await leader.commit(seats, held)
+    await leader.form(seats)
+    seat = seats[0].token
+    single, sync = int(ReserveFlag.SINGLE_USE), int(ReserveFlag.SYNC)
+    granted = await rig.hand.ask(*reserve(1, flags=single, meta={"seat": seat}))
+    assert granted[:2] == [GRANTED, 1] and load_of(rig) == (0, 1)
+    assert (await rig.hand.ask(*reserve(2, meta={"seat": seat}))) == [REJECTED, 2, "full"]
+    assert (await rig.hand.ask(*task(3, token=seat)))[2] == "lease_busy"
+    rig.hand.send(task(4, "wait", token=granted[2]))
+    await rig.hand.quiet()
+    assert load_of(rig) == (1, 0) and rig.events("grant", "use") == ["grant", "grant", "use"]
+    assert [line["seat"] for line in rig.journal if "seat" in line] == [seat]
+    assert not rig.keys("lease."), "the member record says all of it"
+    assert (await rig.hand.ask(*reserve(5, flags=sync, meta={"seat": seat})))[2] == "invalid_request"
+    assert (await rig.hand.ask(*reserve(6, meta={"seat": 7})))[2] == "invalid_request"
+    stopping = asyncio.ensure_future(leader.teardown())
+    assert (await rig.hand.answer(4))[2] == "task_cancelled"
+    assert (await stopping)["stopped"] and load_of(rig) == (0, 0)
+    assert (await rig.hand.ask(*reserve(7, meta={"seat": seat})))[2] == "gang_ended"

@@ -1,0 +1,276 @@
+"""Presence and the keys it owns, by themselves, on a bucket in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
+from gangline.runtime.clock import Ambient
+from gangline.schemas.errors.base import WorkerIdTaken
+from gangline.schemas.names import Names, WorkerId
+from gangline.schemas.records.workers import Heartbeat, Registration
+from gangline.schemas.wire import codec
+from gangline.telemetry.logs import logger_for
+from gangline.worker.registration.owned_key import KeyLost, OwnedKey, epoch_of, owner_of
+from gangline.worker.registration.registrar import Presence, WorkerEvent
+from gangline.worker.settings import WorkerSettings
+
+ID = WorkerId("images", "w1")
+NAMES = Names("rig")
+
+
+class Bench:
+    """One process's presence; several may share a hub."""
+
+    def __init__(self, hub: MemoryHub, instance: str = "one", epoch: int = 7) -> None:
+        self.hub = hub
+        self.instance = instance
+        self.epoch = epoch
+        self.slots = 2
+        self.lost: list[str] = []
+        self.confirmed = 0
+
+    async def __aenter__(self) -> Bench:
+        self.bus = self.hub.connect(self.instance)
+        self.kv = await self.bus.bucket(NAMES.ledger_bucket, BucketSettings())
+        self.presence = Presence(
+            self.bus,
+            self.kv,
+            NAMES,
+            ID,
+            instance=self.instance,
+            settings=WorkerSettings(),
+            ambient=Ambient(),
+            registration=lambda: Registration(
+                pool="images", worker="w1", epoch=self.epoch, instance=self.instance, slots=self.slots
+            ),
+            heartbeat=lambda: Heartbeat(
+                epoch=self.epoch, instance=self.instance, running=0, reserved=0, total=self.slots
+            ),
+            on_lost=self.lost.append,
+            on_confirmed=self._confirm,
+            log=logger_for("test"),
+        )
+        return self
+
+    def _confirm(self) -> None:
+        self.confirmed += 1
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.presence.stop()
+        await self.bus.close()
+
+    async def serve(self) -> int:
+        previous = await self.presence.claim()
+        await self.presence.publish()
+        return previous
+
+    def values(self) -> dict[str, Any]:
+        return {e.key: codec.from_json(e.value) for e in self.hub.peek(NAMES.ledger_bucket)}
+
+
+async def test_both_keys_stand_while_it_lives_and_expire_when_it_is_gone():
+    async with Bench(MemoryHub()) as bench:
+        assert await bench.serve() == 0
+        await asyncio.sleep(100.0)
+        assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
+        await bench.presence.stop()
+        await asyncio.sleep(4.0)
+        assert sorted(bench.values()) == ["reg.images.w1"]
+        await asyncio.sleep(60.0)
+        assert bench.values() == {}
+
+
+async def test_a_change_is_written_at_once():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        bench.slots = 9
+        bench.presence.rewrite()
+        await asyncio.sleep(0.05)
+        assert bench.values()["reg.images.w1"]["slots"] == 9
+        assert bench.values()["alive.images.w1"]["total"] == 9
+
+
+async def test_withdrawing_takes_both_keys_away():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        await bench.presence.withdraw()
+        await bench.presence.withdraw()
+        assert bench.values() == {}
+
+
+async def test_the_epoch_of_a_predecessor_is_learnt():
+    hub = MemoryHub()
+    async with Bench(hub, "one", epoch=41) as first:
+        await first.serve()
+    async with Bench(hub, "two") as second:
+        began = asyncio.get_running_loop().time()
+        assert await second.serve() == 41
+        assert asyncio.get_running_loop().time() - began < 4.0
+        assert second.values()["reg.images.w1"]["instance"] == "two"
+
+
+async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_published_yet():
+    hub = MemoryHub()
+    async with Bench(hub, "one", epoch=41) as first:
+        await first.serve()
+    async with Bench(hub, "two") as second:
+        await second.presence.claim()
+        second.presence.rewrite()  # a new epoch after a freeze, or a reconnect, in the middle of a start
+        await asyncio.sleep(1.0)
+        assert second.lost == []
+        await second.presence.publish()
+        second.presence.rewrite()
+        await asyncio.sleep(1.0)
+        assert second.lost == []
+        assert second.values()["reg.images.w1"]["instance"] == "two"
+
+
+async def test_a_living_id_is_refused_within_two_heartbeats():
+    hub = MemoryHub()
+    async with Bench(hub, "one") as first, Bench(hub, "two") as second:
+        await first.serve()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(WorkerIdTaken, match="instance one") as caught:
+            await second.presence.claim()
+        assert asyncio.get_running_loop().time() - began < 2.0
+        assert caught.value.details == {"worker": "images.w1", "instance": "one"}
+        assert first.lost == []
+
+
+async def test_of_two_that_start_at_once_one_wins():
+    hub = MemoryHub()
+    async with Bench(hub, "one") as first, Bench(hub, "two") as second:
+        results = await asyncio.gather(first.serve(), second.serve(), return_exceptions=True)
+        assert sorted(type(result) for result in results if isinstance(result, Exception)) == [WorkerIdTaken]
+        winner = first if results[0] == 0 else second
+        assert winner.values()["reg.images.w1"]["instance"] == winner.instance
+
+
+async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_writes_nothing_more():
+    hub = MemoryHub()
+    async with Bench(hub, "one") as first, Bench(hub, "two", epoch=8) as second:
+        await first.serve()
+        hub.partition(first.bus)
+        await asyncio.sleep(5.0)
+        await second.serve()
+        hub.heal(first.bus)
+        await asyncio.sleep(10.0)
+        assert first.lost == ["two"], "told once"
+        assert first.presence.lost
+        first.presence.rewrite()
+        await first.presence.withdraw()
+        await asyncio.sleep(2.0)
+        assert {value["instance"] for value in second.values().values()} == {"two"}
+        assert second.lost == []
+
+
+async def test_one_that_was_away_goes_on_if_nobody_took_its_id():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        bench.hub.partition(bench.bus)
+        await asyncio.sleep(10.0)
+        assert "alive.images.w1" not in bench.values()
+        bench.hub.heal(bench.bus)
+        await asyncio.sleep(3.0)
+        assert "alive.images.w1" in bench.values()
+        assert bench.lost == []
+        assert bench.confirmed == 1, "other keys may have been lost with it"
+
+
+async def test_after_the_bucket_was_lost_both_keys_are_written_again():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        bench.hub.stop()
+        await asyncio.sleep(0.5)
+        bench.hub.start()
+        await asyncio.sleep(2.0)
+        assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
+        assert bench.confirmed >= 1
+
+
+async def test_heartbeats_are_seen_by_observers_every_second_while_storage_has_no_leader():
+    hub = MemoryHub()
+    async with Bench(hub) as bench:
+        await bench.serve()
+        seen: list[float] = []
+        watcher = hub.connect("watcher")
+        kv = await watcher.bucket(NAMES.ledger_bucket, BucketSettings())
+        await kv.observe("alive.images.*", lambda entry: seen.append(asyncio.get_running_loop().time()))
+        hub.storage_down()
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(8.0)
+        gaps = [b - a for a, b in zip([began, *seen], seen, strict=False)]
+        assert len(seen) >= 7
+        assert max(gaps) <= 1.1
+        await watcher.close()
+
+
+async def test_events_are_broadcast_with_who_and_when():
+    async with Bench(MemoryHub()) as bench:
+        heard: list[Any] = []
+        listener = bench.hub.connect("listener")
+        await listener.subscribe(NAMES.events, lambda message: heard.append((message.subject, message.data)))
+        bench.presence.announce(WorkerEvent.JOINED, why="test")
+        await asyncio.sleep(0.05)
+        subject, data = heard[0]
+        assert subject == "rig.event.worker.images.w1"
+        body = codec.from_json(data)
+        assert (body["event"], body["worker"], body["epoch"], body["why"]) == ("joined", "w1", 7, "test")
+        await listener.close()
+        bench.hub.disconnect(bench.bus)
+        bench.presence.announce(WorkerEvent.LEFT)  # nobody may hear it, and nothing breaks
+
+
+async def test_a_start_without_storage_gives_up_after_its_time():
+    async with Bench(MemoryHub()) as bench:
+        bench.hub.storage_down()
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(StorageUnavailable):
+            await bench.presence.claim()
+        assert 10.0 <= asyncio.get_running_loop().time() - began < 16.0
+
+
+# -- the owned key ----------------------------------------------------------------------------------------------------
+
+
+async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
+    async with Bench(MemoryHub()) as bench:
+        key = OwnedKey(bench.kv, "alive.images.w1", "one")
+        body = codec.to_json({"instance": "one"})
+        await asyncio.gather(*(key.write(body, 60.0) for _ in range(3)))
+        await key.write(body, 60.0)
+        await key.delete()
+        assert bench.values() == {}
+        assert key.recreated == 0
+
+
+async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
+    async with Bench(MemoryHub()) as bench:
+        await bench.kv.put("k", codec.to_json({"instance": "other"}))
+        key = OwnedKey(bench.kv, "k", "one")
+        with pytest.raises(KeyLost, match="belongs to instance other"):
+            await key.write(codec.to_json({"instance": "one"}), 60.0)
+        await key.delete()
+        assert bench.values()["k"] == {"instance": "other"}
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b"[1]", b'{"instance": 5, "epoch": -1}', b'{"epoch": "7"}'])
+def test_unreadable_entries_name_neither_owner_nor_epoch(value):
+    entry = KvEntry(key="k", value=value, revision=1)
+    assert (owner_of(entry), epoch_of(entry)) == ("", 0)
+
+
+async def test_only_the_last_confirmation_that_was_asked_for_comes():
+    async with Bench(MemoryHub()) as bench:
+        await bench.serve()
+        told: list[str] = []
+        bench.presence.confirm(lambda: told.append("first"))
+        await asyncio.sleep(0)  # its heartbeat is on the way: begun before the second was asked for
+        bench.presence.confirm(lambda: told.append("second"))
+        await asyncio.sleep(1.5)
+        assert told == ["second"]

@@ -1,0 +1,69 @@
+"""A process that stood still: another of its id may have begun to serve meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gangline.schemas.wire.frames import Answer, Request
+from gangline.worker.service import Worker
+
+from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
+
+LATER = 1_000_000
+
+
+def stand_still(worker: Worker) -> None:
+    worker._desk.guard.last_at -= 1.5  # type: ignore[union-attr]
+
+
+@on_rig()
+async def test_until_its_id_is_confirmed_it_starts_nothing_and_speaks_for_nobody_else(rig: Rig):
+    token = await rig.hand.grant(1, claim_ms=60_000, ttl_ms=60_000)
+    core, epoch = rig.worker.core, rig.worker.core.epoch
+    rig.hub.storage_down()
+    stand_still(rig.worker)
+    rig.hand.send(task(2), task(3, token=token), reserve(4))
+    rig.hand.send(task(5), reserve(6), (int(Request.CHECK), 7, [5]), epoch=epoch + LATER)
+    stats = asyncio.ensure_future(rig.hand.request("stats"))
+    await rig.hand.quiet(2.0)
+    assert [rig.hand.answers_to(n) for n in (2, 3, 4)] == [[[Answer.REJECTED, n, "stale"]] for n in (2, 3, 4)]
+    assert [rig.hand.answers_to(n) for n in (5, 6, 7)] == [[], [], []], "whoever has that epoch answers"
+    last = rig.hand.envelopes[-1]
+    assert (last.epoch, last.load.free) == (epoch, 0), "it has no other epoch, and nobody shall choose it"
+    assert not stats.done() and core.epoch == epoch
+
+    rig.hub.storage_back()
+    await rig.hand.quiet(3.0)
+    assert core.epoch > epoch and not core.doubted
+    assert (await stats)[0]["epoch"] == core.epoch, "carried out once the id was known to be ours"
+    assert (await rig.hand.ask(*task(8)))[0] == Answer.OK
+    assert rig.hand.envelopes[-1].load.free == 2
+    assert rig.value("alive.images.w1")["reserved"] == 0
+
+
+@on_rig()
+async def test_one_whose_id_was_taken_leaves_without_a_word_for_its_successor(rig: Rig):
+    first, bus = rig.worker, rig.worker_bus
+    rig.hub.partition(bus)  # what comes meanwhile, it reads when it wakes
+    await asyncio.sleep(5.0)
+    epoch = first.core.epoch
+    second = rig.make_worker()
+    await second.start()
+    router = await Hand(rig.connect("router"), second, "router").listen()
+    router.send(task(1, "wait"), reserve(2))
+    stats = asyncio.ensure_future(router.request("stats"))
+    rig.hand.send(task(3), epoch=epoch)
+    await rig.hand.quiet(0.1)
+    stand_still(first)
+    rig.hub.heal(bus)
+    await asyncio.sleep(5.0)
+    assert first.state == "closed" and first.core.epoch == epoch, "a later one would pass for its successor's"
+    assert rig.events().count("start") == 1
+    assert router.answers_to(1) == [] and [frame[0] for frame in router.answers_to(2)] == [Answer.GRANTED]
+    assert {envelope.epoch for envelope in router.envelopes} == {second.core.epoch}
+    assert (await stats)[0]["epoch"] == second.core.epoch
+    assert {frame[2] for frame in rig.hand.answers_to(3)} == {"stale"}, "of the one that was asked"
+    assert min(envelope.epoch for envelope in rig.hand.envelopes) == epoch
+    rig.gates.open.set()
+    assert await router.answer(1) == [Answer.OK, 1, " done"]
+    await second.stop()

@@ -1,0 +1,91 @@
+"""Who is invited when there is room again."""
+
+from __future__ import annotations
+
+from gangline.schemas.wire import frames
+from gangline.schemas.wire.frames import Answer, Load
+from gangline.worker.slots.capacity_waiters import KEEP_S, MOST, Contenders
+
+from ...support.worker.rig import Rig, on_rig, reserve, task
+
+
+def test_the_longest_waiting_is_invited_first_and_once() -> None:
+    contenders = Contenders()
+    for reply in ("a", "b", "a", "c"):
+        contenders.refused(reply, 1, 0.0)
+    assert contenders.invite(2, 0.1) == ["a", "b"]
+    assert contenders.invite(2, 0.1) == ["c"]
+    assert contenders.invite(2, 0.1) == []
+
+
+def test_no_more_are_invited_than_there_is_room_for() -> None:
+    contenders = Contenders()
+    contenders.refused("large", 3, 0.0)
+    contenders.refused("small", 1, 0.0)
+    assert contenders.invite(2, 0.1) == ["small"]
+    assert contenders.invite(3, 0.1) == ["large"]
+
+
+def test_who_was_told_otherwise_or_gave_up_long_ago_is_not_invited() -> None:
+    contenders = Contenders()
+    contenders.refused("told", 1, 0.0)
+    contenders.refused("", 1, 0.0)
+    contenders.refused("gone", 1, 0.0)
+    contenders.refused("more", 3, 0.0)
+    contenders.told("told", 1)
+    contenders.told("more", 2)
+    assert len(contenders) == 2
+    assert contenders.invite(5, KEEP_S) == [] and len(contenders) == 0
+
+
+def test_they_are_bounded() -> None:
+    contenders = Contenders()
+    for number in range(MOST + 5):
+        contenders.refused(f"r{number}", 1, 0.0)
+    assert len(contenders) == MOST
+
+
+@on_rig()
+async def test_a_refused_router_is_invited_before_the_one_that_had_the_slot_hears_of_it(rig: Rig):
+    rig.worker.resize(1)
+    other = await rig.new_hand("other")
+    rig.hand.send(task(1, "wait"))
+    assert await other.ask(*task(1)) == [Answer.REJECTED, 1, "full"]
+    arrivals: list[str] = []
+    for name, hand in (("holder", rig.hand), ("other", other)):
+        await hand.bus.subscribe(hand.reply, lambda _, name=name: arrivals.append(name))
+    rig.gates.open.set()
+    assert await rig.hand.answer(1)
+    await rig.hand.quiet()
+    assert arrivals == ["other", "holder"]
+    assert other.envelopes[-1] == frames.AnswerEnvelope(rig.worker.core.epoch, Load(0, 0, 1), [])
+    messages = len(other.messages)
+    await rig.hand.ask(*task(2))
+    await other.quiet(1)
+    assert len(other.messages) == messages, "once"
+
+
+@on_rig(slots=2)
+async def test_a_reserve_that_was_refused_is_invited_when_a_lease_expires_or_is_released(rig: Rig):
+    other = await rig.new_hand("other")
+    token = await rig.hand.grant(1, slots=1)
+    await rig.hand.grant(2, slots=1, claim_ms=1500)
+    assert await other.ask(*reserve(1, slots=2)) == [Answer.REJECTED, 1, "full"]
+    rig.hand.send((4, None, token))
+    await other.quiet(0.1)
+    assert len(other.envelopes) == 1, "one slot is not enough"
+    await other.ask(*reserve(2, slots=2))
+    await other.quiet(2)
+    assert other.envelopes[-1].frames == [] and other.envelopes[-1].load.free == 2
+
+
+@on_rig()
+async def test_a_draining_worker_invites_nobody(rig: Rig):
+    rig.worker.resize(1)
+    other = await rig.new_hand("other")
+    rig.hand.send(task(1, "wait"))
+    assert await other.ask(*task(1)) == [Answer.REJECTED, 1, "full"]
+    rig.worker.begin_drain(5)
+    rig.gates.open.set()
+    await other.quiet(1)
+    assert len(other.envelopes) == 1

@@ -1,0 +1,55 @@
+"""Epochs, fences and the freeze guard."""
+
+from __future__ import annotations
+
+from gangline.worker.slots.epochs import Fences, FreezeGuard, next_epoch
+
+
+def test_an_epoch_is_the_time_in_milliseconds():
+    assert next_epoch(0, 1_700_000_000.5) == 1_700_000_000_500
+
+
+def test_an_epoch_grows_even_when_the_clock_was_set_back():
+    assert next_epoch(1_700_000_000_500, 1_600_000_000.0) == 1_700_000_000_501
+
+
+def test_fences_grow_within_and_over_epochs():
+    fences = Fences(1_700_000_000_000)
+    first = [fences.next() for _ in range(5)]
+    fences.new_epoch(1_700_000_000_001)
+    second = [fences.next() for _ in range(5)]
+    assert first + second == sorted(set(first + second))
+
+
+def test_fences_fit_a_signed_64_bit_number_for_centuries():
+    year_2248 = 8_770_000_000_000  # milliseconds
+    assert Fences(year_2248).next() < 2**63
+
+
+def test_fences_grow_even_if_an_epoch_counted_past_its_share():
+    fences = Fences(5)
+    for _ in range(2**20 + 10):
+        last = fences.next()
+    fences.new_epoch(6)
+    assert fences.next() > last
+
+
+def test_a_message_after_a_long_gap_is_noticed_once():
+    guard = FreezeGuard(1.0, 100.0)
+    assert not guard.frozen(101.0)
+    assert guard.frozen(101.1)
+    assert not guard.frozen(101.2)
+
+
+def test_the_timer_notices_a_gap_too_and_keeps_it_short_otherwise():
+    guard = FreezeGuard(1.0, 100.0)
+    for at in (100.25, 100.5, 101.4):
+        assert not guard.tick(at)
+    assert guard.tick(103.0)
+    assert not guard.tick(103.25)
+
+
+def test_a_stall_is_what_exceeds_the_timers_own_period():
+    guard = FreezeGuard(1.0, 100.0)
+    assert guard.stall_s(100.2) == 0.0
+    assert round(guard.stall_s(100.85), 6) == 0.6

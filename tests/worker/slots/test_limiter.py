@@ -1,0 +1,143 @@
+"""The slot limiter, by itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from gangline.worker.slots.limiter import LimiterError, SlotLimiter
+
+
+def test_a_new_limiter_has_all_slots_free():
+    limiter = SlotLimiter(4)
+    assert (limiter.free, limiter.running, limiter.reserved) == (4, 0, 0)
+    limiter.check()
+
+
+def test_slots_are_taken_all_or_none():
+    limiter = SlotLimiter(3)
+    assert limiter.reserve_nowait("lease", 2)
+    assert not limiter.run_nowait("task", 2)
+    assert limiter.held("task") == (0, 0)
+    assert limiter.run_nowait("task", 1)
+    assert not limiter.reserve_nowait("other")
+    assert limiter.free == 0
+    limiter.check()
+
+
+def test_a_reserved_slot_becomes_a_running_one_without_being_free_in_between():
+    limiter = SlotLimiter(1)
+    limiter.reserve_nowait("lease")
+    limiter.start("lease", "task")
+    assert (limiter.reserved, limiter.running, limiter.free) == (0, 1, 0)
+    assert limiter.finish("task", "lease") == 1
+    assert (limiter.reserved, limiter.running, limiter.free) == (1, 0, 0)
+    assert limiter.release("lease") == 1
+    assert limiter.free == 1
+    limiter.check()
+
+
+def test_a_task_may_cost_several_slots_of_its_lease():
+    limiter = SlotLimiter(5)
+    limiter.reserve_nowait("lease", 4)
+    limiter.start("lease", "big", 3)
+    assert limiter.held("lease") == (1, 0)
+    with pytest.raises(LimiterError, match="1 idle slots, 2 were to start"):
+        limiter.start("lease", "other", 2)
+    assert limiter.held("lease") == (1, 0), "a refused start changes nothing"
+    limiter.check()
+
+
+def test_finishing_twice_raises_instead_of_freeing_a_slot_of_somebody_else():
+    limiter = SlotLimiter(2)
+    limiter.run_nowait("a")
+    limiter.run_nowait("b")
+    limiter.finish("a")
+    with pytest.raises(LimiterError, match="finished twice"):
+        limiter.finish("a")
+    assert limiter.running == 1
+
+
+def test_a_borrower_cannot_acquire_twice():
+    limiter = SlotLimiter(9)
+    limiter.reserve_nowait("lease")
+    limiter.run_nowait("task")
+    with pytest.raises(LimiterError, match="already holds"):
+        limiter.reserve_nowait("lease")
+    with pytest.raises(LimiterError, match="already runs"):
+        limiter.run_nowait("task")
+    with pytest.raises(LimiterError, match="already runs"):
+        limiter.start("lease", "task")
+    limiter.check()
+
+
+def test_releasing_a_lease_leaves_the_slots_of_its_tasks_with_them():
+    limiter = SlotLimiter(3)
+    limiter.reserve_nowait("lease", 3)
+    limiter.start("lease", "task", 1)
+    assert limiter.release("lease") == 2
+    assert limiter.release("lease") == 0
+    assert (limiter.running, limiter.free) == (1, 2)
+    assert limiter.finish("task") == 1
+    assert limiter.free == 3
+
+
+def test_resizing_down_takes_nothing_away_and_grants_nothing_until_all_fits():
+    limiter = SlotLimiter(4)
+    for task in "abcd":
+        limiter.run_nowait(task)
+    limiter.resize(2)
+    assert limiter.running == 4
+    assert limiter.free == 0
+    for task, free in (("a", 0), ("b", 0), ("c", 1)):
+        limiter.finish(task)
+        assert limiter.free == free
+    assert limiter.run_nowait("e")
+    assert not limiter.run_nowait("f")
+    limiter.check()
+
+
+def test_resizing_up_is_effective_at_once():
+    limiter = SlotLimiter(0)
+    assert not limiter.run_nowait("a")
+    limiter.resize(1)
+    assert limiter.run_nowait("a")
+
+
+def test_its_statistics_are_frozen_and_its_repr_tells_the_state():
+    limiter = SlotLimiter(4)
+    limiter.reserve_nowait("lease", 2)
+    limiter.run_nowait("task")
+    before = limiter.statistics()
+    assert (before.total, before.reserved, before.running, before.borrowers, before.free) == (4, 2, 1, 2, 1)
+    limiter.finish("task")
+    assert before.running == 1
+    with pytest.raises(AttributeError):
+        before.running = 7  # type: ignore[misc]
+    assert repr(limiter) == "SlotLimiter(total=4, running=0, reserved=2, free=2)"
+
+
+@pytest.mark.parametrize("slots", [0, -1])
+def test_nobody_acquires_fewer_than_one_slot(slots):
+    limiter = SlotLimiter(4)
+    with pytest.raises(ValueError, match="at least 1"):
+        limiter.reserve_nowait("lease", slots)
+    with pytest.raises(ValueError, match="at least 1"):
+        limiter.run_nowait("task", slots)
+
+
+@pytest.mark.parametrize("total", [-1, 1_000_001])
+def test_a_total_out_of_bounds_is_refused(total):
+    with pytest.raises(ValueError, match="total must be"):
+        SlotLimiter(total)
+    limiter = SlotLimiter(1)
+    with pytest.raises(ValueError, match="total must be"):
+        limiter.resize(total)
+    assert limiter.total == 1
+
+
+def test_check_notices_books_that_do_not_balance():
+    limiter = SlotLimiter(2)
+    limiter.run_nowait("task")
+    limiter.running = 0
+    with pytest.raises(AssertionError):
+        limiter.check()

@@ -1,0 +1,122 @@
+"""What a worker remembers of its senders."""
+
+from __future__ import annotations
+
+from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
+from gangline.worker.slots.limiter import SlotLimiter
+from gangline.worker.slots.request_dedup import WITHDRAWN, Memory
+
+
+def memory(keep: int = 100, keep_bytes: int = 1000, keep_s: float = 10.0) -> Memory:
+    return Memory(keep=keep, keep_bytes=keep_bytes, keep_s=keep_s)
+
+
+def test_answers_are_kept_for_their_time():
+    mind = memory()
+    sender = mind.sender("r1", 0.0)
+    mind.note_done(sender, 7, b"answer", 0.0)
+    mind.sweep(9.9)
+    assert sender.done == {7: b"answer"}
+    mind.sweep(10.0)
+    assert sender.done == {}
+    assert sender.floor == 7
+    mind.check()
+
+
+def test_too_many_answers_push_out_the_oldest_and_raise_the_floor():
+    mind = memory(keep=3)
+    sender = mind.sender("r1", 0.0)
+    for number in (1, 2, 5, 4, 6):
+        mind.note_done(sender, number, b"x", 0.0)
+    assert list(sender.done) == [5, 4, 6]
+    assert sender.floor == 2
+    mind.check()
+
+
+def test_too_many_bytes_push_out_the_oldest():
+    mind = memory(keep_bytes=10)
+    sender = mind.sender("r1", 0.0)
+    mind.note_done(sender, 1, b"12345", 0.0)
+    mind.note_done(sender, 2, b"12345", 0.0)
+    mind.note_done(sender, 3, b"1", 0.0)
+    assert list(sender.done) == [2, 3]
+    assert mind.statistics()["answer_bytes"] == 6
+    mind.check()
+
+
+def test_an_answer_over_all_bounds_is_forgotten_but_not_its_id():
+    mind = memory(keep_bytes=10)
+    sender = mind.sender("r1", 0.0)
+    mind.note_done(sender, 1, b"x" * 11, 0.0)
+    assert sender.done == {}
+    assert sender.floor == 1
+
+
+def test_senders_do_not_share_ids():
+    mind = memory()
+    one, two = mind.sender("r1", 0.0), mind.sender("r2", 0.0)
+    mind.note_done(one, 1, b"x", 0.0)
+    assert 1 not in two.done
+    assert mind.sender("r1", 1.0) is one
+
+
+def test_silent_senders_are_forgotten_late_and_those_with_traces_never():
+    mind = memory(keep_s=10.0)
+    mind.sender("gone", 0.0)
+    kept = mind.sender("kept", 0.0)
+    mind.note_done(kept, 1, WITHDRAWN, 95.0)
+    mind.sweep(99.0)
+    assert list(mind.senders) == ["gone", "kept"]
+    mind.sweep(100.0)
+    assert list(mind.senders) == ["kept"]
+    mind.sweep(105.0)
+    assert mind.senders == {}
+
+
+def test_a_sender_is_doubtful_only_after_one_was_forgotten_and_until_it_sends_something_new():
+    mind = memory(keep_s=10.0)
+    assert not mind.sender("first", 0.0).doubtful
+    mind.sweep(100.0)
+    again = mind.sender("first", 100.0)
+    assert again.doubtful
+    again.saw_new(7)
+    assert not again.doubtful
+    assert again.floor == 6
+
+
+def test_a_reserve_is_forgotten_by_age_but_not_while_its_lease_lives():
+    mind = memory()
+    sender = mind.sender("r1", 0.0)
+    table = LeaseTable(SlotLimiter(1), keep=10, keep_s=1.0)
+    lease = Lease("t", slots=1, ttl_s=99.0, claim_s=99.0, single_use=False, owner="", fence=1, now=0.0)
+    table.grant(lease)
+    mind.note_reserve(sender, 1, lease, 0.0)
+    mind.note_reserve(sender, 2, Refusal.FULL, 0.0)
+    mind.sweep(50.0)
+    assert sender.reserves == {1: lease}
+    table.end(lease, Change.RELEASE, 51.0)
+    mind.sweep(61.0)
+    assert sender.reserves == {}
+    mind.check()
+
+
+def test_too_many_reserves_push_out_the_oldest_that_is_over():
+    mind = memory(keep=2)
+    sender = mind.sender("r1", 0.0)
+    for rid in ("a", "b", "c"):
+        mind.note_reserve(sender, rid, Refusal.FULL, 0.0)
+    assert list(sender.reserves) == ["b", "c"]
+    mind.check()
+
+
+def test_more_silent_senders_than_answers_are_forgotten_as_soon_as_answers():
+    mind = memory(keep=3)
+    for number in range(4):
+        mind.sender(f"r{number}", 0.0)
+    mind.sweep(9.9)
+    assert len(mind.senders) == 4
+    mind.sweep(10.0)
+    assert not mind.senders
+    assert mind.sender("r0", 11.0).doubtful
+    mind.sweep(100.0)
+    assert len(mind.senders) == 1, "few are remembered for long"

@@ -1,0 +1,529 @@
+"""Durable jobs on the frames path of a whole worker: one execution, and everybody hears how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from gangline.schemas.errors.base import TaskCrashed
+from gangline.schemas.wire.codec import Format
+from gangline.schemas.wire.frames import Answer, Load, Request, TaskFlag, TaskState
+from gangline.worker.context.task_context import current_task
+from gangline.worker.pool.declared_task import Outcome
+from gangline.worker.service import WorkerState
+from gangline.worker.slots.job_table import JobKey
+from gangline.worker.wire.durable_jobs import MOST_HEARERS
+
+from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
+
+OK, ERROR, GRANTED, REJECTED, ITEM, END = (
+    Answer.OK,
+    Answer.ERROR,
+    Answer.GRANTED,
+    Answer.REJECTED,
+    Answer.ITEM,
+    Answer.END,
+)
+STREAM, ATTACH = int(TaskFlag.STREAM), int(TaskFlag.ATTACH)
+
+
+def meta(job: Any = "j1", attempt: int = 1, **more: Any) -> dict[str, Any]:
+    return {"job": job, "endpoint": "thumbs", "attempt": attempt, **more}
+
+
+def attach(request_id: int, job: str = "j1", *, flags: int = 0, **more: Any) -> tuple[Any, ...]:
+    return task(request_id, "", deadline_ms=None, flags=ATTACH | flags, meta=meta(job, **more))
+
+
+async def two_hands(rig: Rig) -> tuple[Hand, Hand]:
+    return rig.hand, await rig.new_hand("other")
+
+
+# -- one execution ----------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_task_of_a_job_that_runs_starts_nothing_and_gets_the_same_answer(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "wait", ["a"], meta=meta()))
+    await first.quiet()
+    second.send(task(7, "wait", ["a"], meta=meta(attempt=2)), attach(8))
+    first.send(task(2, "wait", ["a"], meta=meta()))
+    await second.quiet()
+    assert rig.gates.started == ["a"]
+    assert rig.worker.core.load == Load(1, 0, 2), "attached requests take no slot"
+    rig.worker.core.check()
+    rig.gates.open.set()
+    assert await first.answer(1) == [OK, 1, "a done"]
+    assert await first.answer(2) == [OK, 2, "a done"]
+    assert await second.answer(7) == [OK, 7, "a done"]
+    assert await second.answer(8) == [OK, 8, "a done"]
+    assert rig.events("start", "end") == ["start", "end"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_jobs_of_one_id_at_two_endpoints_are_two(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), task(2, "wait", ["b"], meta={**meta(), "endpoint": "other"}))
+    await rig.hand.quiet()
+    assert rig.gates.started == ["a", "b"]
+    assert (await rig.hand.ask(*task(3, flags=ATTACH, meta={"job": "j1"})))[0] == REJECTED, "its endpoint is the pool"
+
+
+@on_rig()
+async def test_a_token_is_not_used_up_by_attaching(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()))
+    token = await rig.hand.grant(2, flags=1)
+    rig.hand.send(task(3, "wait", ["a"], token=token, meta=meta()))
+    await rig.hand.quiet()
+    assert rig.worker.core.load == Load(1, 1, 2)
+    assert await rig.hand.ask(*task(4, "double", [4], token=token)) == [OK, 4, 8]
+
+
+@on_rig()
+async def test_not_everybody_can_hear_of_one_job(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), *(attach(n) for n in range(2, MOST_HEARERS + 2)))
+    assert await rig.hand.answer(MOST_HEARERS + 1) == [REJECTED, MOST_HEARERS + 1, "full"]
+    rig.gates.open.set()
+    assert await rig.hand.answer(MOST_HEARERS) == [OK, MOST_HEARERS, "a done"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_nothing_is_known_of_a_job_that_never_came(rig: Rig):
+    assert await rig.hand.ask(*attach(1, "nope")) == [REJECTED, 1, "unknown_job"]
+    rig.hand.send(attach(1, "nope"))
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(1) == [[REJECTED, 1, "unknown_job"]] * 2
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_to_attach_to_nothing_is_an_error_and_starts_nothing(rig: Rig):
+    for number, wrong in enumerate((None, {}, {"attempt": 2}, {"job": "a b"}, {"job": 7}, {"job": "x" * 129}), 1):
+        answer = await rig.hand.ask(*task(number, "wait", flags=ATTACH, meta=wrong))
+        assert answer[0] == ERROR, answer
+        assert answer[5] is False
+    assert (await rig.hand.ask(*task(20, "echo", meta={"job": "ok", "endpoint": "a.b"})))[2] == "invalid_name"
+    assert rig.events("start") == []
+    assert rig.at_rest()
+
+
+# -- after its end ----------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_the_answer_of_an_ended_job_is_kept_for_whoever_asks(rig: Rig):
+    first, second = await two_hands(rig)
+    assert await first.ask(*task(1, "double", [4], meta=meta())) == [OK, 1, 8]
+    assert await second.ask(*attach(70_000)) == [OK, 70_000, 8]
+    assert await second.ask(*task(70_001, "double", [4], meta=meta(attempt=2))) == [OK, 70_001, 8], "never done twice"
+    assert rig.events("start") == ["start"]
+    await asyncio.sleep(61)
+    assert await second.ask(*attach(70_002)) == [REJECTED, 70_002, "unknown_job"]
+    assert rig.worker.core.statistics()["jobs"] == 0
+
+
+@on_rig()
+async def test_a_job_that_failed_starts_again_for_a_later_attempt_only(rig: Rig):
+    first, second = await two_hands(rig)
+    failed = await first.ask(*task(1, "fail", ["no"], meta=meta(attempt=2)))
+    assert failed[:3] == [ERROR, 1, "task_failed"]
+    for number, attempt in enumerate((1, 2), 1):
+        assert (await second.ask(*task(number, "fail", ["no"], meta=meta(attempt=attempt))))[2:] == failed[2:]
+    assert rig.events("start") == ["start"]
+    assert (await second.ask(*attach(3, attempt=3)))[2:] == failed[2:], "to attach starts nothing"
+    assert await second.ask(*task(4, "echo", ["well"], meta=meta(attempt=3))) == [OK, 4, "well"]
+    assert await second.ask(*attach(5)) == [OK, 5, "well"]
+
+
+@on_rig()
+async def test_a_job_that_is_submitted_again_is_another_one(rig: Rig):
+    assert await rig.hand.ask(*task(1, "double", [4], meta=meta(sequence=10))) == [OK, 1, 8]
+    assert await rig.hand.ask(*attach(2, sequence=11)) == [REJECTED, 2, "unknown_job"]
+    assert await rig.hand.ask(*task(3, "double", [5], meta=meta(sequence=11))) == [OK, 3, 10]
+    assert await rig.hand.ask(*attach(4, sequence=10)) == [OK, 4, 8]
+    body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs"})
+    assert [entry["sequence"] for entry in body["jobs"]] == [11, 10]
+
+
+@on_rig()
+async def test_a_job_with_arguments_that_do_not_fit_never_began(rig: Rig):
+    assert (await rig.hand.ask(*task(1, "double", ["x"], meta=meta())))[2] == "invalid_arguments"
+    assert await rig.hand.ask(*attach(2)) == [REJECTED, 2, "unknown_job"]
+    assert await rig.hand.ask(*task(3, "double", [1], meta=meta())) == [OK, 3, 2]
+
+
+async def test_an_attempt_that_could_not_begin_may_come_again():
+    rig = Rig()
+    closed = [True]
+
+    @rig.worker.pool.task(timeout_s=60)  # so that it goes the general way
+    async def sometimes() -> str:
+        return "it ran"
+
+    async with rig:
+        launch = rig.worker._executors.launch
+
+        def no_child(*args: Any, **options: Any) -> Any:
+            if closed.pop():
+                asyncio.get_running_loop().call_soon(
+                    options["on_done"], Outcome(error=TaskCrashed("no child process", may_have_started=False))
+                )
+                return NeverRan()
+            return launch(*args, **options)
+
+        rig.worker._executors.launch = no_child  # type: ignore[method-assign]
+        rig.hand.send(task(1, "sometimes", meta=meta()), attach(2))
+        assert (await rig.hand.answer(1))[2] == (await rig.hand.answer(2))[2] == "task_crashed"
+        closed.append(False)
+        assert await rig.hand.ask(*attach(3)) == [REJECTED, 3, "unknown_job"]
+        assert await rig.hand.ask(*task(4, "sometimes", meta=meta())) == [OK, 4, "it ran"]
+        assert rig.at_rest()
+
+
+class NeverRan:
+    def cancel(self, reason: object) -> None: ...
+    def insist(self) -> None: ...
+    def credit(self, items: int) -> None: ...
+
+
+@on_rig(answer_retention_count=1000)
+async def test_jobs_are_forgotten_with_their_answers(rig: Rig):
+    for number in range(1, 1011):
+        rig.hand.send(task(number, "double", [1], meta=meta(f"j{number}")))
+    await rig.hand.quiet(1.5)
+    assert await rig.hand.ask(*attach(2000, "j1")) == [REJECTED, 2000, "unknown_job"]
+    assert await rig.hand.ask(*attach(2001, "j1000")) == [OK, 2001, 2]
+    rig.worker.core.check()
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_whoever_hears_of_a_job_can_cancel_it(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "wait", ["a"], meta=meta()))
+    second.send(attach(2))
+    await second.quiet()
+    second.send((int(Request.CANCEL), 2))
+    assert (await second.answer(2))[2] == "task_cancelled"
+    assert (await first.answer(1))[2] == "task_cancelled"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_request_that_was_withdrawn_before_it_came_attaches_to_nothing(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), (int(Request.CANCEL), 2), attach(2))
+    assert await rig.hand.answer(2) == [REJECTED, 2, "expired"]
+    rig.gates.open.set()
+    assert await rig.hand.answer(1) == [OK, 1, "a done"]
+
+
+@on_rig()
+async def test_a_check_tells_of_attached_requests_as_of_tasks(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), attach(2))
+    running, answered = int(TaskState.RUNNING), int(TaskState.ANSWERED)
+    assert await rig.hand.ask(int(Request.CHECK), 50, [1, 2]) == [Answer.CHECKED, 50, [running, running]]
+    rig.gates.open.set()
+    await rig.hand.answer(2)
+    assert await rig.hand.ask(int(Request.CHECK), 51, [2]) == [Answer.CHECKED, 51, [answered]]
+    assert rig.hand.answers_to(2) == [[OK, 2, "a done"]] * 2
+
+
+async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
+    rig = Rig()
+    release = asyncio.Event()
+
+    @rig.worker.pool.task
+    async def stubborn() -> str:
+        while not release.is_set():
+            try:
+                await release.wait()
+            except asyncio.CancelledError:
+                continue
+        return "after all"
+
+    async with rig:
+        rig.hand.send(task(1, "stubborn", deadline_ms=100), task(2, "stubborn", deadline_ms=100, meta=meta()))
+        await rig.hand.quiet(1.0)
+        assert rig.hand.answers_to(1)[0][2] == "deadline_exceeded", "a caller's time is over"
+        assert rig.hand.answers_to(2) == []
+        rig.hand.send(task(3, "stubborn", meta=meta(attempt=2)), (int(Request.CANCEL), 2))
+        await rig.hand.quiet(1.0)
+        assert rig.hand.answers_to(3) == [], "its next attempt does not meet the one before"
+        release.set()
+        assert await rig.hand.answer(2) == [OK, 2, "after all"]
+        assert await rig.hand.answer(3) == [OK, 3, "after all"]
+        assert rig.at_rest()
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_job_outlives_the_epoch_that_it_was_started_in(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "wait", ["a"], meta=meta()))
+    await first.quiet()
+    old = rig.worker.core.epoch
+    assert rig.worker._desk is not None
+    rig.worker._desk.new_epoch("frozen")
+    assert await second.ask(*task(1, "wait", ["a"], meta=meta()), epoch=old) == [REJECTED, 1, "stale"]
+    second.send(attach(2), epoch=old)
+    second.send(attach(3))
+    second.send(task(4, "wait", ["a"], meta=meta()))
+    await second.quiet()
+    assert rig.gates.started == ["a"]
+    rig.gates.open.set()
+    assert [(await second.answer(n))[0] for n in (2, 3, 4)] == [OK, OK, OK]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_draining_worker_lets_others_hear_of_what_it_runs(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()))
+    await rig.hand.quiet()
+    rig.worker.begin_drain(10.0)
+    rig.hand.send(task(2, "wait", ["a"], meta=meta()), task(3, "wait", ["b"], meta=meta("j2")))
+    assert await rig.hand.answer(3) == [REJECTED, 3, "draining"]
+    rig.gates.open.set()
+    assert await rig.hand.answer(2) == [OK, 2, "a done"]
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+def values(hand: Hand, request_id: int) -> list[tuple[int, Any]]:
+    return [(frame[2], frame[3]) for frame in hand.answers_to(request_id) if frame[0] == ITEM]
+
+
+@on_rig()
+async def test_a_new_reader_of_a_stream_misses_nothing_that_was_not_credited(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
+    await first.quiet()
+    first.send((int(Request.CREDIT), 1, 2))
+    await first.quiet()
+    assert values(first, 1) == [(n, n) for n in range(6)], "two are known to be read, four are on their way"
+    second.send(attach(2, flags=STREAM, items=3))
+    await second.quiet()
+    assert values(second, 2) == [(n, n) for n in range(3, 7)], "it has all before number 3: there is room for one more"
+    first.send((int(Request.CREDIT), 1, 4))
+    await first.quiet()
+    assert len(values(second, 2)) == 4, "the credit of an earlier reader does not count"
+    second.send((int(Request.CREDIT), 2, 4))
+    await second.quiet()
+    assert values(second, 2) == [(n, n) for n in range(3, 10)]
+    assert await second.answer(2) == [END, 2, 10]
+    assert (await first.answer(1))[0] == END
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_reader_that_comes_after_the_end_gets_what_nobody_took(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "count", [5], flags=STREAM, meta=meta(window=10)))
+    assert await first.answer(1) == [END, 1, 5]
+    second.send(attach(2, flags=STREAM, items=2))
+    await second.quiet()
+    assert second.answers_to(2) == [*([ITEM, 2, n, n] for n in range(2, 5)), [END, 2, 5]]
+    assert await second.ask(*attach(3)) == [END, 3, 5], "who reads no items gets the end alone"
+    await asyncio.sleep(61)
+    rig.worker.core.check()
+    assert rig.worker.core.statistics()["jobs"] == 0
+
+
+@on_rig(answer_retention_bytes=1 << 20, stream_window=3)
+async def test_a_reader_is_told_that_items_are_no_longer_kept(rig: Rig):
+    first, second = await two_hands(rig)
+    rig.worker.core.jobs.keep_items(0)
+    first.send(task(1, "count", [3], flags=STREAM, meta=meta("ended")))
+    assert (await first.answer(1))[0] == END
+    answer = await second.ask(*attach(1, "ended", flags=STREAM))
+    assert answer[2] == "stream_broken" and "items 0 to 2 are no longer kept" in answer[3]
+    assert await second.ask(*attach(2, "ended")) == [END, 2, 3], "who reads none lacks none"
+    first.send(task(2, "count", [9], flags=STREAM, meta=meta("runs")))
+    await first.quiet()
+    second.send(attach(3, "runs", flags=STREAM, items=1))
+    assert (await second.answer(3))[2] == "stream_broken", "it waited for credit for what nobody can read"
+    assert (await first.answer(2))[2] == "stream_broken"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_job_whose_items_are_lost_starts_anew_at_a_later_attempt(rig: Rig):
+    rig.worker.core.jobs.keep_items(0)
+    rig.hand.send(task(1, "count", [3], flags=STREAM, meta=meta()))
+    assert (await rig.hand.answer(1))[0] == END
+    rig.hand.send(task(2, "count", [3], flags=STREAM, meta=meta(attempt=2)))
+    assert await rig.hand.answer(2) == [END, 2, 3]
+    assert rig.events("start") == ["start", "start"]
+
+
+@on_rig()
+async def test_an_item_too_large_ends_a_job_once_its_code_has_stopped(rig: Rig):
+    size = rig.worker_bus.max_payload
+    rig.hand.send(task(1, "count", [3, size], flags=STREAM, meta=meta()), attach(2, flags=STREAM))
+    assert (await rig.hand.answer(1))[2] == "invalid_result"
+    assert (await rig.hand.answer(2))[2] == "invalid_result"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_result_that_just_fits_fits_every_request(rig: Rig):
+    most = rig.worker_bus.max_payload - 64 - 16
+    assert (await rig.hand.ask(*task(1, "big", [most], meta=meta())))[0] == OK
+    other = await rig.new_hand("other")
+    assert (await other.ask(*attach(1 << 62)))[0] == OK
+    assert (await rig.hand.ask(*task(2, "big", [most + 8])))[0] == OK
+    assert (await rig.hand.ask(*task(3, "big", [most + 8], meta=meta("j2"))))[2] == "invalid_result"
+
+
+# -- ends that are to be stored ---------------------------------------------------------------------------------------
+
+
+def ack(job: str = "j1", attempt: int = 1, sequence: int = 0, rank: int = 0) -> tuple[Any, ...]:
+    return (int(Request.ACK), "thumbs", job, sequence, rank, attempt)
+
+
+@on_rig()
+async def test_a_draining_worker_waits_until_the_end_of_a_job_is_stored(rig: Rig):
+    rig.hand.send(task(1, "wait", ["a"], meta=meta(acks=True)))
+    await rig.hand.quiet()
+    rig.worker.begin_drain(20.0)
+    rig.gates.open.set()
+    assert await rig.hand.answer(1) == [OK, 1, "a done"]
+    await asyncio.sleep(5.0)
+    assert rig.worker.state is WorkerState.DRAINING and rig.worker.core.load == Load(0, 0, 2, 1)
+    body, _ = await rig.hand.request("jobs", None)
+    assert [(entry["running"], entry["unstored"]) for entry in body["jobs"]] == [(False, True)]
+    other = await rig.new_hand("other")
+    assert await other.ask(*attach(7, acks=True)) == [OK, 7, "a done"]
+    other.send(ack(attempt=1, sequence=3))
+    await asyncio.sleep(1.0)
+    assert rig.worker.state is WorkerState.DRAINING, "that was another job"
+    other.send(ack())
+    await rig.worker.wait_closed()
+    assert "leave" in rig.events("leave")
+
+
+@on_rig()
+async def test_a_draining_worker_waits_for_no_longer_than_its_grace(rig: Rig):
+    rig.hand.send(task(1, "double", [4], meta=meta(acks=True)))
+    await rig.hand.answer(1)
+    now = asyncio.get_running_loop().time()
+    await rig.worker.drain(20.0)
+    assert 20.0 <= asyncio.get_running_loop().time() - now < 21.0
+
+
+@on_rig()
+async def test_a_draining_worker_does_not_wait_for_who_says_nothing_of_ends(rig: Rig):
+    first, second = await two_hands(rig)
+    first.send(task(1, "wait", ["a"], meta=meta(acks=True)), task(2, "double", [4], meta=meta("j2", acks=True)))
+    await first.answer(2)
+    assert await second.ask(*attach(1, "j2")) == [OK, 1, 8]
+    second.send(attach(2))
+    rig.gates.open.set()
+    assert await second.answer(2) == [OK, 2, "a done"]
+    now = asyncio.get_running_loop().time()
+    await rig.worker.drain(20.0)
+    assert asyncio.get_running_loop().time() - now < 1.0
+
+
+@on_rig()
+async def test_the_end_of_a_job_is_kept_longer_than_answers_are(rig: Rig):
+    await rig.hand.ask(*task(1, "double", [4], meta=meta(acks=True)))
+    await rig.hand.ask(*task(2, "double", [4], meta=meta("j2")))
+    await asyncio.sleep(300.0)
+    assert await rig.hand.ask(*attach(3, acks=True)) == [OK, 3, 8]
+    assert (await rig.hand.ask(*attach(4, "j2", acks=True)))[0] == REJECTED
+    assert await rig.hand.ask(*task(5, "double", [4], meta=meta(acks=True))) == [OK, 5, 8], "it ended: nothing starts"
+    await asyncio.sleep(400.0)
+    assert (await rig.hand.ask(*attach(6, acks=True)))[0] == REJECTED
+    rig.worker.core.check()
+
+
+# -- what the worker tells of them ------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_the_operation_jobs_lists_what_runs_and_what_ended(rig: Rig):
+    rig.hand.send(task(1, "double", [1], meta=meta("done")), task(2, "fail", meta=meta("failed", attempt=3)))
+    await rig.hand.answer(2)
+    rig.hand.send(
+        task(3, "wait", ["a"], meta=meta("runs")), task(4, "wait", ["b"], meta={"job": "other"}), task(5, "echo")
+    )
+    await rig.hand.quiet()
+    body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs"})
+    alone = {"rank": 0, "ranks": 0, "pool": "", "unstored": False}
+    assert body == {
+        "epoch": rig.worker.core.epoch,
+        "jobs": [
+            {"job": "runs", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": True, **alone},
+            {"job": "failed", "endpoint": "thumbs", "sequence": 0, "attempt": 3, "running": False, **alone},
+            {"job": "done", "endpoint": "thumbs", "sequence": 0, "attempt": 1, "running": False, **alone},
+        ],
+        "next": None,
+    }
+    body, _ = await rig.hand.request("jobs", None)
+    assert [entry["job"] for entry in body["jobs"]] == ["runs", "other", "failed", "done"]
+    body, _ = await rig.hand.request("jobs", {"endpoint": "images"}, Format.MSGPACK)
+    assert [entry["job"] for entry in body["jobs"]] == ["other"], "without an endpoint it is the pool's own"
+    _, headers = await rig.hand.request("jobs", {"endpoint": 7})
+    assert headers["Nats-Service-Error-Code"] == "400"
+
+
+@on_rig(slots=20)
+async def test_a_long_list_of_jobs_comes_in_parts(rig: Rig):
+    for number in range(1, 4001):
+        rig.hand.send(task(number, "double", [1], meta=meta(f"job-{number}")))
+        if number % 20 == 0:
+            await rig.hand.answer(number)
+    rig.hand.send(*(task(5000 + n, "wait", meta=meta(f"runs-{n}")) for n in range(20)))
+    await rig.hand.quiet()
+    found: list[str] = []
+    after = None
+    for _ in range(4):
+        body, _ = await rig.hand.request("jobs", {"endpoint": "thumbs", "after": after})
+        found += [entry["job"] for entry in body["jobs"]]
+        after = body["next"]
+        if after is None:
+            break
+    assert after is None
+    assert found == [f"runs-{n}" for n in range(20)] + [f"job-{n}" for n in range(4000, 0, -1)]
+
+
+async def test_a_task_knows_the_job_that_it_is_an_attempt_of():
+    rig = Rig()
+
+    @rig.worker.pool.task
+    async def facts() -> Any:
+        context = current_task()
+        return [context.job, context.endpoint, context.attempt, context.fence]
+
+    async with rig:
+        token = await rig.hand.grant(1, slots=1)
+        assert await rig.hand.ask(*task(2, "facts", token=token, meta=meta(attempt=3))) == [
+            OK,
+            2,
+            ["j1", "thumbs", 3, 3],
+        ]
+        assert await rig.hand.ask(*task(3, "facts", meta={"job": "j2"})) == [OK, 3, ["j2", "images", 1, 1]]
+        answer = await rig.hand.ask(*task(4, "facts", token=token, meta={"attempt": 2}))
+        assert answer[2][:3] == [None, None, 2]
+        assert answer[2][3] > 1000, "of a call it is the lease's"
+
+
+@on_rig()
+async def test_the_journal_names_jobs(rig: Rig):
+    rig.hand.send(task(1, "wait", meta=meta(attempt=2)), attach(2), reserve(3), task(4))
+    await rig.hand.quiet()
+    rig.gates.open.set()
+    await rig.hand.answer(1)
+    told = [
+        (r["event"], r.get("job"), r.get("attempt")) for r in rig.journal if r["event"] in ("start", "end", "attach")
+    ]
+    assert told == [("start", "j1", 2), ("attach", "j1", 2), ("end", "j1", 2)]
+    assert rig.worker.core.jobs.find(JobKey("thumbs", "j1")) is not None

@@ -1,0 +1,585 @@
+"""The frames path of a whole worker, driven by hand-made frames on an in-memory server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gangline.schemas.wire import codec, frames
+from gangline.schemas.wire.frames import Answer, Load, Request, ReserveFlag, TaskFlag, TaskState
+
+from ...support.worker.rig import Rig, on_rig, reserve, task
+
+OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_task_is_answered_with_its_result(rig: Rig):
+    assert await rig.hand.ask(*task(1, "double", [4])) == [OK, 1, 8]
+    assert await rig.hand.ask(*task(2, "double", kwargs={"x": 5})) == [OK, 2, 10]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_answers_of_one_turn_share_a_message_and_carry_the_load(rig: Rig):
+    rig.hand.send(task(1, "nope"), task(2, "wait"), reserve(3), task(4, "wait"))
+    await rig.hand.quiet()
+    assert len(rig.hand.messages) == 1
+    envelope = rig.hand.envelopes[0]
+    assert [frame[:2] for frame in envelope.frames] == [[ERROR, 1], [GRANTED, 3], [REJECTED, 4]]
+    assert envelope.load == Load(1, 1, 2)
+    assert envelope.epoch == rig.worker.core.epoch
+
+
+@on_rig()
+async def test_a_full_worker_rejects_and_remembers_that_it_did(rig: Rig):
+    rig.hand.send(task(1, "wait"), task(2, "wait"))
+    assert await rig.hand.ask(*task(3)) == [REJECTED, 3, "full"]
+    rig.gates.open.set()
+    await rig.hand.answer(1)
+    rig.hand.send(task(3))
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(3) == [[REJECTED, 3, "full"]] * 2, "its caller went elsewhere: never start it now"
+
+
+@on_rig()
+async def test_a_task_that_raises_is_an_error_that_may_have_started(rig: Rig):
+    answer = await rig.hand.ask(*task(1, "fail", ["out of luck"]))
+    assert answer[:4] == [ERROR, 1, "task_failed", "images.fail raised ValueError: out of luck"]
+    assert answer[4]["type"] == "ValueError"
+    assert "Traceback" in answer[4]["traceback"]
+    assert answer[5] is True
+    assert rig.at_rest()
+
+
+async def test_tracebacks_stay_here_when_told_so():
+    async with Rig(send_tracebacks=False) as rig:
+        answer = await rig.hand.ask(*task(1, "fail"))
+        assert "traceback" not in answer[4]
+        assert answer[4]["type"] == "ValueError"
+
+
+@on_rig()
+async def test_an_unknown_method_names_those_there_are(rig: Rig):
+    answer = await rig.hand.ask(*task(1, "thumbnial"))
+    assert answer[2] == "unknown_method"
+    assert "echo, double, fail" in answer[3]
+    assert answer[5] is False
+
+
+@on_rig()
+async def test_arguments_that_do_not_fit_start_nothing_and_hold_nothing(rig: Rig):
+    answer = await rig.hand.ask(*task(1, "double", ["four"]))
+    assert answer[2] == "invalid_arguments"
+    assert answer[5] is False
+    assert rig.events("start") == []
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_deadline_that_passed_on_the_way_starts_nothing(rig: Rig):
+    assert await rig.hand.ask(*task(1, deadline_ms=0)) == [REJECTED, 1, "expired"]
+    assert await rig.hand.ask(*task(2, deadline_ms=-50)) == [REJECTED, 2, "expired"]
+    assert rig.events("start") == []
+
+
+@on_rig()
+async def test_a_running_task_is_stopped_at_its_deadline_and_its_caller_hears_at_once(rig: Rig):
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    answer = await rig.hand.ask(*task(1, "wait", deadline_ms=300))
+    assert answer[2] == "deadline_exceeded"
+    assert answer[5] is True
+    assert loop.time() - began == pytest.approx(0.3, abs=0.01)
+    await rig.hand.quiet()
+    assert rig.at_rest()
+    assert len(rig.hand.answers_to(1)) == 1
+
+
+@on_rig()
+async def test_a_result_that_cannot_be_sent_counts_as_failed(rig: Rig):
+    assert (await rig.hand.ask(*task(1, "big", [rig.worker_bus.max_payload])))[2] == "invalid_result"
+    token = (await rig.hand.request("reserve"))[0]["token"]
+    body = {"token": token, "method": "big", "arguments": [rig.worker_bus.max_payload]}
+    assert (await rig.hand.request("dispatch", body))[0]["code"] == "invalid_result"
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["failed"]) == (2, 0, 2)
+
+
+@on_rig()
+async def test_a_stream_that_nobody_reads_as_one_ends_when_it_is_too_large_to_send(rig: Rig):
+    made = 0
+
+    @rig.worker.pool.task
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal made
+        while True:
+            made += 1
+            yield b"x" * 10_000
+
+    rig.worker.pool.tasks["endless"].prepare()
+    assert (await rig.hand.ask(*task(1, "endless")))[2] == "invalid_result"
+    assert made == pytest.approx(rig.worker_bus.max_payload / 10_000, abs=2)
+
+
+@on_rig()
+async def test_a_task_that_ignores_its_deadline_does_not_count_as_succeeded(rig: Rig):
+    @rig.worker.pool.task
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(1)
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+        return "done all the same"
+
+    rig.worker.pool.tasks["stubborn"].prepare()
+    assert (await rig.hand.ask(*task(1, "stubborn", deadline_ms=500)))[2] == "deadline_exceeded"
+    assert rig.worker.core.load.running == 1
+    await asyncio.sleep(2)
+    assert rig.worker.core.load.running == 0 and len(rig.hand.answers_to(1)) == 1
+    counts = rig.worker.statistics().tasks
+    assert (counts["started"], counts["succeeded"], counts["cancelled"]) == (1, 0, 1)
+
+
+@on_rig()
+async def test_a_cancelled_task_is_answered_as_such(rig: Rig):
+    rig.hand.send(task(1, "wait"))
+    await rig.hand.quiet()
+    rig.hand.send((int(Request.CANCEL), 1))
+    answer = await rig.hand.answer(1)
+    assert answer[2] == "task_cancelled"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_task_cancelled_before_it_comes_never_starts(rig: Rig):
+    token = await rig.hand.grant(1, flags=ReserveFlag.SINGLE_USE)
+    rig.hand.send((int(Request.CANCEL), 2), task(2, token=token))
+    assert await rig.hand.answer(2) == [REJECTED, 2, "expired"]
+    assert rig.events("start") == []
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest(), "its single-use slot is free at once"
+
+
+@on_rig()
+async def test_two_dispatches_cancelled_before_they_start_leave_both_slots_usable_at_once(rig: Rig):
+    tokens = [await rig.hand.grant(number, flags=ReserveFlag.SINGLE_USE) for number in (1, 2)]
+    assert await rig.hand.ask(*task(3)) == [REJECTED, 3, "full"]
+    rig.hand.send((int(Request.CANCEL), 11), (int(Request.CANCEL), 12))
+    rig.hand.send(*(task(10 + number, token=token) for number, token in enumerate(tokens, 1)))
+    await rig.hand.answer(12)
+    assert await rig.hand.ask(*task(20)) == [OK, 20, None]
+    assert await rig.hand.ask(*task(21, "heavy")) == [OK, 21, "heavy"]
+
+
+@on_rig()
+async def test_a_task_costs_the_slots_it_was_declared_with(rig: Rig):
+    rig.hand.send(task(1, "wait"))
+    assert await rig.hand.ask(*task(2, "heavy")) == [REJECTED, 2, "full"]
+    rig.gates.open.set()
+    await rig.hand.answer(1)
+    assert await rig.hand.ask(*task(3, "heavy")) == [OK, 3, "heavy"]
+
+
+async def test_a_task_that_costs_more_than_this_worker_was_given_may_fit_another():
+    async with Rig() as rig:
+        rig.worker.resize(1)
+        assert await rig.hand.ask(*task(1, "heavy")) == [REJECTED, 1, "full"]
+
+
+# -- duplicates and lost answers --------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_duplicate_of_a_running_task_starts_nothing_and_gets_the_one_answer(rig: Rig):
+    rig.hand.send(task(1, "wait"), task(1, "wait"))
+    await rig.hand.quiet()
+    rig.hand.send(task(1, "wait"))
+    await rig.hand.quiet()
+    assert rig.gates.started == [""]
+    rig.gates.open.set()
+    await rig.hand.answer(1)
+    assert len(rig.hand.answers) == 1
+
+
+@on_rig()
+async def test_a_duplicate_of_an_answered_task_gets_the_answer_again(rig: Rig):
+    first = await rig.hand.ask(*task(1, "double", [4]))
+    rig.hand.send(task(1, "double", [999]))
+    await rig.hand.quiet()
+    assert rig.hand.answers == [first, first]
+    assert rig.events("start") == ["start"]
+
+
+@on_rig()
+async def test_ids_of_two_senders_do_not_meet(rig: Rig):
+    other = await rig.new_hand("other")
+    assert await rig.hand.ask(*task(1, "double", [1])) == [OK, 1, 2]
+    assert await other.ask(*task(1, "double", [2])) == [OK, 1, 4]
+
+
+@on_rig()
+async def test_check_tells_running_answered_and_never_seen_tasks_apart(rig: Rig):
+    answer = await rig.hand.ask(*task(1, "double", [4]))
+    rig.hand.send(task(2, "wait"))
+    await rig.hand.quiet()
+    rig.hand.envelopes.clear()
+    checked = await rig.hand.ask(int(Request.CHECK), 9, [1, 2, 3])
+    assert checked == [Answer.CHECKED, 9, [TaskState.ANSWERED, TaskState.RUNNING, TaskState.UNKNOWN]]
+    assert rig.hand.answers == [answer, checked], "the kept answer comes first"
+
+
+@on_rig()
+async def test_a_task_that_was_called_unknown_never_starts(rig: Rig):
+    await rig.hand.ask(int(Request.CHECK), 9, [3])
+    assert await rig.hand.ask(*task(3)) == [REJECTED, 3, "expired"]
+    assert rig.events("start") == []
+
+
+async def test_an_answer_too_old_to_be_kept_is_called_lost():
+    async with Rig(answer_retention_s=1.0) as rig:
+        await rig.hand.ask(*task(5, "double", [4]))
+        await asyncio.sleep(2.5)
+        checked = await rig.hand.ask(int(Request.CHECK), 9, [5])
+        assert checked[2] == [TaskState.FORGOTTEN]
+        rig.hand.envelopes.clear()
+        answer = await rig.hand.ask(*task(5, "double", [4]))
+        assert answer[2] == "result_lost"
+        assert answer[5] is True, "it may well have run"
+        assert rig.worker.statistics().tasks["started"] == 1
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_lease_is_granted_used_and_released(rig: Rig):
+    granted = await rig.hand.ask(*reserve(1, ttl_ms=5000))
+    _, _, token, fence, ttl_ms = granted
+    assert fence == rig.worker.core.epoch * 2**20 + 1
+    assert ttl_ms == 5000
+    assert await rig.hand.ask(*task(2, "double", [1], token=token)) == [OK, 2, 2]
+    assert await rig.hand.ask(*task(3, "double", [2], token=token)) == [OK, 3, 4]
+    rig.hand.send((int(Request.RELEASE), None, token))
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_single_use_token_needs_no_release(rig: Rig):
+    token = await rig.hand.grant(1, flags=ReserveFlag.SINGLE_USE)
+    await rig.hand.ask(*task(2, token=token))
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+    answer = await rig.hand.ask(*task(3, token=token))
+    assert answer[2] == "unknown_token"
+    assert answer[5] is False
+
+
+@pytest.mark.parametrize(
+    "bad", [task(2, "nope"), task(2, "double", ["x"]), task(2, deadline_ms=0), task(2, "heavy")], ids=lambda t: t[2]
+)
+@on_rig()
+async def test_a_single_use_slot_comes_back_when_its_task_cannot_start(rig: Rig, bad):
+    token = await rig.hand.grant(1, flags=ReserveFlag.SINGLE_USE)
+    rig.hand.send((*bad[:6], token, *bad[7:]))
+    await rig.hand.answer(2)
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_an_unclaimed_lease_frees_itself_after_the_claim_timeout(rig: Rig):
+    await rig.hand.grant(1, claim_ms=500)
+    await asyncio.sleep(0.45)
+    assert rig.worker.core.load.reserved == 1
+    await asyncio.sleep(0.06)
+    assert rig.worker.core.load.reserved == 0
+    assert rig.events("grant", "expire") == ["grant", "expire"]
+    await asyncio.sleep(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_lease_lives_while_it_is_renewed_and_dies_when_it_is_not(rig: Rig):
+    token = await rig.hand.grant(1, ttl_ms=1000)
+    for number in range(5):
+        await asyncio.sleep(0.8)
+        assert await rig.hand.ask(int(Request.RENEW), 10 + number, token, 1000) == [Answer.RENEWED, 10 + number, 1000]
+    await asyncio.sleep(1.1)
+    answer = await rig.hand.ask(int(Request.RENEW), 20, token, 1000)
+    assert answer[2] == "lease_expired"
+    assert (await rig.hand.ask(*task(21, token=token)))[2] == "lease_expired"
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_lease_in_use_by_all_its_slots_is_busy(rig: Rig):
+    token = await rig.hand.grant(1)
+    rig.hand.send(task(2, "wait", token=token))
+    answer = await rig.hand.ask(*task(3, token=token))
+    assert answer[2] == "lease_busy"
+    assert answer[5] is False
+
+
+@on_rig()
+async def test_a_task_too_big_for_its_lease_is_told_what_to_reserve(rig: Rig):
+    token = await rig.hand.grant(1)
+    answer = await rig.hand.ask(*task(2, "heavy", token=token))
+    assert answer[2] == "invalid_request"
+    assert "costs 2 slots" in answer[3]
+
+
+@on_rig()
+async def test_a_repeated_reserve_gets_the_same_grant(rig: Rig):
+    rig.hand.send(reserve(1), reserve(1))
+    await rig.hand.quiet()
+    first, second = rig.hand.answers_to(1)
+    assert first == second
+    assert rig.worker.core.load.reserved == 1
+
+
+@on_rig()
+async def test_a_release_that_overtakes_its_reserve_wins(rig: Rig):
+    rig.hand.send((int(Request.RELEASE), 1, None), reserve(1))
+    assert await rig.hand.answer(1) == [REJECTED, 1, "expired"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_releases_of_the_unknown_are_silent(rig: Rig):
+    rig.hand.send(
+        (int(Request.RELEASE), 77, None), (int(Request.RELEASE), None, "nobody"), (int(Request.RELEASE), None, None)
+    )  # noqa: E501
+    await rig.hand.quiet()
+    assert rig.hand.messages == []
+
+
+@on_rig()
+async def test_a_reserve_for_too_much_or_too_long_is_an_error(rig: Rig):
+    assert (await rig.hand.ask(*reserve(1, slots=3)))[2] == "invalid_request"
+    answer = await rig.hand.ask(*reserve(2, ttl_ms=3_601_000))
+    assert answer[2:4] == ["invalid_request", "ttl of 3601 s: this worker leases for 3600 s at most"]
+    answer = await rig.hand.ask(*reserve(3, claim_ms=301_000))
+    assert answer[2:4] == ["invalid_request", "claim timeout of 301 s: this worker waits 300 s at most"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_a_reserve_that_is_too_late_holds_nothing(rig: Rig):
+    assert await rig.hand.ask(*reserve(1, deadline_ms=0)) == [REJECTED, 1, "expired"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_who_holds_a_lease_can_be_read(rig: Rig):
+    token = await rig.hand.grant(1, meta={"owner": "batch job 7"})
+    await rig.hand.quiet(0.05)
+    assert rig.value(f"lease.images.w1.{token}")["owner"] == "batch job 7"
+
+
+# -- epochs -----------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
+    token = await rig.hand.grant(1)
+    stale = rig.worker.core.epoch - 1
+    rig.hand.send(task(2), reserve(3), (int(Request.RENEW), 4, token, 1000), epoch=stale)
+    await rig.hand.quiet()
+    assert rig.hand.answers[1:] == [[REJECTED, number, "stale"] for number in (2, 3, 4)]
+    assert rig.events("start") == []
+    assert rig.worker.core.load == Load(0, 1, 2)
+
+
+@on_rig()
+async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
+    epoch = rig.worker.core.epoch
+    earlier = await rig.hand.ask(int(Request.CHECK), 9, [1], epoch=epoch - 1)
+    assert earlier[2] == [TaskState.FORGOTTEN]
+    rig.worker.core.new_epoch(epoch + 1, asyncio.get_running_loop().time())
+    same = await rig.hand.ask(int(Request.CHECK), 10, [2], epoch=epoch)
+    assert same[2] == [TaskState.UNKNOWN]
+
+
+@on_rig()
+async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
+    token = await rig.hand.grant(1)
+    rig.hand.send(task(2, "wait"))
+    await rig.hand.quiet()
+    rig.hand.send((int(Request.RELEASE), None, token), (int(Request.CANCEL), 2), (int(Request.CHECK), 3, [2]), epoch=1)
+    await rig.hand.answer(3)
+    assert (await rig.hand.answer(2))[2] == "task_cancelled"
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+# -- streams ----------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_items_come_numbered_and_end_with_their_count(rig: Rig):
+    assert await rig.hand.ask(*task(1, "count", [3], flags=TaskFlag.STREAM)) is not None
+    await rig.hand.quiet()
+    assert rig.hand.answers == [[Answer.ITEM, 1, n, n] for n in range(3)] + [[Answer.END, 1, 3]]
+    assert rig.at_rest()
+
+
+async def test_a_stream_waits_for_its_reader():
+    async with Rig(stream_window=2) as rig:
+        rig.hand.send(task(1, "count", [5], flags=TaskFlag.STREAM))
+        await rig.hand.quiet()
+        assert [frame[2] for frame in rig.hand.answers] == [0, 1]
+        rig.hand.send((int(Request.CREDIT), 1, 2))
+        await rig.hand.quiet()
+        assert [frame[2] for frame in rig.hand.answers] == [0, 1, 2, 3]
+        rig.hand.send((int(Request.CREDIT), 1, 9))
+        await rig.hand.quiet()
+        assert rig.hand.answers[-1] == [Answer.END, 1, 5]
+
+
+@on_rig()
+async def test_a_caller_that_asks_for_no_stream_gets_a_list(rig: Rig):
+    assert await rig.hand.ask(*task(1, "count", [3])) == [OK, 1, [0, 1, 2]]
+
+
+@on_rig()
+async def test_an_item_that_fits_no_message_ends_the_stream(rig: Rig):
+    rig.hub.max_payload = 10_000
+    rig.hand.send(task(1, "count", [3, 20_000], flags=TaskFlag.STREAM))
+    answer = await rig.hand.answer(1)
+    assert answer[2] == "invalid_result"
+    assert "item 0 of images.count is 20" in answer[3]
+    await rig.hand.quiet()
+    assert rig.at_rest()
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@on_rig()
+async def test_a_result_that_fits_no_message_is_an_error_with_size_and_limit(rig: Rig):
+    rig.hub.max_payload = 10_000
+    answer = await rig.hand.ask(*task(1, "big", [20_000]))
+    assert answer[2] == "invalid_result"
+    assert answer[4] == {"size": 20_006, "limit": 9_936}
+    assert answer[5] is True
+
+
+@on_rig()
+async def test_answers_that_do_not_fit_one_message_are_split(rig: Rig):
+    rig.hub.max_payload = 10_000
+    rig.hand.send(*(task(number, "big", [2_000]) for number in (1, 2)))
+    rig.hand.send(task(3, "double", [1]))
+    await rig.hand.quiet()
+    one_message = len(rig.hand.messages)
+    async with Rig(slots=20) as wide:
+        wide.hub.max_payload = 10_000
+        wide.hand.send(*(task(number, "big", [4_000]) for number in range(10)))
+        await wide.hand.quiet()
+        assert len(wide.hand.answers) == 10
+        assert all(len(message.data) <= 10_000 for message in wide.hand.messages)
+        assert len(wide.hand.messages) == 5
+    assert one_message >= 1
+
+
+@on_rig()
+async def test_an_error_too_large_for_a_message_is_cut(rig: Rig):
+    rig.hub.max_payload = 5_000
+    answer = await rig.hand.ask(*task(1, "fail", ["x" * 4_000]))
+    assert answer[2] == "task_failed"
+    assert answer[4] is None
+    assert len(answer[3]) <= 2_000
+
+
+# -- what is not even a request ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"zz", codec.pack([1, 2]), codec.pack([99, 1, "s", []]), codec.pack([1, 1, "s", [[1, 2]]])],
+    ids=["empty", "no msgpack", "too short", "other version", "bad frame"],
+)
+@on_rig()
+async def test_a_malformed_envelope_is_answered_with_an_error_and_nothing_of_it_is_done(rig: Rig, data):
+    rig.hand.send_raw(data, reply=rig.hand.reply)
+    await rig.hand.quiet()
+    assert len(rig.hand.messages) == 1
+    headers = rig.hand.messages[0].headers
+    assert headers is not None
+    assert headers["Nats-Service-Error-Code"] == "400"
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_without_a_reply_subject_the_work_is_done_in_silence(rig: Rig):
+    rig.hand.send(task(1, "double", [1]), reply="")
+    rig.hand.send_raw(b"zz", reply="")
+    await rig.hand.quiet()
+    assert rig.worker.statistics().tasks["succeeded"] == 1
+    assert rig.hand.messages == []
+
+
+@on_rig()
+async def test_a_bug_in_one_frame_does_not_take_the_others_with_it(rig: Rig, monkeypatch, caplog):
+    admit = rig.worker.core.admit
+    monkeypatch.setattr(
+        type(rig.worker.core),
+        "admit",
+        lambda core, sender, task_id, *rest: 1 / 0 if task_id == 1 else admit(sender, task_id, *rest),
+    )  # noqa: E501
+    rig.hand.send(task(1), task(2, "double", [3]))
+    assert await rig.hand.answer(2) == [OK, 2, 6]
+    broken = await rig.hand.answer(1)
+    assert broken[2] == "internal"
+    assert any(record.__dict__.get("action") == "frame.failed" for record in caplog.records)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_random_bytes_never_break_the_worker(rig: Rig):
+    import random
+
+    source = random.Random(5)
+    good = frames.encode_request(rig.worker.core.epoch, "fuzz", [task(1, "double", [1]), reserve(2)])
+    for _ in range(300):
+        data = bytearray(good)
+        for _ in range(source.randrange(1, 6)):
+            data[source.randrange(len(data))] = source.randrange(256)
+        rig.hand.send_raw(bytes(data), reply="")
+    await rig.hand.quiet()
+    rig.worker.core.check()
+    assert await rig.hand.ask(*task(9_999_999, "double", [1])) in ([OK, 9_999_999, 2], [REJECTED, 9_999_999, "full"])
+
+
+@on_rig()
+async def test_naming_one_answered_task_many_times_brings_its_answer_once(rig: Rig):
+    await rig.hand.ask(*task(1, "echo", ["x" * 1000]))
+    rig.hand.send((int(Request.CHECK), 2, [1] * 500), (int(Request.CHECK), 3, [1]), *[task(1) for _ in range(500)])
+    await rig.hand.quiet()
+    assert rig.hand.answers_to(2) == [[Answer.CHECKED, 2, [TaskState.ANSWERED] * 500]]
+    assert rig.hand.answers_to(3) == [[Answer.CHECKED, 3, [TaskState.ANSWERED]]]
+    assert len(rig.hand.answers_to(1)) == 2, "its own answer, and once again"
+
+
+@on_rig(stream_window=2)
+async def test_a_stream_is_as_far_ahead_as_its_reader_says(rig: Rig):
+    rig.hand.send(task(1, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 5}))
+    rig.hand.send(task(2, "count", [100], flags=int(TaskFlag.STREAM), meta={"window": 10**9}))
+    await rig.hand.quiet(0.1)
+    assert [len(rig.hand.answers_to(number)) for number in (1, 2)] == [5, 2]
+
+
+@on_rig(stream_window=2)
+async def test_credit_for_more_than_was_sent_makes_no_room(rig: Rig):
+    rig.hand.send(task(1, "count", [1000], flags=int(TaskFlag.STREAM)))
+    await rig.hand.quiet(0.1)
+    rig.hand.send((int(Request.CREDIT), 1, 2**63))
+    await rig.hand.quiet(0.1)
+    assert len(rig.hand.answers_to(1)) == 4

@@ -1,0 +1,281 @@
+"""Requests of operators and other languages, in JSON and in msgpack: each gets exactly one answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gangline.schemas.public_id import public_id
+from gangline.schemas.wire import codec
+from gangline.schemas.wire.codec import Format
+from gangline.schemas.wire.frames import Load
+from gangline.worker.wire.operations_server import header_text
+
+from ...support.worker.rig import Rig, on_rig, task
+
+FORMATS = pytest.mark.parametrize("fmt", list(Format), ids=["json", "msgpack"])
+
+
+async def accepted(rig: Rig, fmt: Format = Format.JSON, **terms: Any) -> dict[str, Any]:
+    body, headers = await rig.hand.request("reserve", terms or None, fmt)
+    assert "Nats-Service-Error" not in headers, body
+    assert body["accepted"] is True
+    return body
+
+
+@FORMATS
+@on_rig()
+async def test_an_empty_reserve_holds_one_slot_for_fifteen_seconds(rig: Rig, fmt):
+    body = await accepted(rig, fmt)
+    assert body["ttl_s"] == 15.0
+    assert body["epoch"] == rig.worker.core.epoch
+    assert body["load"] == {"running": 0, "reserved": 1, "total": 2, "ongoing": 1, "free": 1, "draining": False}
+    await asyncio.sleep(14.9)
+    assert rig.worker.core.load.reserved == 1
+    await asyncio.sleep(0.2)
+    assert rig.worker.core.load.reserved == 0
+
+
+@FORMATS
+@on_rig()
+async def test_a_lease_is_used_renewed_and_released(rig: Rig, fmt):
+    token = (await accepted(rig, fmt, slots=1, ttl_s=5.0, owner="ann"))["token"]
+    body, headers = await rig.hand.request("dispatch", {"token": token, "method": "double", "arguments": [4]}, fmt)
+    assert body == 8
+    assert headers["Gangline-Worker"] == "images.w1"
+    body, _ = await rig.hand.request("dispatch", {"token": token, "method": "echo", "arguments": {"value": "x"}}, fmt)
+    assert body == "x"
+    body, _ = await rig.hand.request("renew", {"token": token, "ttl_s": 9.0}, fmt)
+    assert body["ttl_s"] == 9.0
+    body, _ = await rig.hand.request("release", {"token": token}, fmt)
+    assert body["released"] is True
+    body, _ = await rig.hand.request("release", {"token": token}, fmt)
+    assert body["released"] is False
+    await rig.hand.quiet(0.1)
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_bytes_travel_as_base64_in_json_and_as_they_are_in_msgpack(rig: Rig):
+    token = (await accepted(rig))["token"]
+    request = {"token": token, "method": "big", "arguments": [3]}
+    assert (await rig.hand.request("dispatch", request))[0] == "eHh4"
+    assert (await rig.hand.request("dispatch", request, Format.MSGPACK))[0] == b"xxx"
+
+
+@on_rig()
+async def test_a_null_result_is_a_null_body(rig: Rig):
+    token = (await accepted(rig))["token"]
+    message = await rig.hand.bus.request(
+        "rig.worker.images.w1.dispatch", codec.to_json({"token": token, "method": "echo"}), timeout_s=1
+    )
+    assert message.data == b"null"
+
+
+@on_rig()
+async def test_the_same_request_id_gets_the_same_lease_and_can_release_it(rig: Rig):
+    first, again = await accepted(rig, rid="job-1"), await accepted(rig, rid="job-1")
+    assert first["token"] == again["token"]
+    body, _ = await rig.hand.request("release", {"rid": "job-1"})
+    assert body["released"] is True
+    body, _ = await rig.hand.request("reserve", {"rid": "job-1"})
+    assert (body["accepted"], body["reason"]) == (False, "expired")
+
+
+@on_rig()
+async def test_a_release_before_its_reserve_wins(rig: Rig):
+    body, _ = await rig.hand.request("release", {"rid": "job-2"})
+    assert body["released"] is False
+    body, _ = await rig.hand.request("reserve", {"rid": "job-2"})
+    assert (body["accepted"], body["reason"]) == (False, "expired")
+
+
+@on_rig()
+async def test_a_full_worker_says_so_with_its_load(rig: Rig):
+    await accepted(rig, slots=2)
+    body, headers = await rig.hand.request("reserve")
+    assert (body["accepted"], body["reason"], body["load"]["free"]) == (False, "full", 0)
+    assert headers == {}
+
+
+@on_rig()
+async def test_a_single_use_lease_admits_one_task(rig: Rig):
+    token = (await accepted(rig, single_use=True))["token"]
+    request = {"token": token, "method": "double", "arguments": {"x": 2}}
+    assert (await rig.hand.request("dispatch", request))[0] == 4
+    body, headers = await rig.hand.request("dispatch", request)
+    assert body["code"] == "unknown_token"
+    assert headers["Nats-Service-Error-Code"] == "404"
+
+
+@on_rig()
+async def test_a_sync_lease_is_fenced_by_its_revision(rig: Rig):
+    body = await accepted(rig, ledger="sync")
+    entry = next(e for e in rig.hub.peek(rig.names.ledger_bucket) if e.key.endswith(body["token"]))
+    assert body["fence"] == entry.revision
+
+
+@FORMATS
+@on_rig()
+async def test_stats_tell_what_is_held(rig: Rig, fmt):
+    token = (await accepted(rig, owner="ann", ttl_s=20.0))["token"]
+    rig.hand.send(task(1, "wait"))
+    await rig.hand.quiet(0.1)
+    body, _ = await rig.hand.request("stats", None, fmt)
+    assert (body["pool"], body["worker"]) == ("images", "w1")
+    assert body["leases"] == [
+        {
+            "token": public_id(token),
+            "slots": 1,
+            "running": 0,
+            "single_use": False,
+            "owner": "ann",
+            "expires_in_s": 19.9,
+            "gang": None,
+            "seat": None,
+        }
+    ]
+    assert body["tasks"]["started"] == 1
+    assert body["ledger"]["written"] == 1
+
+
+@on_rig()
+async def test_a_worker_is_resized_over_the_wire(rig: Rig):
+    body, _ = await rig.hand.request("resize", {"slots": 5})
+    assert (body["slots"], body["load"]["total"]) == (5, 5)
+    assert rig.worker.core.load.total == 5
+    body, _ = await rig.hand.request("resize", {"slots": 0})
+    assert rig.worker.core.load.total == 0
+
+
+@on_rig()
+async def test_a_worker_is_drained_over_the_wire(rig: Rig):
+    rig.hand.send(task(1, "wait"))
+    await rig.hand.quiet()
+    body, _ = await rig.hand.request("drain")
+    assert (body["draining"], body["load"]["draining"]) == (True, True)
+    body, _ = await rig.hand.request("reserve")
+    assert (body["accepted"], body["reason"]) == (False, "draining")
+    rig.gates.open.set()
+    await asyncio.wait_for(rig.worker.wait_closed(), 1.0)
+    assert rig.keys() == []
+
+
+@on_rig()
+async def test_a_dispatch_is_stopped_at_its_timeout(rig: Rig):
+    token = (await accepted(rig))["token"]
+    body, headers = await rig.hand.request("dispatch", {"token": token, "method": "wait", "timeout_s": 0.5})
+    assert (body["code"], body["may_have_started"]) == ("deadline_exceeded", True)
+    assert headers["Nats-Service-Error-Code"] == "504"
+
+
+# -- what is wrong, each with its text --------------------------------------------------------------------------------
+
+TOKEN = "x" * 22
+WRONG: list[tuple[str, Any, str, str]] = [
+    ("reserve", {"slots": -1}, "invalid_request", "slots: Input should be greater than or equal to 1"),
+    ("reserve", {"slots": 0}, "invalid_request", "slots: Input should be greater than or equal to 1"),
+    ("reserve", {"slots": 3}, "invalid_request", "3 slots were asked for and worker images.w1 has 2: ask for fewer"),
+    ("reserve", {"slotz": 1}, "invalid_request", "no field 'slotz'; fields: rid, slots, "),
+    ("reserve", {"ttl_s": 0.1}, "invalid_request", "ttl_s: Input should be greater than or equal to 1"),
+    ("reserve", {"ttl_s": 7200}, "invalid_request", "ttl of 7200 s: this worker leases for 3600 s at most"),
+    ("reserve", {"rid": "a b"}, "invalid_request", "rid: String should match pattern"),
+    ("reserve", [1], "invalid_request", "the body is of type list: send an object; fields: "),
+    ("reserve", b"{", "malformed_message", "not JSON"),
+    ("reserve", b"\xff\xfe", "malformed_message", "not JSON"),
+    ("dispatch", None, "invalid_request", "token: missing; method: missing"),
+    ("dispatch", {"token": TOKEN, "method": "double"}, "unknown_token", "knows no lease xxxxxxxx...: reserve"),
+    ("dispatch", {"token": TOKEN, "method": "nope"}, "unknown_method", "no task 'nope'; it has: echo"),
+    ("dispatch", {"token": TOKEN, "method": "echo", "epoch": 1}, "stale_epoch", "epoch 1 is not that of"),
+    ("renew", {"token": TOKEN}, "unknown_token", "reserve one first"),
+    ("renew", {"token": TOKEN, "epoch": 1}, "stale_epoch", "reserve again"),
+    ("release", {}, "invalid_request", "token or rid: name the lease to release"),
+    ("drain", {"grace_s": -1}, "invalid_request", "grace_s: Input should be greater than or equal to 0"),
+    ("resize", None, "invalid_request", "slots: missing"),
+    ("resize", {"slots": "many"}, "invalid_request", "slots: Input should be a valid integer"),
+    ("resize", {"slots": 1_000_001}, "invalid_request", "less than or equal to 1000000"),
+    ("stats", {"all": True}, "invalid_request", "no field 'all'; fields: none"),
+    ("explode", None, "unknown_method", "it has: reserve, dispatch, renew, release, stats, drain, resize"),
+    ("frames", b"zz", "malformed_message", "not msgpack"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operation", "body", "code", "text"), WRONG, ids=lambda v: str(v)[:30])
+@on_rig()
+async def test_each_wrong_request_is_told_what_is_wrong(rig: Rig, operation, body, code, text):
+    answer, headers = await rig.hand.request(operation, body)
+    assert answer["code"] == code
+    assert text in answer["message"]
+    assert answer["may_have_started"] is False
+    assert headers["Nats-Service-Error"][:40] == answer["message"][:40]
+    assert 400 <= int(headers["Nats-Service-Error-Code"]) < 500
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_an_error_of_a_msgpack_request_is_msgpack(rig: Rig):
+    answer, headers = await rig.hand.request("reserve", {"slots": -1}, Format.MSGPACK)
+    assert headers["Content-Type"] == "application/msgpack"
+    assert answer["code"] == "invalid_request"
+
+
+@on_rig()
+async def test_an_unknown_content_type_is_refused_in_json(rig: Rig):
+    message = await rig.hand.bus.request(
+        "rig.worker.images.w1.reserve", b"<x/>", timeout_s=1, headers={"Content-Type": "text/xml"}
+    )
+    assert "is not known" in codec.from_json(message.data)["message"]
+    assert rig.at_rest()
+
+
+@on_rig()
+async def test_wrong_arguments_and_failures_of_the_task_are_told_apart(rig: Rig):
+    token = (await accepted(rig, slots=2))["token"]
+
+    async def dispatch(method: str, arguments: Any) -> tuple[dict[str, Any], str]:
+        body, headers = await rig.hand.request("dispatch", {"token": token, "method": method, "arguments": arguments})
+        return body, headers["Nats-Service-Error-Code"]
+
+    body, status = await dispatch("double", ["four"])
+    assert (body["code"], body["may_have_started"], status) == ("invalid_arguments", False, "422")
+    body, status = await dispatch("fail", {"text": "no\nluck \u2603"})
+    assert (body["code"], body["may_have_started"], status) == ("task_failed", True, "500")
+    rig.hub.max_payload = 10_000
+    body, status = await dispatch("big", [20_000])
+    assert body["code"] == "invalid_result"
+    assert "at most 8976 fit a message" in body["message"]
+    assert rig.worker.core.load == Load(0, 2, 2)
+
+
+@on_rig()
+async def test_a_request_without_a_reply_subject_is_carried_out(rig: Rig):
+    rig.hand.bus.publish("rig.worker.images.w1.resize", b'{"slots": 3}')
+    rig.hand.bus.publish("rig.worker.images.w1.resize", b"nonsense")
+    await rig.hand.quiet()
+    assert rig.worker.core.load.total == 3
+
+
+@on_rig()
+async def test_a_bug_in_an_operation_is_an_answer_too(rig: Rig, monkeypatch):
+    monkeypatch.setattr(type(rig.worker.core), "renew", lambda *args, **rest: 1 / 0)
+    answer, headers = await rig.hand.request("renew", {"token": TOKEN})
+    assert answer["code"] == "internal"
+    assert headers["Nats-Service-Error-Code"] == "500"
+
+
+@on_rig()
+async def test_a_worker_that_leaves_answers_the_dispatch_that_runs(rig: Rig):
+    token = (await accepted(rig))["token"]
+    asking = asyncio.create_task(rig.hand.request("dispatch", {"token": token, "method": "wait"}))
+    await rig.hand.quiet()
+    await rig.worker.stop()
+    answer, _ = await asking
+    assert answer["code"] == "task_cancelled"
+
+
+def test_header_text_is_one_line_of_ascii():
+    assert header_text("a\r\nb \u2603") == "a b \\u2603"
+    assert header_text("") == "error"
+    assert len(header_text("x" * 9_999)) == 500

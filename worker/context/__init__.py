@@ -1,0 +1,1 @@
+"""What a running task sees. Imports only: settings."""

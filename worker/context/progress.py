@@ -1,0 +1,138 @@
+"""How far a durable task is: from `current_task().progress(...)` to whoever reads the job's feed.
+
+Best effort by design: a report is a plain publish, which the stream of jobs stores, and none is worth waiting for. What
+a task says faster than every 50 ms is coalesced to the newest; the first goes out at once, the last before the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from ...bus.port.bus import Bus
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import Disconnected, GanglineError, PayloadTooLarge
+from ...schemas.names import JobFeed, Names
+from ...schemas.records.jobs import JobProgress
+from ...schemas.wire import codec
+from ...schemas.wire.plain_values import to_wire
+from ...telemetry.logs import Log
+
+INTERVAL_S: Final = 0.05
+"""Between two reports of one task."""
+MAX_BYTES: Final = 64 * 1024
+"""Of one value, as JSON. Larger things are results, items, or belong into storage."""
+
+_NOTHING: Final = object()
+
+
+class Progress(Protocol):
+    """The way out of a task's reports."""
+
+    def report(self, value: Any) -> None:
+        """Take a value of the wire. From any thread; returns at once, and never raises."""
+        ...
+
+
+def written(value: Any, where: str) -> Any:
+    """A report as plain wire values; a copy.
+
+    Raises:
+        InvalidResult: it has no form on the wire.
+        PayloadTooLarge: over MAX_BYTES.
+    """
+    plain = to_wire(value, where, "progress")
+    size = len(codec.to_json(plain))
+    if size > MAX_BYTES:
+        raise PayloadTooLarge(
+            f"{where}: a progress value of {size} bytes: at most {MAX_BYTES} are sent; say less, or yield items",
+            details={"size": size, "limit": MAX_BYTES},
+        )
+    return plain
+
+
+class ProgressFeed:
+    """The reports of one execution. But for `report`, only used on the event loop."""
+
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    _number = 0
+    _newest: Any = _NOTHING
+    """Not sent yet."""
+    _timer: asyncio.TimerHandle | None = None
+    """Runs while the next report has to wait."""
+    _closed = False
+
+    def __init__(
+        self,
+        bus: Bus,
+        names: Names,
+        job: str,
+        attempt: int,
+        *,
+        ambient: Ambient,
+        loop: asyncio.AbstractEventLoop,
+        log: Log,
+    ) -> None:
+        self._bus = bus
+        self._names = names
+        self._job = job
+        self._attempt = attempt
+        self._ambient = ambient
+        self._log = log
+        self._loop = loop
+
+    def report(self, value: Any) -> None:
+        """See Progress."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            self._take(value)
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._take, value)
+        except RuntimeError:
+            pass  # The loop has closed: nobody is left to tell.
+
+    def close(self) -> None:
+        """Send the newest, if it is not sent yet; nothing more goes out. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._closed and self._newest is not _NOTHING:
+            self._send()
+        self._closed = True
+
+    def _take(self, value: Any) -> None:
+        if self._closed:
+            return
+        self._newest = value
+        if self._timer is None:
+            self._next()
+
+    def _next(self) -> None:
+        self._timer = None
+        if self._newest is not _NOTHING:
+            self._send()
+            self._timer = self._loop.call_later(INTERVAL_S, self._next)
+
+    def _send(self) -> None:
+        value = self._newest
+        report = JobProgress(
+            job=self._job,
+            attempt=self._attempt,
+            number=self._number + 1,
+            at=round(self._ambient.wall(), 3),
+            value=value,
+        )
+        try:
+            self._bus.publish(self._names.job(self._job, JobFeed.PROGRESS), codec.to_json(report))
+        except Disconnected:
+            return  # the newest is still to be sent, when the connection is back
+        except GanglineError as error:
+            self._log.debug("progress not sent: %s", error.message[:200], extra={"action": "progress.lost"})
+        else:
+            self._number += 1
+        self._newest = _NOTHING

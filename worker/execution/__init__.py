@@ -1,0 +1,1 @@
+"""Runs tasks. Imports only: its executors, ledger, pool, context, slots."""

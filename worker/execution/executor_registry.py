@@ -1,0 +1,256 @@
+"""`Executors`: runs bound calls, each where its task wants to run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ...schemas.errors.base import ClosedError, GanglineError, InvalidSettings
+from ..context.lifespans import Scope
+from ..context.task_context import TaskContext, attach, end
+from ..pool.declared_task import BoundCall, DeclaredTask, ExecutorKind, Outcome, Shape
+from ..pool.pool import Pool
+from .executors.event_loop import LoopRun
+from .executors.execution import DEFAULT_WINDOW, ExecutorSettings, OnDone, OnItem, Run, Site
+from .executors.failures import failure_of
+from .executors.middleware import WrappedRun
+from .executors.processes.pool import Processes, ProcessRun
+from .executors.stepper import Stepper
+from .executors.threads import ThreadRun, Threads
+
+
+class Executors:
+    """Owned by one worker. `start()` before the first launch; `stop()` when nothing runs any more."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        settings: ExecutorSettings | None = None,
+        on_models: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        """
+        Args:
+            pool: whose tasks run here.
+            settings: see ExecutorSettings.
+            on_models: told the ids of all loaded models after each change.
+        """
+        self._pool = pool
+        self._settings = settings or ExecutorSettings()
+        self._on_models = on_models
+        self._scope = Scope(pool, lambda _: self._models_changed())
+        self._threads = Threads(f"gangline-{pool.name}")
+        self._processes = Processes(pool, self._settings, self._models_changed)
+        self._models: tuple[str, ...] = ()
+        self._middleware = tuple(pool.middlewares)
+        self._plain: frozenset[DeclaredTask] = frozenset()
+        self._running = False
+        self._launched = 0
+
+    async def start(self) -> None:
+        """Resolve annotations, enter the lifespans, warm up children. Idempotent.
+
+        Raises:
+            InvalidSettings: a task that cannot be served (see DeclaredTask.prepare).
+            Exception: whatever a lifespan raised.
+        """
+        if self._running:
+            return
+        for task in self._pool.tasks.values():
+            task.prepare()
+        self._middleware = tuple(self._pool.middlewares)
+        self._threads = Threads(f"gangline-{self._pool.name}")
+        self._processes = Processes(self._pool, self._settings, self._models_changed)
+        self._plain = frozenset(task for task in self._pool.tasks.values() if self._is_plain(task))
+        await self._scope.open()
+        try:
+            self._check_resources()
+            await self._processes.start()
+        except BaseException:
+            await self._scope.close()
+            raise
+        loop = asyncio.get_running_loop()
+        self._stepper = Stepper(loop)
+        self._site = Site(loop=loop, scope=self._scope, settings=self._settings, stepper=self._stepper)
+        self._running = True
+
+    async def stop(self) -> None:
+        """Unload models, leave the lifespans, end threads and children. Idempotent; safe before start().
+
+        Nothing may run any more: cancel what does and wait for its outcome first. Threads whose code does not return
+        are left behind; they do not keep the process from ending.
+        """
+        if not self._running:
+            return
+        self._running = False
+        self._stepper.close()
+        self._threads.close()
+        try:
+            await self._processes.stop()
+        finally:
+            await self._scope.close()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Ids of the models loaded now, in this process or a child, sorted."""
+        return self._models
+
+    def launch(
+        self,
+        call: BoundCall,
+        context: TaskContext,
+        *,
+        on_done: OnDone,
+        on_item: OnItem | None = None,
+        window: int = DEFAULT_WINDOW,
+        on_abandoned: OnDone | None = None,
+        wrapped: bool = True,
+    ) -> Run:
+        """Run it. All callbacks come on the loop, and never before this returns.
+
+        It is stopped at the task's own `timeout_s`, and `context.deadline` is moved there if that comes first. The
+        caller's deadline is for the owner to watch, who holds all of them in one place; it calls `cancel`.
+
+        Args:
+            call: from DeclaredTask.bind.
+            context: made for this execution alone.
+            on_done: called once, when the code has stopped: the end of the slot's use.
+            on_item: called with number and value of each item of a stream. None: items are collected into a list.
+            window: items that may go out before any credit.
+            on_abandoned: called when a thread was told to stop and has not yet: its caller can be answered, while the
+                slot stays in use until `on_done`.
+            wrapped: with the pool's middleware around it.
+
+        Raises:
+            ClosedError: not started, or stopped already.
+        """
+        if not self._running:
+            raise ClosedError(f"the executors of pool {self._pool.name!r} do not run")
+        attach(context, self._scope)
+        task = call.task
+        if not task.streams:
+            on_item = None
+        if self._middleware and wrapped:
+            return self._wrap(call, context, on_done, on_item, window, on_abandoned)
+        self._launched += 1
+        run: LoopRun | ThreadRun | ProcessRun
+        if task.executor is ExecutorKind.ASYNC:
+            run = LoopRun(call, context, self._site, on_done, on_item, on_abandoned)
+            if task.timeout_s is not None:
+                run.arm()
+            run.start(window)
+        elif task.executor is ExecutorKind.PROCESS:
+            run = ProcessRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run.arm()
+            run.start(window, self._processes)
+        else:
+            run = ThreadRun(call, context, self._site, on_done, on_item, on_abandoned)
+            run.arm()
+            run.start(window, self._threads)
+        return run
+
+    def _wrap(
+        self,
+        call: BoundCall,
+        context: TaskContext,
+        on_done: OnDone,
+        on_item: OnItem | None,
+        window: int,
+        on_abandoned: OnDone | None,
+    ) -> Run:
+        def launch(on_done: OnDone, on_item: OnItem | None, on_abandoned: OnDone, window: int) -> Run:
+            inner = self.launch(
+                call,
+                context,
+                on_done=on_done,
+                on_item=on_item,
+                window=window,
+                on_abandoned=on_abandoned,
+                wrapped=False,
+            )
+            inner.inner = True
+            return inner
+
+        run = WrappedRun(call, context, self._site, on_done, on_item, on_abandoned)
+        run.arm()
+        run.start(window, self._middleware, launch)
+        return run
+
+    # -- by hand: see worker.wire.fast_path -----------------------------------------------------------------------
+
+    def failed(self, error: BaseException, reason: GanglineError | None, where: str) -> Outcome:
+        """The outcome of a task that raised; `reason`: why it was told to stop, if it was."""
+        return Outcome(error=failure_of(error, reason, where, with_traceback=self._settings.send_tracebacks))
+
+    @property
+    def running(self) -> bool:
+        return self._running
+
+    @property
+    def stepper(self) -> Stepper:
+        """Good while this runs."""
+        return self._stepper
+
+    @property
+    def plain(self) -> frozenset[DeclaredTask]:
+        """Tasks of which an execution is nothing but its coroutine."""
+        return self._plain
+
+    @property
+    def scope(self) -> Scope:
+        """What executions may ask for; see `launch`."""
+        return self._scope
+
+    def count(self, launched: int) -> None:
+        """So many were stepped by hand."""
+        self._launched += launched
+
+    def let_go(self, context: TaskContext) -> None:
+        """It has ended."""
+        end(context)
+        if self._scope.models.pinned:
+            self._scope.models.done_with(context)
+
+    def _is_plain(self, task: DeclaredTask) -> bool:
+        return (
+            task.executor is ExecutorKind.ASYNC
+            and task.shape is Shape.COROUTINE
+            and task.timeout_s is None
+            and not self._middleware
+        )
+
+    def step(self) -> None:
+        """Run what was launched on the event loop up to its first wait, now and not in the loop's next turn. To be
+        called when nothing more is launched in this one; without it all goes its way a little later."""
+        if self._running:
+            self._stepper.step()
+
+    def statistics(self) -> dict[str, int]:
+        """Counts: launched since the start; threads and children now, and how many of them are idle."""
+        threads, processes = self._threads.statistics(), self._processes.statistics()
+        return {
+            "launched": self._launched,
+            "threads": threads["threads"],
+            "idle_threads": threads["idle"],
+            "processes": processes["children"],
+            "idle_processes": processes["idle"],
+        }
+
+    def _check_resources(self) -> None:
+        """That every resource that a task's parameters ask for is there."""
+        for task in self._pool.tasks.values():
+            for parameter in task.signature.filled:
+                try:
+                    self._scope.resource(parameter.kind)
+                except LookupError as error:
+                    raise InvalidSettings(f"{task.full_name}: parameter {parameter.name!r}: {error}") from None
+
+    def _models_changed(self) -> None:
+        models = tuple(sorted({*self._scope.models.loaded, *self._processes.models}))
+        if models != self._models:
+            self._models = models
+            if self._on_models is not None:
+                self._on_models(models)
+
+    def __repr__(self) -> str:
+        return f"Executors({self._pool.name!r}, launched={self._launched}, running={self._running})"

@@ -1,0 +1,240 @@
+"""The inside of a child process: imports the tasks, then runs one at a time until the worker closes the socket.
+
+Plain functions run in the main thread, as scripts do, so that signals and libraries behave as usual. One more thread
+listens to the worker and ends the process at once when the worker is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import faulthandler
+import importlib
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Coroutine
+from types import FrameType
+from typing import Any
+
+from .....schemas.errors.base import GanglineError
+from .....telemetry.logs import RECORD_FIELDS
+from .....telemetry.tracing import tracer
+from ....context.lifespans import Scope
+from ....context.task_context import TaskContext, attach, end, report_to
+from ....pool.declared_task import Outcome
+from ....pool.pool import TASKS_ATTRIBUTE, Pool
+from ..blocking_stream import Ending, Stream, run_here
+from ..failures import failure_of
+from ..stream_credit import Room
+from .gang_bridge import ChildGang
+from .protocol import Close, Credit, GangAnswer, Open, Start, ToWorker, messages_for_child, pack_for_worker
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main(fd: int, parent: int) -> None:
+    """Serve until told to close.
+
+    Args:
+        fd: this end of the socket pair.
+        parent: pid of the worker.
+    """
+    _die_with(parent)
+    # The worker decides when we end: Ctrl-C and a manager's SIGTERM reach us too. Not SIG_IGN, which programs started
+    # by tasks would inherit.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)
+    os.set_inheritable(fd, False)
+    faulthandler.enable()
+    _Child(socket.socket(fileno=fd)).serve()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """See `main`."""
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it went before we could say so
+
+
+class _Child:
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        # May be taken again by who has it: what the garbage collector finds in the middle of sending may log.
+        self._sending = threading.RLock()
+        self._orders: queue.SimpleQueue[Open | Start | Close] = queue.SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._gang = ChildGang(self._loop, self._ask_gang)
+        self._room: Room | None = None
+        """Of the stream that runs. Set before the worker can know of it, so no credit comes without it."""
+
+    def serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        threading.Thread(target=self._listen, name="gangline-link", daemon=True).start()
+        opening = self._orders.get()
+        assert isinstance(opening, Open)
+        logging.basicConfig(level=opening.log_level, handlers=[_Forward(self)], force=True)
+        try:
+            pool = find_pool(opening.pool, opening.functions)
+            scope = Scope(pool, lambda ids: self._send(ToWorker.MODELS, ids))
+            self._loop.run_until_complete(scope.open())
+        except BaseException as error:
+            text = str(error) if isinstance(error, GanglineError) else f"{type(error).__name__}: {error}"
+            logging.getLogger("gangline.worker").exception(
+                "a child process could not start", extra={"action": "child_broken", "pool": opening.pool}
+            )
+            self._send(ToWorker.BROKEN, text)
+            raise SystemExit(1) from None
+        self._send(ToWorker.READY)
+        while isinstance(order := self._orders.get(), Start):
+            outcome = self._run(order, opening, pool, scope)
+            self._flush_output()
+            self._done(outcome)
+        self._loop.run_until_complete(scope.close())
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+    def _run(self, order: Start, opening: Open, pool: Pool, scope: Scope) -> Outcome:
+        clock = time.monotonic
+        deadline = None if order.remaining_s is None else clock() + order.remaining_s
+        context = TaskContext(**order.context, deadline=deadline, clock=clock)
+        attach(context, scope)
+        self._gang.attach(context)
+        if context.job is not None:
+            report_to(context, self)
+        task = pool.find(order.method)
+        self._room = Room(order.window)
+        stream = Stream(self._item, self._room) if order.streams else None
+        try:
+            call = task.bind(order.args, order.kwargs, json=order.json)
+            # For code here that traces: the tasks' modules set a provider up, or there is none.
+            with tracer.span(f"gangline.process {task.full_name}", parent=context.trace):
+                own = contextvars.copy_context()
+                return own.run(run_here, call, context, stream, opening.max_collected_bytes, self._run_coroutine)
+        except BaseException as error:
+            return Outcome(error=failure_of(error, None, task.full_name, with_traceback=opening.send_tracebacks))
+        finally:
+            end(context)
+            scope.models.done_with(context)
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:
+        return self._loop.run_until_complete(coroutine)
+
+    def _listen(self) -> None:
+        for message in messages_for_child(self._sock):
+            if isinstance(message, Credit):
+                if self._room is not None:
+                    self._room.add(message.items)
+            elif isinstance(message, GangAnswer):
+                self._gang.answered(message)
+            else:
+                if isinstance(message, Start):
+                    self._room = None  # credit that came late belonged to the stream before
+                self._orders.put(message)
+        os._exit(1)
+
+    def _item(self, sequence: int, value: Any) -> None:
+        self._send(ToWorker.ITEM, sequence, value)
+
+    def _ask_gang(self, number: int, what: str, value: Any, root: int) -> None:
+        self._send(ToWorker.GANG, number, what, value, root)
+
+    def _done(self, outcome: Outcome) -> None:
+        error = outcome.error
+        facts = None if error is None else (error.code, error.message, error.details, error.may_have_started)
+        self._send(ToWorker.DONE, outcome.value, outcome.items, facts)
+
+    def _send(self, kind: ToWorker, *places: Any) -> None:
+        message = pack_for_worker(kind, *places)
+        with self._sending:
+            self._sock.sendall(message)
+
+    def report(self, value: Any) -> None:
+        """What the task says of its progress: the worker knows where it goes."""
+        self._send(ToWorker.PROGRESS, value)
+
+    def log(self, fields: dict[str, Any]) -> None:
+        self._send(ToWorker.LOG, fields)
+
+    @staticmethod
+    def _flush_output() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # closed by the task, or a pipe whose reader is gone
+
+
+def find_pool(name: str, functions: tuple[tuple[str, str], ...]) -> Pool:
+    """Import every function, and give the pool that they were declared in.
+
+    Raises:
+        GanglineError: a module does not import, or does not declare the task that it declared in the worker.
+    """
+    pool: Pool | None = None
+    for module_name, qualname in functions:
+        try:
+            found: Any = importlib.import_module(module_name)
+            for part in qualname.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError) as error:
+            raise GanglineError(
+                f"a child process cannot import {qualname} from {module_name}: {error}; tasks that run in processes "
+                "must be importable by that name"
+            ) from error
+        task = getattr(found, TASKS_ATTRIBUTE, {}).get(name)
+        if task is None:
+            raise GanglineError(f"{module_name}.{qualname} is no task of pool {name!r} when a child process imports it")
+        if pool is not None and task.pool is not pool:
+            raise GanglineError(f"the tasks of pool {name!r} belong to two Pool objects: import one from one module")
+        pool = task.pool
+    assert pool is not None
+    for task in pool.tasks.values():
+        task.prepare()
+    return pool
+
+
+class _Forward(logging.Handler):
+    """Hands log records to the worker, which knows where they go."""
+
+    def __init__(self, child: _Child) -> None:
+        super().__init__()
+        self._child = child
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            fields: dict[str, Any] = {
+                "name": record.name,
+                "levelno": record.levelno,
+                "levelname": record.levelname,
+                "msg": record.getMessage(),
+                "created": record.created,
+                "msecs": record.msecs,
+                "process": record.process,
+                "processName": record.processName,
+                "thread": record.thread,
+                "threadName": record.threadName,
+                "pathname": record.pathname,
+                "filename": record.filename,
+                "module": record.module,
+                "lineno": record.lineno,
+                "funcName": record.funcName,
+            }
+            if record.exc_info:
+                fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
+            for key, value in record.__dict__.items():
+                if key not in RECORD_FIELDS:
+                    fields[key] = value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+            self._child.log(fields)
+        except Exception:
+            self.handleError(record)

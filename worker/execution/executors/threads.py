@@ -1,0 +1,183 @@
+"""Tasks in threads.
+
+A thread cannot be stopped from outside. At cancellation its caller is answered at once (`on_abandoned`), while the slot
+stays in use until the function returns: it should look at `current_task().cancelled` now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from typing import Any
+
+from ....schemas.errors.base import GanglineError
+from ...pool.declared_task import Outcome
+from .blocking_stream import Ending, Stream, run_here
+from .execution import Run
+from .stream_credit import Room
+
+Job = Callable[[], None]
+
+
+class Threads:
+    """Threads kept for reuse. As many as run tasks at once, which the worker's slots bound.
+
+    They are daemons, unlike those of ThreadPoolExecutor: code that does not return must not keep a worker that was
+    told to go from going.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._numbers = itertools.count(1)
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._idle = 0
+        """`_total` less the jobs that run or wait for a thread to wake up."""
+        self._total = 0
+        self._closed = False
+
+    def run(self, job: Job) -> None:
+        """Run it in an idle thread, or in a new one."""
+        with self._changed:
+            self._jobs.append(job)
+            if self._idle:
+                self._idle -= 1
+                self._changed.notify()
+                return
+            self._total += 1
+        threading.Thread(target=self._work, name=f"{self._name}-{next(self._numbers)}", daemon=True).start()
+
+    def close(self) -> None:
+        """Idle threads end; busy ones end after their job."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def statistics(self) -> dict[str, int]:
+        with self._changed:
+            return {"threads": self._total, "idle": self._idle}
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs and not self._closed:
+                    self._changed.wait_for(lambda: self._jobs or self._closed)
+                if not self._jobs:
+                    self._total -= 1
+                    self._idle -= 1
+                    return
+                job = self._jobs.popleft()
+            job()
+            del job  # else its arguments would live until the next one
+            with self._changed:
+                self._idle += 1
+
+    def __repr__(self) -> str:
+        return f"Threads({self._name!r}, total={self._total}, idle={self._idle})"
+
+
+class ThreadRun(Run):
+    """One execution in a thread.
+
+    Waiting is announced to the loop by `run_in_executor`, as a *leg* from the start, or from the end of a block, to the
+    end or the next block: a virtual loop lets no time pass while a leg is out, and does while a reader lets a stream
+    wait.
+    """
+
+    __slots__ = ("_context_vars", "_inner", "_leg", "_lock", "_loop_vars", "_room", "_stream")
+
+    def start(self, window: int, threads: Threads) -> None:  # type: ignore[override]
+        self._lock = threading.Lock()
+        self._inner: tuple[asyncio.AbstractEventLoop, asyncio.Task[Ending]] | None = None
+        """The thread's own loop and task, if the function needs one. Guarded by `_lock`."""
+        self._room = Room(window, on_park=self._end_leg, on_unpark=self._begin_leg)
+        self._stream = None if self._on_item is None else Stream(self._pass_item, self._room)
+        self._context_vars = contextvars.copy_context()
+        self._loop_vars = contextvars.copy_context()
+        self._begin_leg()
+        threads.run(self._work)
+
+    def stop(self, reason: GanglineError) -> None:
+        self._room.close(reason)
+        with self._lock:
+            if self._inner is not None:
+                loop, task = self._inner
+                loop.call_soon_threadsafe(task.cancel)
+        self.loop.call_soon(self._abandon, reason)
+
+    def credit(self, items: int) -> None:
+        self._room.add(items)
+
+    def _abandon(self, reason: GanglineError) -> None:
+        if not self.done and self._on_abandoned is not None:
+            self._on_abandoned(Outcome(error=reason))
+
+    def _item(self, sequence: int, value: Any) -> None:
+        if self.reason is None and self._on_item is not None:
+            self._on_item(sequence, value)
+
+    # -- legs -----------------------------------------------------------------------------------------------------
+
+    def _begin_leg(self) -> None:
+        """On the loop."""
+        self._leg: Future[None] = Future()
+        self.loop.run_in_executor(_Given(self._leg), _nothing)
+
+    def _end_leg(self) -> None:
+        """In the thread."""
+        self._leg.set_result(None)
+
+    # -- in the thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            outcome = self._context_vars.run(self._body)
+        except BaseException as error:
+            outcome = self.failed(error)
+        try:
+            self.loop.call_soon_threadsafe(self.finish, outcome, context=self._loop_vars)
+            self._end_leg()
+        except RuntimeError:
+            pass  # The loop has closed: nobody is left to hear of it.
+
+    def _body(self) -> Outcome:
+        if self.reason is not None:
+            return Outcome(error=self.reason)
+        return run_here(self.call, self.context, self._stream, self.settings.max_collected_bytes, self._run_coroutine)
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:
+        with asyncio.Runner() as runner:
+            return runner.run(self._hold(coroutine))
+
+    async def _hold(self, coroutine: Coroutine[Any, Any, Ending]) -> Ending:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        with self._lock:
+            self._inner = (asyncio.get_running_loop(), task)
+            if self.reason is not None:
+                task.cancel()
+        try:
+            return await task
+        finally:
+            with self._lock:
+                self._inner = None
+
+    def _pass_item(self, sequence: int, value: Any) -> None:
+        self.loop.call_soon_threadsafe(self._item, sequence, value, context=self._loop_vars)
+
+
+class _Given(Executor):
+    """Hands a future to `run_in_executor` that something else resolves."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self._future
+
+
+def _nothing() -> None: ...

@@ -1,0 +1,390 @@
+"""Running tasks: from an admitted record to its answer, and to the end of its slots' use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from ...schemas.deadline import deadline
+from ...schemas.errors.base import DeadlineExceeded, GanglineError, TaskCancelled, TaskCrashed
+from ...schemas.names import WorkerId
+from ...telemetry.logs import logger_for
+from ...telemetry.tracing import NO_SPAN, Span, tracer
+from ..context.progress import Progress
+from ..context.task_context import TaskContext, report_to
+from ..ledger.core_driver import Books
+from ..pool.declared_task import BoundCall, CancelReason, DeclaredTask, Execution, Outcome
+from ..slots.job_table import Job
+from ..slots.lease_table import Lease
+from ..slots.request_dedup import Sender, TaskRecord
+from .executor_registry import Executors
+from .run_context import RunContext, unique
+from .start_gate import Gate
+
+MAX_STREAM_WINDOW = 100_000
+"""Larger windows are not believed."""
+
+
+class Caller(Protocol):
+    """Who gets the answer of one run: a router by frames, or a requester in another language."""
+
+    @property
+    def job(self) -> Job | None:
+        """The durable job that the run is an execution of. Then it is answered when its code has stopped, not when it
+        is told to stop: the next attempt must not meet this one."""
+        ...
+
+    @property
+    def progress(self) -> Progress | None:
+        """Where it says how far it is, if it is such."""
+        ...
+
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Called exactly once for each run; returns the error that was answered: a result may not fit a message."""
+        ...
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """One item of a stream; never called when the caller did not ask for a stream."""
+        ...
+
+
+class Seats(Protocol):
+    """What the worker's gangs have to do with runs on their seats."""
+
+    def attach(self, lease: Lease, context: TaskContext, run: int, generation: int) -> asyncio.Future[None] | None:
+        """Give the task its gang. A future: the member has not begun yet (or was not told of that generation), and the
+        task starts when it has, or fails with the future's exception."""
+        ...
+
+    def ended(self, lease: Lease, context: TaskContext, outcome: Outcome) -> None:
+        """The task's code has stopped; it is off its slots."""
+        ...
+
+
+class Run:
+    """One execution. Its record holds the slots until the code has really stopped; its caller may hear earlier."""
+
+    # No slots: what most of them never set stands in the class, which makes one of them cheaper to make.
+
+    _execution: Execution | None = None
+    _stop: CancelReason | None = None
+    _error: GanglineError | None = None
+    """What the caller was told."""
+    _uncredited = 0
+    """Items that were sent and are not known to have been read."""
+    context: TaskContext | None = None
+    gate: Gate | None = None
+    """What keeps it from beginning, where it was to be held."""
+    span: Span = NO_SPAN
+
+    def __init__(self, runs: Runs, record: TaskRecord, task: DeclaredTask, caller: Caller, now: float) -> None:
+        self._runs = runs
+        self.record = record
+        self.task = task
+        self.caller = caller
+        self.started_at = now
+
+    def launched(self, execution: Execution) -> None:
+        """The code runs (or has run already)."""
+        self._execution = execution
+        if self._stop is not None:
+            execution.cancel(self._stop)
+
+    def cancel(self, reason: CancelReason) -> None:
+        """Stop the code. The caller is answered by its outcome, or as soon as it is abandoned."""
+        if self._execution is not None:
+            self._execution.cancel(reason)
+        elif self._stop is None:
+            self._stop = reason
+            if self.gate is not None:
+                reason.may_have_started = False
+                self.gate.drop()
+
+    def begin(self) -> None:
+        """The word for which it was held. Others begin by themselves."""
+        if self.gate is not None:
+            self.gate.open()
+
+    def insist(self) -> None:
+        """It was cancelled a while ago: tell the code again."""
+        if self._execution is not None:
+            self._execution.insist()
+
+    @property
+    def stopped(self) -> CancelReason | None:
+        """Why it shall not begin, if it was cancelled before."""
+        return self._stop
+
+    def credit(self, items: int) -> None:
+        """The reader of the stream has taken so many. No more than were sent: the window cannot be talked larger."""
+        items = min(items, self._uncredited)
+        if self._execution is not None and items > 0:
+            self._uncredited -= items
+            self._execution.credit(items)
+
+    @property
+    def unread(self) -> bool:
+        """It streams, and not all that was sent is known to have been read."""
+        return self._uncredited > 0
+
+    def item(self, sequence: int, value: Any) -> None:
+        if not self.record.answered:
+            self._uncredited += 1
+            self.caller.item(self, sequence, value)
+
+    def answer(self, outcome: Outcome) -> None:
+        """Tell the caller, once. The code may still run."""
+        if not self.record.answered:
+            self._error = self.caller.answer(self, outcome)
+
+    def done(self, outcome: Outcome) -> None:
+        """The code has stopped: the slots are free (or the lease's) again."""
+        self.answer(outcome)
+        # Counted is what the caller was told: code that ignores that it was stopped has not succeeded.
+        self._runs.finished(self, outcome, self._error or outcome.error)
+
+    def let_go(self) -> None:
+        """Let go of what points back here: with thousands of tasks a second, cycles are much work to find."""
+        self._execution = None
+        self.record.handle = None
+
+    def __repr__(self) -> str:
+        return f"<Run {self.task.full_name} {self.record!r}>"
+
+
+class Runs:
+    """All runs of one worker: starts them, counts them, cancels them."""
+
+    def __init__(self, books: Books, executors: Executors, *, stream_window: int) -> None:
+        self._books = books
+        self._executors = executors
+        self._stream_window = stream_window
+        self._worker: WorkerId = books.worker
+        self.seats: Seats | None = None
+        """Looks after runs on seats of gangs."""
+        self._log = logger_for("worker", pool=self._worker.pool, worker=self._worker.worker)
+        self.counts = dict.fromkeys(("started", "succeeded", "failed", "cancelled", "crashed"), 0)
+
+    def start(
+        self,
+        record: TaskRecord,
+        call: BoundCall,
+        caller: Caller,
+        *,
+        token: str | None,
+        deadline_at: float | None,
+        trace: str | None,
+        meta: dict[str, Any] | None,
+        stream: bool,
+        held: Callable[[Run], None] | None = None,
+    ) -> Run:
+        """Launch an admitted task.
+
+        Args:
+            held: told that the task waits for `Run.begin`, where it was asked for that (and is on a gang's seat).
+        """
+        task, books = call.task, self._books
+        span = NO_SPAN
+        if tracer.enabled:
+            span = tracer.start(
+                f"gangline.task {task.full_name}",
+                kind="server",
+                parent=trace,
+                attributes={"gangline.worker": str(self._worker), "gangline.task_id": str(record.id)},
+            )
+            trace = span.traceparent()
+        run = Run(self, record, task, caller, books.now())
+        run.span = span
+        record.handle = run
+        context = RunContext(record, task.name, books, token, trace, meta, deadline_at)
+        if caller.progress is not None:
+            report_to(context, caller.progress)
+        self.counts["started"] += 1
+        books.metrics.started(task.name)
+        if books.journal.enabled:
+            books.record("start", id=unique(record), method=task.name, token=token, cost=record.cost, **_facts(caller))
+        if task.timeout_s is not None:
+            own_at = run.started_at + task.timeout_s
+            deadline_at = own_at if deadline_at is None else min(own_at, deadline_at)
+        run.context = context
+        window = _window(meta, self._stream_window) if stream else None
+        ready: asyncio.Future[None] | None = None
+        seat = record.lease.in_gang if record.lease is not None else None
+        if self.seats is not None and seat is not None:
+            of = meta or {}
+            ready = self.seats.attach(seat, context, _number(of.get("run")), _number(of.get("generation")))
+            hold = held is not None and of.get("hold") is True
+            if hold or ready is not None:
+                run.gate = Gate(run, ready, books.loop, hold=hold)
+                ready = run.gate.ready
+            if hold and held is not None:
+                held(run)
+        if ready is None:
+            self._begin(run, call, context, window, deadline_at)
+        else:
+            ready.add_done_callback(lambda done: self._ready(done, run, call, context, window, deadline_at))
+        return run
+
+    def _ready(
+        self,
+        ready: asyncio.Future[None],
+        run: Run,
+        call: BoundCall,
+        context: TaskContext,
+        window: int | None,
+        deadline_at: float | None,
+    ) -> None:
+        """The member that it waited for has begun, or has not."""
+        error: GanglineError | None = run.stopped
+        if error is None and ready.cancelled():
+            error = TaskCancelled("its gang was torn down before the member began", may_have_started=False)
+        if error is None:
+            failure = ready.exception()
+            error = failure if isinstance(failure, GanglineError) else None
+        if error is not None:
+            run.done(Outcome(error=error))
+            return
+        try:
+            self._begin(run, call, context, window, deadline_at)
+        except GanglineError as refused:
+            run.done(Outcome(error=refused))
+
+    def _begin(
+        self, run: Run, call: BoundCall, context: TaskContext, window: int | None, deadline_at: float | None
+    ) -> None:
+        # Clients that the task's code uses inherit both. Not entered without need: this is the way of every task.
+        if run.span is not NO_SPAN:
+            with run.span.current(), deadline(deadline_at):
+                self._launch(run, call, context, window)
+        elif deadline_at is not None:
+            with deadline(deadline_at):
+                self._launch(run, call, context, window)
+        else:
+            self._launch(run, call, context, window)
+
+    def _launch(self, run: Run, call: BoundCall, context: TaskContext, window: int | None) -> None:
+        execution = self._executors.launch(
+            call,
+            context,
+            on_done=run.done,
+            on_item=None if window is None else run.item,
+            on_abandoned=run.answer if run.caller.job is None else None,
+            window=window or self._stream_window,
+        )
+        run.launched(execution)
+
+    def end_unread(self, senders: Iterable[Sender], silent_since: float) -> None:
+        """Stop streams whose reader has gone: they would wait for credit, and keep their slots, for ever. Whoever reads
+        gives credit, or asks after them, every few seconds. Durable jobs are left to their dispatchers."""
+        for sender in senders:
+            if sender.seen_at > silent_since:
+                continue
+            for record in list(sender.running.values()):
+                run = record.handle
+                if isinstance(run, Run) and run.caller.job is None and run.unread:
+                    run.cancel(TaskCancelled("whoever reads its items has not been heard of for a minute"))
+
+    # -- for worker.wire.fast_path --------------------------------------------------------------------------------
+
+    def completed(self, run: Run, answer: bytes, now: float) -> None:
+        """An adopted run has its result, which is to be sent as it is written: `answer` and `done` in one."""
+        books, method = self._books, run.task.name
+        books.core.complete(run.record, answer, now)
+        run.let_go()
+        if books.journal.enabled:
+            self.ended(run.record, method, run.caller)
+        self.counts["succeeded"] += 1
+        books.metrics.finished(method, now - run.started_at, "ok")
+        books.after_end()
+
+    def began(self, record: TaskRecord, method: str, token: str | None, caller: Caller) -> None:
+        """Write the begin into the journal."""
+        if self._books.journal.enabled:
+            facts = _facts(caller)
+            self._books.record("start", id=unique(record), method=method, token=token, cost=record.cost, **facts)
+
+    def ended(self, record: TaskRecord, method: str, caller: Caller) -> None:
+        """Likewise the end of what was not adopted."""
+        if self._books.journal.enabled:
+            self._books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(caller))
+
+    def count(self, adopted: dict[str, int], succeeded: dict[str, int]) -> None:
+        """By method: what began elsewhere and goes on from here like any other; and what began and ended well."""
+        for method, number in adopted.items():
+            self.counts["started"] += number
+            self._books.metrics.started(method, number)
+        for method, number in succeeded.items():
+            self.counts["started"] += number
+            self.counts["succeeded"] += number
+            self._books.metrics.succeeded(method, number)
+
+    def step(self) -> None:
+        """What was started needs not wait for the loop's next turn; see Executors.step."""
+        self._executors.step()
+
+    def overdue(self, record: TaskRecord) -> None:
+        """The deadline has passed: the code is stopped, and the caller hears at once; that of a durable job, when the
+        code has stopped."""
+        run = record.handle
+        if isinstance(run, Run):
+            reason = DeadlineExceeded(f"{run.task.full_name} was stopped at its deadline", may_have_started=True)
+            if run.caller.job is None:
+                run.answer(Outcome(error=reason))
+            run.cancel(reason)
+
+    def cancel_all(self, reason: TaskCancelled) -> int:
+        """Cancel whatever runs; returns how many."""
+        records = list(self._books.core.tasks)
+        for record in records:
+            if isinstance(record.handle, Run):
+                record.handle.cancel(reason)
+        return len(records)
+
+    def finished(self, run: Run, outcome: Outcome, error: GanglineError | None) -> None:
+        """Called by a run whose code has stopped; `error`: what its caller was told, None is a result."""
+        books, record, method = self._books, run.record, run.task.name
+        books.core.finish(record)
+        run.let_go()
+        if books.journal.enabled:
+            books.record("end", id=unique(record), method=method, cost=record.cost, **_facts(run.caller))
+        self.counts[_count_of(error)] += 1
+        code = "ok" if error is None else error.code
+        books.metrics.finished(method, books.now() - run.started_at, code)
+        if run.span is not NO_SPAN:
+            run.span.end(error)
+        seat = record.lease.in_gang if record.lease is not None else None
+        if self.seats is not None and seat is not None and run.context is not None:
+            self.seats.ended(seat, run.context, outcome)
+        if isinstance(error, TaskCrashed):
+            self._log.warning(
+                "task %s crashed: %s",
+                unique(record),
+                error.message,
+                extra={"action": "worker.task_crashed", "method": method, "task_id": unique(record), **error.details},
+            )
+        books.after_end()
+
+
+def _window(meta: dict[str, Any] | None, default: int) -> int:
+    """Items that a stream may be ahead of its reader: what the reader says, for it gives credit by that."""
+    asked = (meta or {}).get("window")
+    return asked if type(asked) is int and 1 <= asked <= MAX_STREAM_WINDOW else default
+
+
+def _facts(caller: Caller) -> dict[str, Any]:
+    """For the journal: of a durable job."""
+    job = caller.job
+    return {} if job is None else {"job": job.key.job, "endpoint": job.key.endpoint, "attempt": job.attempt}
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 53 else 0
+
+
+def _count_of(error: GanglineError | None) -> str:
+    if error is None:
+        return "succeeded"
+    if isinstance(error, (TaskCancelled, DeadlineExceeded)):
+        return "cancelled"
+    return "crashed" if isinstance(error, TaskCrashed) else "failed"

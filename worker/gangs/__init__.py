@@ -1,0 +1,1 @@
+"""Members of gangs on this worker. Imports only: wire, execution, ledger, slots."""

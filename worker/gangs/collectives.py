@@ -1,0 +1,265 @@
+"""Barrier, broadcast and all-gather for the members of a gang, over a bus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted, Subscription
+from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
+from ...schemas.names import Names
+from ...schemas.wire import codec
+from .collectives_core import HUB, Collective, Send, TalkCore
+
+LINGER_S: Final = 30.0
+"""How long a talk goes on after its task ended: others may still have to ask for the last result."""
+_HEADER_BYTES: Final = 1024
+"""Room in a message for what is not part of a value."""
+_PART_MAX_BYTES: Final = 512 * 1024
+_BURST_BYTES: Final = 1024 * 1024
+"""Sent without looking whether the connection keeps up."""
+
+
+class GangTalk:
+    """One member's end of the talk of one run. All members must make the same calls in the same order, one at a time;
+    each call returns when all members have made it.
+
+    Values are what tasks take and return (see schemas.wire.codec), of at most 4 MiB each, and 64 MiB for an all-gather.
+    Cancelling a call leaves the others waiting; the same call again takes it up.
+    """
+
+    def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, run: int, rank: int, size: int) -> None:
+        """Nothing is subscribed before the first call."""
+        self.gang = gang
+        self.generation = generation
+        self.run = run
+        self._bus = bus
+        self._names = names
+        part_bytes = max(1, min(_PART_MAX_BYTES, bus.max_payload - _HEADER_BYTES))
+        self._core = TalkCore(rank=rank, size=size, part_bytes=part_bytes)
+        self._subscriptions: list[Subscription] = []
+        self._unlisten: Callable[[], None] | None = None
+        self._opening = asyncio.Lock()
+        self._queue: deque[Send] = deque()
+        self._pump: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: GanglineError | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._core.rank
+
+    @property
+    def size(self) -> int:
+        """The world size."""
+        return self._core.size
+
+    async def barrier(self) -> None:
+        """Wait until every member has come here.
+
+        Raises:
+            GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
+            InvalidRequest: the members made different calls.
+        """
+        await self._run(Collective.BARRIER, HUB, b"")
+
+    async def broadcast(self, value: Any = None, root: int = 0) -> Any:
+        """The value of rank `root`, at every member; those of the others are ignored.
+
+        Raises:
+            PayloadTooLarge, InvalidRequest: the value cannot be sent, or the members made different calls.
+            GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
+        """
+        data = codec.pack(value) if root == self.rank else b""
+        [result] = await self._run(Collective.BROADCAST, root, data)
+        return codec.unpack(result)
+
+    async def all_gather(self, value: Any) -> list[Any]:
+        """The values of all members, by rank.
+
+        Raises:
+            PayloadTooLarge, InvalidRequest: the value cannot be sent, or the members made different calls.
+            GangEnded, StaleGeneration: the gang was torn down or has restarted; at once.
+        """
+        results = await self._run(Collective.ALL_GATHER, HUB, codec.pack(value))
+        return [codec.unpack(result) for result in results]
+
+    def end(self, error: GanglineError) -> None:
+        """Nothing more can be said: whoever waits, or calls from now on, gets the error. Idempotent."""
+        if self._error is None:
+            self._error = error
+            self._settle()
+
+    async def close(self) -> None:
+        """Stop listening. Idempotent; ends the talk with ClosedError if it has not ended."""
+        self.end(ClosedError("this talk was closed"))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._pump is not None:
+            self._pump.cancel()
+        if self._unlisten is not None:
+            self._unlisten()
+            self._unlisten = None
+        subscriptions, self._subscriptions = self._subscriptions, []
+        for subscription in subscriptions:
+            await subscription.unsubscribe()
+
+    def __repr__(self) -> str:
+        where = f"{self.gang}/{self.generation}, run {self.run}, rank {self.rank} of {self.size}"
+        return f"GangTalk({where}, {self._core.number} calls)"
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _run(self, kind: Collective, root: int, value: bytes) -> list[bytes]:
+        if self._waiter is not None:
+            raise InvalidRequest("a member makes one collective call at a time: another one waits in this run")
+        core, loop = self._core, asyncio.get_running_loop()
+        self._waiter = waiter = loop.create_future()
+        try:
+            await self._open()
+            self._check()
+            self._send(core.begin(kind, root, value, loop.time()))
+            self._settle()
+            await waiter
+            self._check()
+            return core.result()
+        finally:
+            self._waiter = None
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._core.failure is not None:
+            raise InvalidRequest(self._core.failure)
+
+    async def _open(self) -> None:
+        if self.size == 1:
+            return
+        async with self._opening:
+            if self._unlisten is None and self._error is None:
+                self._unlisten = self._bus.on_connection(self._on_connection)
+            # One by one: a call that was cancelled in here is taken up where it was.
+            for to in (self.rank, None)[len(self._subscriptions) :]:
+                subject = self._names.gang_talk(self.gang, self.generation, self.run, to)
+                self._subscriptions.append(await self._bus.subscribe(subject, self._on_message))
+            if self._error is not None:  # ended meanwhile
+                await self.close()
+
+    def _on_message(self, message: Message) -> None:
+        try:
+            value = codec.unpack(message.data)
+        except MalformedMessage:
+            self._core.malformed += 1
+            return
+        self._send(self._core.receive(value, asyncio.get_running_loop().time()))
+        self._settle()
+
+    def _on_connection(self, event: ConnectionEvent) -> None:
+        if event is ConnectionEvent.RECONNECTED:
+            self._send(self._core.tick(asyncio.get_running_loop().time(), at_once=True))
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._send(self._core.tick(asyncio.get_running_loop().time()))
+        self._settle()
+
+    def _settle(self) -> None:
+        """After anything happened: wake who waits if it is over, and be woken when it is time to ask."""
+        core = self._core
+        over = self._error is not None or core.failure is not None or not core.waiting
+        if over and self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if core.wake_at is not None and self._error is None:
+            self._timer = asyncio.get_running_loop().call_at(core.wake_at, self._on_timer)
+
+    def _send(self, sends: list[Send]) -> None:
+        if self.size == 1 or self._error is not None:
+            return
+        self._queue.extend(sends)
+        if self._pump is None and self._flush():
+            self._pump = asyncio.get_running_loop().create_task(self._keep_up(), name="gangline-gang-talk")
+            self._pump.add_done_callback(self._pumped)
+
+    def _flush(self) -> bool:
+        """Publish a burst; True when more is left. What cannot be sent is asked for again by whoever misses it."""
+        sent = 0
+        while self._queue and sent < _BURST_BYTES:
+            to, message = self._queue.popleft()
+            data = codec.pack(message)
+            sent += len(data)
+            try:
+                self._bus.publish(self._names.gang_talk(self.gang, self.generation, self.run, to), data)
+            except (Disconnected, NotPermitted, ClosedError):
+                self._queue.clear()
+        return bool(self._queue)
+
+    async def _keep_up(self) -> None:
+        while True:
+            await self._bus.writable()
+            if not self._flush():
+                return
+
+    def _pumped(self, task: asyncio.Task[None]) -> None:
+        self._pump = None
+        if not task.cancelled() and isinstance(task.exception(), GanglineError):
+            self._queue.clear()
+
+
+class GangTalks:
+    """The talks of one member of one generation, one for each run."""
+
+    def __init__(self, bus: Bus, names: Names, *, gang: str, generation: int, rank: int, size: int) -> None:
+        self._make = partial(GangTalk, bus, names, gang=gang, generation=generation, rank=rank, size=size)
+        self._talks: dict[int, GangTalk] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        self._error: GanglineError | None = None
+
+    def session(self, run: int = 0) -> GangTalk:
+        """The talk of a run; the same one for the same number. 0 is for tasks that belong to no run."""
+        talk = self._talks.get(run)
+        if talk is None:
+            talk = self._talks[run] = self._make(run=run)
+            if self._error is not None:
+                talk.end(self._error)
+        return talk
+
+    def task_ended(self, run: int) -> None:
+        """This member's task of the run is over. Its talk goes a while later; that of run 0 stays."""
+        if run and run in self._talks and run not in self._timers and self._error is None:
+            self._timers[run] = asyncio.get_running_loop().call_later(LINGER_S, self._forget, run)
+
+    def end(self, error: GanglineError) -> None:
+        """The generation is over: every call, now waiting or to come, raises the error. Idempotent, never waits."""
+        if self._error is None:
+            self._error = error
+            for timer in self._timers.values():
+                timer.cancel()
+            self._timers.clear()
+            for run, talk in list(self._talks.items()):
+                talk.end(error)
+                self._forget(run, keep=True)
+
+    async def close(self) -> None:
+        """End, and wait until nothing is listened to any more. Idempotent."""
+        self.end(ClosedError("this member has stopped"))
+        if self._closing:
+            await asyncio.wait(set(self._closing))
+
+    def __repr__(self) -> str:
+        return f"GangTalks({sorted(self._talks)})"
+
+    def _forget(self, run: int, *, keep: bool = False) -> None:
+        self._timers.pop(run, None)
+        talk = self._talks[run] if keep else self._talks.pop(run)
+        task = asyncio.get_running_loop().create_task(talk.close(), name="gangline-gang-talk-close")
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -1,0 +1,341 @@
+"""What the members of a gang say to each other: barrier, broadcast and all-gather of small values. Pure: no IO, no
+clock, no await.
+
+Laws:
+
+1. Members make the same calls in the same order; the n-th of one is the n-th of all. Different calls at one place fail
+   all of them, and say who called what.
+2. A collective ends, for anybody, only after every member has begun it. So when the hub has completed number n,
+   everybody has the results of n-1, and those of n are all that the hub must keep.
+3. Messages may be lost, doubled and reordered. Whoever waits asks again (ASK); the hub answers with what is missing, or
+   asks for what it lacks itself (WANT).
+
+Rank 0 is the hub: the others GIVE their values to it, and it tells all the RESULT. A message is a msgpack array:
+
+=======  =================================================  =================================================
+GIVE     `[1, n, rank, kind, root, part, parts, bytes]`     to rank 0; a long value is cut into parts
+ASK      `[2, n, rank, {rank: [parts]} | nil]`              to rank 0: these results are missing (nil: all)
+WANT     `[3, n, [parts] | nil]`                            rank 0 to one, or (nil) to all: give again
+RESULT   `[4, n, [[rank, part, parts, bytes], ...]]`        rank 0 to all, or to one who asked
+FAIL     `[5, n, text]`                                     rank 0 to all: law 1 was broken
+=======  =================================================  =================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum, StrEnum
+from typing import Any, Final, NamedTuple
+
+from ...schemas.errors.base import InvalidRequest, PayloadTooLarge
+
+HUB: Final = 0
+MAX_VALUE_BYTES: Final = 4 * 1024 * 1024
+"""Largest value of one member, as msgpack."""
+MAX_TOTAL_BYTES: Final = 64 * 1024 * 1024
+"""Most that an all-gather brings together; divided by the world size it bounds each value."""
+ASK_FIRST_S: Final = 0.2
+"""Who waits for so long asks; the interval doubles ..."""
+ASK_MAX_S: Final = 2.0
+"""... up to this, and starts anew when something came."""
+_ASKED_RANKS: Final = 200
+
+
+class Say(IntEnum):
+    GIVE = 1
+    ASK = 2
+    WANT = 3
+    RESULT = 4
+    FAIL = 5
+
+
+class Collective(StrEnum):
+    BARRIER = "barrier"
+    BROADCAST = "broadcast"
+    ALL_GATHER = "all_gather"
+
+
+_KINDS: Final = {kind.value: kind for kind in Collective}
+
+
+class Send(NamedTuple):
+    """To be sent to one member, or (None) to all."""
+
+    to: int | None
+    message: tuple[Any, ...]
+
+
+class Parts:
+    """A value on its way, in parts."""
+
+    __slots__ = ("_have", "count")
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._have: dict[int, bytes] = {}
+
+    @classmethod
+    def of(cls, value: bytes, size: int) -> Parts:
+        """Cut a value into parts of at most `size` bytes."""
+        cut = [value[start : start + size] for start in range(0, len(value), size)] or [b""]
+        made = cls(len(cut))
+        made._have = dict(enumerate(cut))
+        return made
+
+    def add(self, part: int, count: int, data: bytes) -> bool:
+        """False: it was here already, or does not fit the others."""
+        if count != self.count or not 0 <= part < count or part in self._have:
+            return False
+        self._have[part] = data
+        return True
+
+    @property
+    def whole(self) -> bool:
+        return len(self._have) == self.count
+
+    @property
+    def missing(self) -> list[int]:
+        return [part for part in range(self.count) if part not in self._have]
+
+    def some(self, parts: Iterable[int] | None = None) -> Iterator[tuple[int, int, bytes]]:
+        """Those of the parts asked for (None: all) that are here: number, count, bytes."""
+        for part in sorted(self._have) if parts is None else parts:
+            if isinstance(part, int) and part in self._have:
+                yield part, self.count, self._have[part]
+
+    def join(self) -> bytes:
+        return b"".join(self._have[part] for part in range(self.count))
+
+
+class Round:
+    """One collective: whose values have come."""
+
+    __slots__ = ("kind", "number", "root", "values")
+
+    def __init__(self, number: int, kind: Collective, root: int) -> None:
+        self.number = number
+        self.kind = kind
+        self.root = root
+        self.values: dict[int, Parts] = {}
+
+    def has(self, rank: int) -> bool:
+        parts = self.values.get(rank)
+        return parts is not None and parts.whole
+
+    def told(self, size: int) -> range:
+        """The ranks whose values everybody is told."""
+        return range(size) if self.kind is Collective.ALL_GATHER else range(self.root, self.root + 1)
+
+
+class TalkCore:
+    """One member's end of one talk. What a method returns is to be sent, in order."""
+
+    def __init__(self, *, rank: int, size: int, part_bytes: int) -> None:
+        """`part_bytes`: how much of a value fits one message."""
+        assert 0 <= rank < size and part_bytes > 0
+        self.rank = rank
+        self.size = size
+        self.failure: str | None = None
+        """Why this talk cannot go on; for everybody."""
+        self.malformed = 0
+        """Messages that could not be read."""
+        self._part_bytes = part_bytes
+        self._mine: Round | None = None
+        """The newest collective begun here; `values` has what is known of its results."""
+        self._given: Parts | None = None
+        self._done = True
+        self._taken = True
+        """Whether the result of `_mine` was asked for."""
+        self._ask_at = 0.0
+        self._ask_every_s = ASK_FIRST_S
+        self._gathering: Round | None = None
+        """At the hub: the collective that not all have begun."""
+        self._kept: Round | None = None
+        """At the hub: the newest that all have begun."""
+
+    @property
+    def number(self) -> int:
+        """How many collectives were begun here."""
+        return self._mine.number if self._mine is not None else 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a collective was begun here and has no result yet."""
+        return not self._done
+
+    @property
+    def wake_at(self) -> float | None:
+        """When `tick` is to be called."""
+        return None if self._done or self.failure is not None or self.rank == HUB else self._ask_at
+
+    def limit(self, kind: Collective) -> int:
+        """Largest value in bytes."""
+        return min(MAX_VALUE_BYTES, MAX_TOTAL_BYTES // self.size) if kind is Collective.ALL_GATHER else MAX_VALUE_BYTES
+
+    def begin(self, kind: Collective, root: int, value: bytes, now: float) -> list[Send]:
+        """Call the next collective. If the result of the one before was not taken (its wait was cancelled), the same
+        call takes that up again, with the value it was begun with.
+
+        Raises:
+            InvalidRequest: no such root, or another call while a result was not taken.
+            PayloadTooLarge: the value is over `limit`; nothing was begun.
+        """
+        if not 0 <= root < self.size:
+            raise InvalidRequest(f"root is {root}: ranks of this gang go from 0 to {self.size - 1}")
+        mine = self._mine
+        if mine is not None and not self._taken:
+            if (mine.kind, mine.root) != (kind, root):
+                raise InvalidRequest(f"{_call(mine.kind, mine.root)} was cancelled: call that again first")
+            return []
+        if len(value) > self.limit(kind):
+            raise PayloadTooLarge(
+                f"the value is {len(value)} bytes, {kind}() among {self.size} takes at most {self.limit(kind)}: "
+                "store it and pass on where",
+                details={"size": len(value), "limit": self.limit(kind)},
+            )
+        self._mine = mine = Round(self.number + 1, kind, root)
+        self._given = given = Parts.of(value, self._part_bytes)
+        self._done = self._taken = False
+        self._ask_every_s = ASK_FIRST_S
+        self._ask_at = now + ASK_FIRST_S
+        if self.rank != HUB:
+            return self._give(given.some())
+        sends: list[Send] = []
+        for part, count, data in given.some():
+            sends += self._take(mine.number, HUB, kind, root, part, count, data)
+        if mine.number == 1 and not self._done:
+            sends.append(Send(None, (Say.WANT, 1, None)))  # who gave before we listened gave in vain
+        return sends
+
+    def result(self) -> list[bytes]:
+        """The values that the newest collective brought here, by rank (one, unless it was an all-gather)."""
+        assert self._done and self._mine is not None
+        self._taken = True
+        return [self._mine.values[rank].join() for rank in self._mine.told(self.size)]
+
+    def tick(self, now: float, *, at_once: bool = False) -> list[Send]:
+        """Ask, if it is time (or `at_once`: messages are known to be lost)."""
+        mine = self._mine
+        if mine is None or self._done or self.failure is not None or self.rank == HUB:
+            return []
+        if now < self._ask_at and not at_once:
+            return []
+        self._ask_every_s = min(ASK_MAX_S, 2 * self._ask_every_s)
+        self._ask_at = now + self._ask_every_s
+        missing: dict[int, list[int]] | None = None
+        if mine.values:
+            told = [rank for rank in mine.told(self.size) if not mine.has(rank)][:_ASKED_RANKS]
+            missing = {rank: mine.values[rank].missing if rank in mine.values else [] for rank in told}
+        return [Send(HUB, (Say.ASK, mine.number, self.rank, missing))]
+
+    def receive(self, message: object, now: float) -> list[Send]:
+        """A message came; one that cannot be read, or is of the past, changes nothing."""
+        match message:
+            case [Say.GIVE, int(n), int(rank), str(kind), int(root), int(part), int(count), bytes(data)]:
+                if self.rank == HUB and 0 <= rank < self.size and kind in _KINDS and 0 < count <= MAX_VALUE_BYTES:
+                    return self._take(n, rank, _KINDS[kind], root, part, count, data)
+            case [Say.ASK, int(n), int(rank), dict() | None as missing]:
+                if self.rank == HUB and 0 < rank < self.size:
+                    return self._asked(n, rank, missing)
+            case [Say.WANT, int(n), list() | None as parts]:
+                if not self._done and n == self.number and self.rank != HUB and self._given is not None:
+                    return self._give(self._given.some(parts))
+            case [Say.RESULT, int(n), list(items)]:
+                self._told(n, items, now)
+            case [Say.FAIL, int(), str(text)]:
+                self.failure = self.failure or text
+            case _:
+                self.malformed += 1
+        return []
+
+    # -- at every member ------------------------------------------------------------------------------------------
+
+    def _give(self, parts: Iterable[tuple[int, int, bytes]]) -> list[Send]:
+        mine = self._mine
+        assert mine is not None
+        return [Send(HUB, (Say.GIVE, mine.number, self.rank, mine.kind.value, mine.root, *part)) for part in parts]
+
+    def _told(self, n: int, items: list[Any], now: float) -> None:
+        mine = self._mine
+        if mine is None or self._done or n != mine.number:
+            return
+        for item in items:
+            match item:
+                case [int(rank), int(part), int(count), bytes(data)] if (
+                    rank in mine.told(self.size) and 0 < count <= MAX_VALUE_BYTES
+                ):
+                    if mine.values.setdefault(rank, Parts(count)).add(part, count, data):
+                        self._ask_every_s = ASK_FIRST_S
+                        self._ask_at = now + ASK_FIRST_S
+                case _:
+                    self.malformed += 1
+        self._done = all(mine.has(rank) for rank in mine.told(self.size))
+
+    # -- at the hub -----------------------------------------------------------------------------------------------
+
+    def _take(self, n: int, rank: int, kind: Collective, root: int, part: int, count: int, data: bytes) -> list[Send]:
+        completed = self._kept.number if self._kept is not None else 0
+        if n != completed + 1 or self.failure is not None:
+            return []  # of the past: nobody can be further ahead than by one (law 2)
+        current = self._gathering
+        if current is None:
+            self._gathering = current = Round(n, kind, root)
+        elif (current.kind, current.root) != (kind, root):
+            return self._fail(current, rank, kind, root)
+        current.values.setdefault(rank, Parts(count)).add(part, count, data)
+        if len(current.values) < self.size or not all(parts.whole for parts in current.values.values()):
+            return []
+        self._gathering, self._kept = None, current
+        mine = self._mine
+        assert mine is not None and mine.number == n, "the hub itself has begun it: its value is there"
+        mine.values = current.values
+        self._done = True
+        return self._results(current, None, None)
+
+    def _fail(self, current: Round, rank: int, kind: Collective, root: int) -> list[Send]:
+        other = next(iter(current.values))
+        self.failure = (
+            f"collective {current.number}: rank {rank} called {_call(kind, root)}, "
+            f"rank {other} called {_call(current.kind, current.root)}: all members must make the same calls"
+        )
+        return [Send(None, (Say.FAIL, current.number, self.failure))]
+
+    def _asked(self, n: int, rank: int, missing: dict[Any, Any] | None) -> list[Send]:
+        if self.failure is not None:
+            return [Send(rank, (Say.FAIL, n, self.failure))]
+        kept = self._kept
+        completed = kept.number if kept is not None else 0
+        if kept is not None and n == completed:
+            return self._results(kept, rank, missing)
+        if n != completed + 1:
+            return []
+        parts = self._gathering.values.get(rank) if self._gathering is not None else None
+        if parts is None:
+            return [Send(rank, (Say.WANT, n, None))]
+        return [] if parts.whole else [Send(rank, (Say.WANT, n, parts.missing))]
+
+    def _results(self, done: Round, to: int | None, missing: dict[Any, Any] | None) -> list[Send]:
+        """The results (or what is missing of them), as many to a message as fit."""
+        sends: list[Send] = []
+        batch: list[tuple[int, int, int, bytes]] = []
+        held = 0
+        for rank in done.told(self.size):
+            if missing is not None and rank not in missing:
+                continue
+            wanted = missing[rank] if missing is not None else None
+            for part in done.values[rank].some(wanted if isinstance(wanted, list) and wanted else None):
+                if batch and held + len(part[2]) > self._part_bytes:
+                    sends.append(Send(to, (Say.RESULT, done.number, batch)))
+                    batch, held = [], 0
+                batch.append((rank, *part))
+                held += len(part[2]) + _ITEM_BYTES
+        sends.append(Send(to, (Say.RESULT, done.number, batch)))
+        return sends
+
+
+_ITEM_BYTES: Final = 24
+"""What an item of RESULT takes beside its bytes, at most."""
+
+
+def _call(kind: Collective, root: int) -> str:
+    return f"{kind}(root={root})" if kind is Collective.BROADCAST else f"{kind}()"

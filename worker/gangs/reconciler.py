@@ -1,0 +1,211 @@
+"""Asking the ledger about gangs: was this hold committed, does that gang still stand?
+
+A reading that fails frees nothing and stops nothing; it is repeated. Two cases end without an answer of the ledger:
+
+- A *hold* never does: as long as the registration cannot be written anew and the member record cannot be read, a
+  commit may have been made, so the slots stay reserved. That lasts as long as the storage is away, and no longer.
+- A *member* that heard no ping for its gang's time to live, and could then neither hear nor read anything for as long
+  again (`Member.alone_at`), is cut off: a coordinator on the other side has long given its place to another one. It
+  stops by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+from pydantic import ValidationError
+
+from ...bus.port.bus import KeyValue, KvEntry
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, Unavailable
+from ...schemas.messages.gangs import FormRequest
+from ...schemas.names import Names, WorkerId
+from ...schemas.records.gangs import GangRecord, GangState, MemberRecord
+from ...telemetry.logs import Log
+from ..registration.registrar import Presence
+from ..slots.gang_core import GangCore
+from ..slots.gang_records import Hold, Member
+
+RETRY_S = 0.1
+RETRY_MAX_S = 1.0
+STANDING = (GangState.FORMED, GangState.RETIRING)
+MIN_TTL_S = 10.0
+"""As the coordinator has it: members are given no shorter time than this."""
+
+
+class GangLedger:
+    """Looks things up, and acts on what it finds through `form`, `free` and `end`."""
+
+    def __init__(
+        self,
+        kv: KeyValue,
+        names: Names,
+        worker: WorkerId,
+        presence: Presence,
+        core: GangCore,
+        *,
+        form: Callable[[FormRequest], str | None],
+        free: Callable[[Hold], None],
+        end: Callable[[Member, str, bool], None],
+        changed: Callable[[], None],
+        ambient: Ambient,
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            form: as the operation; gives why not, or None.
+            free: nothing was committed for this hold.
+            end: the gang of this member is over; the text says why. True: we decided that alone, so report it.
+            changed: times of the core were moved.
+        """
+        self._kv = kv
+        self._names = names
+        self._worker = worker
+        self._presence = presence
+        self._core = core
+        self._form = form
+        self._free = free
+        self._end = end
+        self._changed = changed
+        self._ambient = ambient
+        self._log = log
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: set[Member] = set()
+
+    def resolve(self, hold: Hold) -> None:
+        """The time of a hold is up: find out whether it was committed."""
+        self._spawn(self._resolve(hold))
+
+    def look(self, member: Member) -> None:
+        """Find out whether a gang still stands. One look at a time for each."""
+        if member not in self._looking:
+            self._looking.add(member)
+            self._spawn(self._look(member))
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="gangline gang ledger")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- holds ----------------------------------------------------------------------------------------------------
+
+    def _stands(self, hold: Hold) -> bool:
+        return self._core.holds.get((hold.gang, hold.generation)) is hold
+
+    async def _resolve(self, hold: Hold) -> None:
+        retry_s = RETRY_S
+        while self._stands(hold):
+            try:
+                # First void every commit that is on its way, then see whether one had come before that.
+                await self._presence.fence()
+                record = _member_of(await self._kv.get(self._names.member_key(self._worker, hold.gang)))
+                granted = record is not None and record.generation == hold.generation and _same(record, hold)
+                gang = await self._kv.get(self._names.gang_key(hold.gang)) if granted else None
+                if not self._stands(hold):
+                    return
+                self._decide(hold, _gang_of(gang), granted)
+                return
+            except ClosedError:
+                return
+            except (Unavailable, ValidationError) as error:
+                self._log.debug("hold not resolved: %s", error, extra={"action": "gang.hold_unresolved"})
+            await asyncio.sleep(retry_s * (0.5 + self._ambient.random.random()))
+            retry_s = min(2 * retry_s, RETRY_MAX_S)
+
+    def _decide(self, hold: Hold, found: tuple[GangRecord, int] | None, granted: bool) -> None:
+        why = "it was not committed"
+        if granted and found is not None and found[0].generation == hold.generation and found[0].state in STANDING:
+            why = self._form(form_request_of(*found)) or ""
+            if not why:
+                return
+        elif granted:
+            why = "its gang has ended again"
+        self._log.info(
+            "hold of gang %s freed: %s", hold.gang, why, extra={"action": "gang.hold_freed", "gang": hold.gang}
+        )
+        self._free(hold)
+
+    # -- members --------------------------------------------------------------------------------------------------
+
+    async def _look(self, member: Member) -> None:
+        try:
+            found: tuple[GangRecord, int] | None = None
+            unreadable = ""
+            try:
+                found = _gang_of(await self._kv.get(self._names.gang_key(member.gang)))
+            except ClosedError:
+                return
+            except (Unavailable, ValidationError) as error:
+                unreadable = str(error)
+        finally:
+            self._looking.discard(member)
+        if self._core.members.get(member.gang) is not member:
+            return
+        now = asyncio.get_running_loop().time()
+        if unreadable:
+            if now >= member.alone_at:
+                self._end(member, f"cut off: no ping and no ledger for {now - member.proven_at:.1f} s", True)
+            else:
+                self._core.look_again(member, min(now + RETRY_MAX_S, member.alone_at))
+        else:
+            self._judge(member, found, now)
+        self._changed()
+
+    def _judge(self, member: Member, found: tuple[GangRecord, int] | None, now: float) -> None:
+        """The ledger was read."""
+        if found is None:
+            self._end(member, "the ledger has no such gang any more", False)
+            return
+        record, _ = found
+        ours = {seat.token for seat in record.seats if _here(seat.pool, seat.worker, self._worker)}
+        if record.state not in STANDING or record.generation < member.generation:
+            self._end(member, record.reason or f"the ledger says that it is {record.state.value}", False)
+        elif record.generation == member.generation:
+            self._core.proven(member, now)
+        elif member.over or not ours:
+            self._end(member, f"generation {record.generation} has taken its place", False)
+        else:
+            # A later generation that we were not told of: our seats in it are the old ones, or held.
+            why = self._form(form_request_of(*found))
+            if why is not None:
+                self._end(member, f"generation {record.generation} has taken its place: {why}", False)
+
+
+def form_request_of(record: GangRecord, revision: int) -> FormRequest:
+    """What the coordinator would have told the members of a formed gang."""
+    return FormRequest(
+        gang=record.id,
+        generation=record.generation,
+        fence=record.fence_at(revision),
+        size=record.spec.size,
+        seats=record.seats,
+        rendezvous=record.rendezvous,
+        ttl_s=max(record.spec.ttl_s, MIN_TTL_S),
+        grace_s=record.spec.grace_s,
+        start_timeout_s=record.spec.start_timeout_s,
+        owner=record.spec.owner,
+        traceparent=record.spec.traceparent,
+    )
+
+
+def _member_of(entry: KvEntry | None) -> MemberRecord | None:
+    return None if entry is None else MemberRecord.model_validate_json(entry.value)
+
+
+def _gang_of(entry: KvEntry | None) -> tuple[GangRecord, int] | None:
+    return None if entry is None else (GangRecord.model_validate_json(entry.value), entry.revision)
+
+
+def _same(record: MemberRecord, hold: Hold) -> bool:
+    return set(hold.tokens) <= {seat.token for seat in record.seats}
+
+
+def _here(pool: str, worker: str, here: WorkerId) -> bool:
+    return (pool, worker) == (here.pool, here.worker)

@@ -1,0 +1,455 @@
+"""What the leading coordinator asks of a worker: hold, unhold, keep, form, teardown, ping.
+
+JSON or msgpack, each answered exactly once, all idempotent. The decisions are those of worker.slots.gang_core; here
+they reach the outside: tasks are stopped, hooks run, the ledger is asked, failures are reported.
+
+A member whose `gang_start` functions have ended well is reported as `started`, unless the answer to `form` said so
+already (there are none); pings tell it again. What counts as the failure of a member, and is reported: a `gang_start`
+function that raises or does not end in time (`failed_at_start`); a
+task's child process that dies by itself (`crashed`); `current_task().gang.fail(...)`, a new epoch after a freeze, and
+being cut off from coordinator and ledger (`failed`); the end of a drain (`drained`) and a stop without any (`left`). A
+task that raises is not: that is for whoever called it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ...bus.port.bus import Bus, KeyValue
+from ...schemas.errors.base import InvalidRequest
+from ...schemas.messages.gangs import (
+    FormReply,
+    FormRequest,
+    HoldReply,
+    HoldRequest,
+    KeepReply,
+    KeepRequest,
+    MemberCause,
+    PingReply,
+    PingRequest,
+    TeardownReply,
+    TeardownRequest,
+    UnholdRequest,
+)
+from ...schemas.messages.operations import LoadReply, Reply, parse_request
+from ...schemas.names import Names, Operation
+from ...telemetry.logs import Log
+from ...telemetry.metrics.gangs import WorkerGangMetrics
+from ...telemetry.tracing import Span, tracer
+from ..execution.runner import Runs
+from ..ledger.core_driver import Books
+from ..pool.pool import Pool
+from ..registration.registrar import Presence
+from ..slots.gang_records import Hold, Leaving, Member, SeatHere
+from ..slots.lease_table import Refusal
+from ..slots.timers import NEVER
+from ..wire.operations_server import Operations, Requester
+from .failure_reporter import Reports
+from .lifecycle_hooks import GangHooks
+from .member_tasks import GangSeats
+from .reconciler import GangLedger
+
+LAST_WORDS_S = 0.5
+"""How long a worker that leaves waits for its reports to be taken."""
+
+
+class UnholdReply(Reply):
+    """Whoever asks with a reply subject hears whether slots came back."""
+
+    released: bool
+    load: LoadReply
+
+
+class GangDesk:
+    """Serves the gang operations of one worker. Made at its start, on its loop."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        pool: Pool,
+        books: Books,
+        runs: Runs,
+        presence: Presence,
+        operations: Operations,
+        *,
+        grace_s: Callable[[], float],
+        unhealthy: Callable[[str], None],
+        log: Log,
+    ) -> None:
+        """`grace_s`: what was left of the drain's grace when it began; 0 for a worker that stops at once. `unhealthy`:
+        a health check has failed, and why."""
+        self._books = books
+        self._core = books.core
+        self._gangs = books.core.gangs
+        self._presence = presence
+        self._drain_grace_s = grace_s
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = NEVER
+        self._settling = False
+        self._again = False
+        self._waiting: dict[Leaving, list[_Waiter]] = {}
+        """Teardowns to be answered when these have stopped."""
+        self._began: dict[Leaving, float] = {}
+        self._spans: dict[str, Span] = {}
+        """Of living members, by token."""
+        self.metrics = WorkerGangMetrics(books.worker.pool, books.worker.worker)
+        self.reports = Reports(bus, names, log=log)
+        self.seats = GangSeats(self._core, bus, names, fail=self._fail)
+        self.hooks = GangHooks(
+            pool,
+            context=self.seats.hook_context,
+            started=self._started,
+            failed=lambda form, rank, detail: self._fail(self._newest(form), rank, MemberCause.FAILED_AT_START, detail),
+            unhealthy=unhealthy,
+            changed=books.after,
+            log=log,
+        )
+        self.seats.hooks = self.hooks
+        self._gangs.lingers = self.hooks.any
+        self.ledger = GangLedger(
+            kv,
+            names,
+            books.worker,
+            presence,
+            self._gangs,
+            form=self._form_from_ledger,
+            free=self._free,
+            end=self._end,
+            changed=self._arm,
+            ambient=books.ambient,
+            log=log,
+        )
+        runs.seats = self.seats
+        books.on_gangs = self._settle
+        self._serve(operations)
+
+    def _serve(self, operations: Operations) -> None:
+        operations.serve(Operation.HOLD, self._on_hold)
+        operations.serve(Operation.UNHOLD, self._on_unhold)
+        operations.serve(Operation.KEEP, self._on_keep)
+        operations.serve(Operation.FORM, self._on_form)
+        operations.serve(Operation.TEARDOWN, self._on_teardown)
+        operations.serve(Operation.PING, self._on_ping)
+
+    def forsake(self) -> None:
+        """The registration was withdrawn: nothing can be committed here any more."""
+        for hold in self._gangs.forsake(self._books.now()):
+            self._record("unhold", hold)
+
+    async def close(self) -> None:
+        """Stop every loop and timer. Idempotent. Reports that are on their way are given a moment."""
+        await self.reports.drained(LAST_WORDS_S)
+        self._books.on_gangs = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self.ledger.stop()
+        await self.reports.stop()
+        await self.hooks.stop()
+        await self.seats.close()
+        for span in self._spans.values():
+            span.end()
+        self._spans.clear()
+
+    # -- before the commit ----------------------------------------------------------------------------------------
+
+    def _on_hold(self, requester: Requester, body: Any) -> None:
+        request = parse_request(HoldRequest, body)
+        places = [(seat.rank, seat.part) for seat in request.seats]
+        if not places or len(set(places)) != len(places):
+            raise InvalidRequest("seats: name at least one, and each rank and part once")
+        tokens = [self._books.ambient.token() for _ in places]
+        held = list(self._gangs.holds.values())
+        hold = self._gangs.hold(
+            request, tokens, ttl_s=request.hold_s, most=self._core.most_slots, now=self._books.now()
+        )
+        self._record_dropped(held)  # an older attempt
+        if isinstance(hold, Refusal):
+            self.metrics.event("refused")
+            requester.reply(
+                HoldReply(
+                    accepted=False,
+                    reason=str(hold),
+                    epoch=self._core.epoch,
+                    reg_revision=self._presence.revision,
+                    load=self._load(),
+                )
+            )
+            return
+        if hold.tokens == tuple(tokens):
+            hold.reg_revision = self._presence.revision
+            if (0, 0) in places:
+                hold.port = self._books.ambient.port()
+            self.metrics.event("held")
+            self._record("hold", hold, slots=sum(seat.lease.slots for seat in hold.seats))
+        requester.reply(
+            HoldReply(
+                accepted=True,
+                epoch=self._core.epoch,
+                reg_revision=hold.reg_revision,
+                tokens=hold.tokens,
+                port=hold.port,
+                load=self._load(),
+            )
+        )
+
+    def _on_unhold(self, requester: Requester, body: Any) -> None:
+        request = parse_request(UnholdRequest, body)
+        hold = self._gangs.holds.get((request.gang, request.generation))
+        released = self._gangs.unhold(request.gang, request.generation, request.attempt, self._books.now())
+        if released and hold is not None:
+            self._record("unhold", hold)
+        requester.reply(UnholdReply(released=released, load=self._load()))
+
+    def _free(self, hold: Hold) -> None:
+        self._gangs.free(hold, self._books.now())
+        self.metrics.event("freed")
+        self._record("unhold", hold)
+        self._books.after()
+
+    def _on_keep(self, requester: Requester, body: Any) -> None:
+        request = parse_request(KeepRequest, body)
+        had = self._gangs.keeps.has(request.gang)
+        kept = self._gangs.keep(request.gang, request.slots, request.keep_s, self._books.now())
+        if kept != had:
+            self._books.record("keep", gang=request.gang, kept=kept)
+        requester.reply(KeepReply(kept=kept, load=self._load()))
+
+    # -- members --------------------------------------------------------------------------------------------------
+
+    def _on_form(self, requester: Requester, body: Any) -> None:
+        request = parse_request(FormRequest, body)
+        why = self._form(request)
+        starting = why is None and self._starting(request.gang, request.generation)
+        requester.reply(FormReply(formed=why is None, reason=why, starting=starting))
+
+    def _form_from_ledger(self, request: FormRequest) -> str | None:
+        why = self._form(request)
+        self._books.after()
+        return why
+
+    def _form(self, request: FormRequest) -> str | None:
+        worker, now = self._books.worker, self._books.now()
+        if self._core.doubted:
+            return f"worker {worker} stood still, and its id may be another process's"
+        ours = [seat for seat in request.seats if (seat.pool, seat.worker) == (worker.pool, worker.worker)]
+        formed = self._gangs.form(request, ours, epoch=self._core.epoch, now=now)
+        if isinstance(formed, str):
+            self._log.warning(
+                "gang %s is not formed here: %s", request.gang, formed,
+                extra={"action": "gang.not_formed", "gang": request.gang, "generation": request.generation},
+            )  # fmt: skip
+            return formed
+        if formed.leaving is not None:
+            self._begin_stop(formed.leaving)
+        if formed.new:
+            self.metrics.event("formed")
+            self._record("form", formed.member, ranks=formed.member.ranks)
+            self.seats.renewed(formed.member)
+            for seat in formed.started:
+                self._begin(request, seat)
+            self.hooks.begin(request, formed.started)
+        return None
+
+    def _starting(self, gang: str, generation: int) -> bool:
+        """Whether a member of that generation here has not started. It may be held only, and its `form` on the way."""
+        member = self._gangs.members.get(gang)
+        if member is None or member.generation != generation:
+            return True
+        return any(self.hooks.ready(seat.lease) is not None for seat in member.seats.values())
+
+    def _started(self, form: FormRequest, rank: int) -> None:
+        newest = self._newest(form)
+        self.reports.send(newest.gang, newest.generation, rank, MemberCause.STARTED, "")
+
+    def _newest(self, form: FormRequest) -> FormRequest:
+        """A member that stayed when others were replaced began in an earlier generation than the one it is in."""
+        member = self._gangs.members.get(form.gang)
+        return form if member is None else member.form
+
+    def _begin(self, form: FormRequest, seat: SeatHere) -> None:
+        self.metrics.members(1)
+        if tracer.enabled and seat.part == 0:
+            facts: dict[str, str | int] = {
+                "gangline.gang": form.gang,
+                "gangline.generation": form.generation,
+                "gangline.rank": seat.rank,
+                "gangline.worker": str(self._books.worker),
+            }
+            name = "gangline.gang.member"
+            self._spans[seat.lease.token] = tracer.start(name, parent=form.traceparent, attributes=facts)
+
+    def _on_ping(self, requester: Requester, body: Any) -> None:
+        request = parse_request(PingRequest, body)
+        missing, unnamed = self._gangs.ping(request.gangs, self._books.now())
+        starting = {
+            gang: generation
+            for gang, generation in request.gangs.items()
+            if gang not in missing and self._starting(gang, generation)
+        }
+        requester.reply(PingReply(missing=missing, starting=starting))
+        for member in unnamed:
+            # The leader does not have it: torn down, perhaps, and we were not told. The ledger knows.
+            self.ledger.look(member)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _on_teardown(self, requester: Requester, body: Any) -> None:
+        request = parse_request(TeardownRequest, body)
+        begun, held = set(map(id, self._gangs.leaving)), list(self._gangs.holds.values())
+        all_of_it = self._gangs.teardown(
+            request.gang,
+            request.generation,
+            reason=request.reason,
+            rank=request.rank,
+            grace_s=request.grace_s,
+            only=request.only,
+            now=self._books.now(),
+        )
+        self._record_dropped(held)
+        waiter = _Waiter(requester, len(all_of_it))
+        for leaving in all_of_it:
+            self._waiting.setdefault(leaving, []).append(waiter)
+            if id(leaving) not in begun:
+                self._begin_stop(leaving)
+        if request.only is None:
+            self.reports.forget(request.gang, request.generation)
+        if not all_of_it:
+            waiter.done(self._load())
+
+    def _end(self, member: Member, reason: str, alone: bool) -> None:
+        """The ledger says that a member's gang is over; or `alone`: nobody says anything."""
+        now = self._books.now()
+        if alone:
+            self.metrics.event("alone")
+            for rank in member.ranks:
+                self._fail(member.form, rank, MemberCause.FAILED, reason)
+        else:
+            self.reports.forget(member.gang, member.generation)
+        self._begin_stop(self._gangs.stop(member, reason, member.form.grace_s, now))
+        self._books.after()
+
+    def _begin_stop(self, leaving: Leaving) -> None:
+        self._began[leaving] = self._loop.time()
+        self.metrics.event("torn_down")
+        self.metrics.members(-len(leaving.seats))
+        self._record("teardown", leaving, reason=leaving.reason)
+        self._log.info(
+            "%d seats of gang %s (generation %d) stop: %s",
+            len(leaving.seats), leaving.gang, leaving.generation, leaving.reason,
+            extra={"action": "gang.teardown", "gang": leaving.gang, "generation": leaving.generation},
+        )  # fmt: skip
+        self.seats.stop(leaving)
+        self.hooks.end(leaving)
+
+    def _stopped(self, leaving: Leaving) -> None:
+        self.metrics.torn_down(self._loop.time() - self._began.pop(leaving, self._loop.time()))
+        self._record("stopped", leaving)
+        for seat in leaving.seats:
+            span = self._spans.pop(seat.lease.token, None)
+            if span is not None:
+                span.event("torn down", {"reason": leaving.reason})
+                span.end()
+        load = self._load()
+        for waiter in self._waiting.pop(leaving, []):
+            waiter.done(load)
+
+    def fail_all(self, reason: str) -> None:
+        """The worker has failed, and with it each of its members."""
+        for member in self._gangs.members.values():
+            for rank in member.ranks:
+                self._fail(member.form, rank, MemberCause.FAILED, reason)
+
+    def _fail(self, form: FormRequest, rank: int, cause: MemberCause, detail: str) -> None:
+        if self.reports.send(form.gang, form.generation, rank, cause, detail):
+            self.metrics.event("failed")
+
+    # -- what follows from decisions, and from time ---------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """After every decision while there are gangs. What follows may itself decide something: then again."""
+        if self._settling:
+            self._again = True
+            return
+        self._settling = True
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                self._follow_up()
+        finally:
+            self._settling = False
+        self._arm()
+
+    def _follow_up(self) -> None:
+        gangs, now = self._gangs, self._books.now()
+        for member in gangs.take_voided():
+            for rank in member.ranks:
+                detail = f"worker {self._books.worker} stood still: what it held in earlier epochs is void"
+                self._fail(member.form, rank, MemberCause.FAILED, detail)
+        for cut in gangs.take_cut(now):
+            cause = MemberCause.DRAINED if self._drain_grace_s() > 0 else MemberCause.LEFT
+            for rank in sorted({seat.rank for seat in cut.seats}):
+                self._fail(cut.form, rank, cause, f"worker {self._books.worker} leaves")
+            self._begin_stop(cut)
+        for leaving in gangs.take_stopped():
+            self._stopped(leaving)
+
+    def _arm(self) -> None:
+        at = self._gangs.next_at()
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        holds, members, hard = self._gangs.take_due(self._books.now())
+        for hold in holds:
+            self.ledger.resolve(hold)
+        for member in members:
+            self.ledger.look(member)
+        for leaving in hard:
+            left = self.seats.insist(leaving)
+            if left:
+                self._log.warning(
+                    "%d tasks of gang %s still run after the grace time", left, leaving.gang,
+                    extra={"action": "gang.grace_over", "gang": leaving.gang},
+                )  # fmt: skip
+        self._books.after()
+        self._arm()
+
+    def _record(self, event: str, what: Hold | Member | Leaving, **facts: object) -> None:
+        self._books.record(event, gang=what.gang, generation=what.generation, **facts)
+
+    def _record_dropped(self, held: list[Hold]) -> None:
+        """Of these, some may be held no more."""
+        for hold in held:
+            if self._gangs.holds.get((hold.gang, hold.generation)) is not hold:
+                self._record("unhold", hold)
+
+    def _load(self) -> LoadReply:
+        return LoadReply.of(self._core.load)
+
+
+class _Waiter:
+    """One teardown request, answered when the last of what it waits for has stopped."""
+
+    __slots__ = ("_left", "_requester")
+
+    def __init__(self, requester: Requester, left: int) -> None:
+        self._requester = requester
+        self._left = left
+
+    def done(self, load: LoadReply) -> None:
+        self._left -= 1
+        if self._left <= 0:
+            self._requester.reply(TeardownReply(stopped=True, load=load))

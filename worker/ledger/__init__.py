@@ -1,0 +1,1 @@
+"""The core at work, and what it writes down. Imports only: slots."""

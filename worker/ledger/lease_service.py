@@ -1,0 +1,138 @@
+"""Granting, recording and renewing leases: the same for routers and for requesters in other languages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+
+from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
+from ..settings import WorkerSettings
+from ..slots.lease_table import Lease, Refusal
+from ..slots.refusals import error_of
+from ..slots.request_dedup import RequestId, Sender
+from .core_driver import Books
+
+
+class Grants:
+    """The core's lease decisions with the worker's bounds and tokens, and with the ledger for `sync`."""
+
+    def __init__(self, books: Books, settings: WorkerSettings) -> None:
+        self._books = books
+        self._settings = settings
+        self._recording: dict[str, asyncio.Task[int]] = {}
+        """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
+        self._recorded: set[str] = set()
+        """Living `sync` leases whose fence is their revision."""
+        self._background: dict[asyncio.Task[None], None] = {}
+        """Answers that wait for the ledger, oldest first."""
+
+    def reserve(
+        self,
+        sender: Sender,
+        rid: RequestId | None,
+        *,
+        slots: int,
+        ttl_s: float,
+        claim_s: float,
+        single_use: bool,
+        owner: str,
+        seat: str | None = None,
+        now: float,
+    ) -> Lease | Refusal:
+        """See WorkerCore.reserve.
+
+        Raises:
+            InvalidRequest: longer than this worker allows.
+        """
+        settings = self._settings
+        if ttl_s > settings.max_lease_ttl_s:
+            raise InvalidRequest(f"ttl of {ttl_s:g} s: this worker leases for {settings.max_lease_ttl_s:g} s at most")
+        if claim_s > max(settings.max_claim_s, min(ttl_s, settings.max_lease_ttl_s)):
+            raise InvalidRequest(
+                f"claim timeout of {claim_s:g} s: this worker waits {settings.max_claim_s:g} s at most"
+            )
+        return self._books.core.reserve(
+            sender,
+            rid,
+            slots=slots,
+            ttl_s=ttl_s,
+            claim_s=claim_s,
+            single_use=single_use,
+            owner=owner,
+            token=self._books.ambient.token(),
+            seat=seat,
+            now=now,
+        )
+
+    def recorded(self, lease: Lease) -> bool:
+        """Whether a `sync` lease has its revision for a fence already."""
+        return lease.token in self._recorded
+
+    def in_background(self, answering: Coroutine[None, None, None]) -> None:
+        """Run what answers a request once its lease is recorded."""
+        task = asyncio.get_running_loop().create_task(answering, name="gangline sync grant")
+        self._background[task] = None
+        task.add_done_callback(self._background.pop)
+
+    async def record(self, token: str) -> Lease | None:
+        """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.
+
+        Raises:
+            GanglineError: storage did not take it; the lease is released.
+        """
+        books = self._books
+        ledger = books.ledger
+        assert ledger is not None
+        writing = self._recording.get(token)
+        if writing is None:
+            if token in books.core.leases:
+                # In the record 0 says: the revision of this entry itself, which is not known before it is written.
+                books.core.set_fence(books.core.leases[token], 0)
+            writing = self._recording[token] = asyncio.get_running_loop().create_task(ledger.write_now(token))
+            writing.add_done_callback(lambda _: self._recording.pop(token, None))
+        try:
+            revision = await asyncio.shield(writing)
+        except LookupError:
+            return None
+        except Exception as error:
+            # Whatever it was, the caller gets an answer, and no slot.
+            books.core.release(books.core.sender(OPERATIONS, books.now()), None, token, books.now())
+            books.after()
+            if isinstance(error, GanglineError):
+                raise
+            raise Unavailable(f"the lease could not be written to the ledger ({type(error).__name__})") from error
+        lease = books.core.leases.get(token)
+        if lease is None or lease.due_at <= books.now():
+            return None
+        if token not in self._recorded:
+            self._recorded = {known for known in self._recorded if known in books.core.leases}
+            self._recorded.add(token)
+            books.core.set_fence(lease, revision)
+        return lease
+
+    def renew(self, token: str, ttl_s: float | None, now: float) -> float:
+        """Renew; returns the seconds that the lease has now.
+
+        Raises:
+            InvalidRequest: longer than this worker allows.
+            LeaseError: it is not there (any more).
+        """
+        if ttl_s is not None and ttl_s > self._settings.max_lease_ttl_s:
+            raise InvalidRequest(
+                f"ttl of {ttl_s:g} s: this worker leases for {self._settings.max_lease_ttl_s:g} s at most"
+            )
+        left_s = self._books.core.renew(token, ttl_s, now)
+        if isinstance(left_s, Refusal):
+            raise error_of(left_s, worker=str(self._books.worker), token=token)
+        return left_s
+
+    async def stop(self) -> None:
+        """Give up what waits for the ledger. Idempotent."""
+        tasks = [*self._background, *self._recording.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+OPERATIONS = ""
+"""The sender under which requests of other languages are remembered; no router can have this name."""

@@ -1,0 +1,281 @@
+"""The ledger writer: makes every living lease visible in the key-value bucket, shortly after it was granted.
+
+Grants are answered from memory; the writer follows behind. It knows *which* leases changed and writes what they are
+when it comes to it, so that a grant and its release within one flush cost nothing, and a storage that was away for a
+while is told only the end of the story.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...bus.port.bus import KeyValue, KvWrite
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, Unavailable
+from ...schemas.names import Names, WorkerId
+from ...telemetry.logs import Log
+
+FLUSH_S = 0.01
+"""How long changes are collected. Law L6 allows 0.05 s from grant to visibility."""
+YOUNG_S = 0.009
+"""A new lease is written when it is so old: most of those that hold a slot for one task have ended by then, and cost
+storage nothing. With FLUSH_S well within what L6 allows."""
+BATCH = 1000
+"""Most writes in flight together."""
+RETRY_S = 0.05
+"""First wait after a write that storage did not take; doubles up to RETRY_MAX_S, jittered."""
+RETRY_MAX_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desired:
+    """What shall stand under a key."""
+
+    value: bytes
+    expires_in_s: float
+    """The lease's own remaining time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerStatistics:
+    """Counts since start, and what is open now."""
+
+    recorded: int
+    """Keys that may exist."""
+    pending: int
+    """Changes not yet written."""
+    written: int
+    deleted: int
+    cancelled_out: int
+    """Leases that came and went within one flush."""
+    retried: int
+
+
+class LedgerWriter:
+    """One worker's leases in the bucket. Desired state comes from `describe`, by token; None: no such lease.
+
+    A key's time to live is the lease's own, rounded up, plus a second: it outlives the lease by that much at most, and
+    a lease in steady use is rewritten about once a second, not at every use.
+    """
+
+    def __init__(
+        self,
+        kv: KeyValue,
+        names: Names,
+        worker: WorkerId,
+        describe: Callable[[str], Desired | None],
+        *,
+        ambient: Ambient,
+        log: Log,
+    ) -> None:
+        self._kv = kv
+        self._names = names
+        self._worker = worker
+        self._prefix = names.lease_key(worker, "")
+        self._describe = describe
+        self._ambient = ambient
+        self._log = log
+        self._dirty: dict[str, float] = {}
+        """Tokens whose key may differ from what is desired, and since when, oldest first."""
+        self._until: dict[str, float] = {}
+        """When the key of a token goes by itself. From before its first write until its deletion is confirmed."""
+        self._loop = asyncio.get_running_loop()
+        self._flusher: asyncio.Task[None] | None = None
+        self._reconciler: asyncio.Task[None] | None = None
+        self._reconcile_again = False
+        self._closed = False
+        self._written = 0
+        self._deleted = 0
+        self._cancelled_out = 0
+        self._retried = 0
+
+    def changed(self, token: str) -> None:
+        """A lease was granted, or has ended: bring its key up to date."""
+        if token not in self._dirty:
+            self._dirty[token] = self._loop.time()
+        if self._flusher is None and not self._closed:
+            self._flusher = self._loop.create_task(self._flush(), name="gangline ledger flush")
+
+    def ended(self, token: str) -> None:
+        """A lease has ended: take its key away, unless it never was under way."""
+        if token in self._until:
+            self.changed(token)
+        elif self._dirty.pop(token, None) is not None:
+            self._cancelled_out += 1
+
+    def renewed(self, token: str, due_at: float) -> None:
+        """A lease now lives until `due_at`: rewrite its key if it would go before."""
+        if due_at >= self._until.get(token, 0.0):
+            self.changed(token)
+
+    async def write_now(self, token: str) -> int:
+        """Write a new lease's key and return its revision; for `ledger="sync"`.
+
+        Raises:
+            Unavailable: storage did not take it. It may have been written: call `ended` when the lease has ended.
+            LookupError: there is no such lease (any more).
+        """
+        desired = self._describe(token)
+        if desired is None:
+            raise LookupError(token)
+        self._dirty.pop(token, None)
+        ttl_s = self._expects(token, desired)
+        revision = await self._kv.put(self._prefix + token, desired.value, ttl_s=ttl_s)
+        self._written += 1
+        return revision
+
+    def reconcile(self) -> None:
+        """Compare the bucket with what is desired, and repair: after a reconnect, a lost bucket, and now and then."""
+        self._reconcile_again = True
+        if self._reconciler is None and not self._closed:
+            self._reconciler = asyncio.get_running_loop().create_task(self._reconcile(), name="gangline ledger check")
+
+    async def settle(self, timeout_s: float) -> bool:
+        """Wait until nothing is pending; False if that took longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._flusher is not None or self._reconciler is not None:
+                    await asyncio.wait([task for task in (self._flusher, self._reconciler) if task is not None])
+        except TimeoutError:
+            return False
+        return not self._dirty
+
+    async def stop(self) -> None:
+        """Write nothing more. Idempotent; what is pending stays unwritten (see settle), and expires by itself."""
+        self._closed = True
+        tasks = [task for task in (self._flusher, self._reconciler) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def statistics(self) -> LedgerStatistics:
+        return LedgerStatistics(
+            recorded=len(self._until),
+            pending=len(self._dirty),
+            written=self._written,
+            deleted=self._deleted,
+            cancelled_out=self._cancelled_out,
+            retried=self._retried,
+        )
+
+    def __repr__(self) -> str:
+        return f"LedgerWriter({self._worker}, {len(self._until)} keys, {len(self._dirty)} pending)"
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    async def _flush(self) -> None:
+        """Runs while there is something to write."""
+        wait_s, retry_s = FLUSH_S, RETRY_S
+        try:
+            while self._dirty and not self._closed:
+                await asyncio.sleep(wait_s)
+                if await self._write_batch():
+                    wait_s, retry_s = FLUSH_S, RETRY_S
+                else:
+                    wait_s = retry_s * (0.5 + self._ambient.random.random())
+                    retry_s = min(2 * retry_s, RETRY_MAX_S)
+        finally:
+            self._flusher = None
+
+    async def _write_batch(self) -> bool:
+        """Write up to BATCH changes, each as the lease is now. False: some were not taken and are dirty again."""
+        young = self._loop.time() - YOUNG_S
+        writes: list[KvWrite] = []
+        written: list[str] = []
+        for token, since in list(self._dirty.items()):
+            if since > young and token not in self._until:
+                continue
+            if len(writes) == BATCH:
+                break
+            del self._dirty[token]
+            write = self._write_for(token)
+            if write is not None:
+                writes.append(write)
+                written.append(token)
+        if not writes:
+            return True
+        try:
+            results = await self._kv.write(writes)
+        except Unavailable as error:
+            results = [error] * len(writes)
+        except ClosedError:
+            self._closed = True
+            return False
+        return self._account(written, writes, results)
+
+    def _write_for(self, token: str) -> KvWrite | None:
+        desired = self._describe(token)
+        key = self._prefix + token
+        if desired is not None:
+            return KvWrite(key=key, value=desired.value, ttl_s=self._expects(token, desired))
+        if token in self._until:
+            return KvWrite(key=key, value=None)
+        self._cancelled_out += 1
+        return None
+
+    def _expects(self, token: str, desired: Desired) -> float:
+        """Note until when the key about to be written will stand; returns its time to live, in whole seconds."""
+        ttl_s = max(1, math.ceil(desired.expires_in_s)) + 1
+        self._until[token] = asyncio.get_running_loop().time() + ttl_s
+        return ttl_s
+
+    def _account(self, tokens: list[str], writes: list[KvWrite], results: list[int | Unavailable]) -> bool:
+        failed: Unavailable | None = None
+        for token, write, result in zip(tokens, writes, results, strict=True):
+            if isinstance(result, Unavailable):
+                failed = result
+                self._retried += 1
+                # It may have been written, so it stays in _until: an end of the lease must delete the key.
+                self._dirty[token] = 0.0
+            elif write.value is None:
+                self._deleted += 1
+                self._until.pop(token, None)
+            else:
+                self._written += 1
+        if failed is not None:
+            self._log.debug(
+                "storage did not take %d ledger writes: %s", len(tokens), failed, extra={"action": "ledger.retry"}
+            )
+        return failed is None
+
+    # -- comparing ------------------------------------------------------------------------------------------------
+
+    async def _reconcile(self) -> None:
+        retry_s = RETRY_S
+        try:
+            while self._reconcile_again:
+                self._reconcile_again = False
+                before = dict.fromkeys(self._until)
+                try:
+                    entries = await self._kv.entries(self._names.leases_of(self._worker.pool, self._worker.worker))
+                except ClosedError:
+                    return
+                except Unavailable as error:
+                    self._log.debug("cannot read the ledger: %s", error, extra={"action": "ledger.unreadable"})
+                    self._reconcile_again = True
+                    await asyncio.sleep(retry_s * (0.5 + self._ambient.random.random()))
+                    retry_s = min(2 * retry_s, RETRY_MAX_S)
+                    continue
+                self._compare(before, dict.fromkeys(entry.key.removeprefix(self._prefix) for entry in entries))
+        finally:
+            self._reconciler = None
+
+    def _compare(self, before: dict[str, None], found: dict[str, None]) -> None:
+        """`before`: what was thought to stand there when the snapshot was asked for; later changes are not in it."""
+        for token in found:
+            if (
+                token not in before and token not in self._until
+            ):  # of an earlier process with our id, or of a write that was given up
+                self._until[token] = 0.0
+                self.changed(token)
+        for token in before:
+            if token in found:
+                continue
+            if token in self._until and self._describe(token) is not None:
+                self.changed(token)
+            elif token in self._until and token not in self._dirty:
+                # Gone by itself: expired, or its deletion is already on its way.
+                del self._until[token]

@@ -1,0 +1,1 @@
+"""What the author of a pool declares. Imports only: context, settings."""

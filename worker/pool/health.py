@@ -1,0 +1,136 @@
+"""Health checks: what a worker asks of itself again and again, and how it learns that it has failed."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...schemas.errors.base import InvalidSettings
+from ...schemas.text import count_of
+from ...telemetry.logs import Log
+
+MAX_S: Final = 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """See Pool.health_check."""
+
+    function: Callable[[], Any]
+    period_s: float
+    timeout_s: float
+    failures: int
+
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def validate(self, pool: str) -> None:
+        """
+        Raises:
+            InvalidSettings: names what is out of its bounds.
+        """
+        if not callable(self.function):
+            raise InvalidSettings(f"pool {pool!r}: a health check is a function, not {self.function!r}")
+        where = f"pool {pool!r}: health check {self.name}"
+        for what, seconds in (("period_s", self.period_s), ("timeout_s", self.timeout_s)):
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_S:
+                raise InvalidSettings(f"{where}: {what} must be above 0 and at most {MAX_S:.0f}, not {seconds!r}")
+        if type(self.failures) is not int or self.failures < 1:
+            raise InvalidSettings(f"{where}: failures must be a whole number, at least 1, not {self.failures!r}")
+
+
+class Probe:
+    """Asks one check, and remembers the thread in which it runs."""
+
+    def __init__(self, check: HealthCheck, log: Log) -> None:
+        self.check = check
+        self._log = log
+        self._thread: asyncio.Future[Any] | None = None
+
+    async def failed(self, in_a_row: int) -> str | None:
+        """Ask once. Why it has failed; None if it has not. `in_a_row`: how often it failed before, for the log."""
+        check = self.check
+        try:
+            async with asyncio.timeout(check.timeout_s):
+                if await self._ask() is False:
+                    raise RuntimeError("it returned False")
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {check.timeout_s:g} s"
+            self._log.warning(
+                "health check %s failed, try %d of %d: %s",
+                check.name,
+                in_a_row + 1,
+                check.failures,
+                why,
+                exc_info=not isinstance(error, TimeoutError),
+                extra={"action": "health.failed"},
+            )
+            return why
+        return None
+
+    async def _ask(self) -> Any:
+        function = self.check.function
+        if inspect.iscoroutinefunction(function):
+            return await function()
+        if self._thread is None or self._thread.done():  # while one hangs, no second thread for the same
+            self._thread = asyncio.get_running_loop().run_in_executor(None, function)
+            self._thread.add_done_callback(look_at)
+        return await asyncio.shield(self._thread)
+
+    async def first(self) -> str | None:
+        """Ask until it passes; once, if all is well. What to say when it fails as often in a row as it may; else
+        None."""
+        in_a_row = 0
+        while (why := await self.failed(in_a_row)) is not None:
+            in_a_row += 1
+            if in_a_row >= self.check.failures:
+                return f"health check {self.check.name} failed {count_of(in_a_row, 'time')} in a row: {why}"
+            await asyncio.sleep(self.check.period_s)
+        return None
+
+
+class HealthWatch:
+    """Makes the checks of one worker while it serves, and tells of the first that has failed too often."""
+
+    def __init__(self, checks: Sequence[HealthCheck], *, failed: Callable[[str], None], log: Log) -> None:
+        """`failed` is called at most once, with the reason, when one has failed as often in a row as it may."""
+        self._checks = checks
+        self._failed = failed
+        self._log = log
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told = False
+
+    def start(self) -> None:
+        """Make the first check of each after its period."""
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._watch(check), name="gangline health") for check in self._checks]
+
+    async def stop(self) -> None:
+        """Check no more. Idempotent. A check in a thread cannot be stopped, and is left behind."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _watch(self, check: HealthCheck) -> None:
+        probe, in_a_row = Probe(check, self._log), 0
+        while True:
+            await asyncio.sleep(check.period_s)
+            why = await probe.failed(in_a_row)
+            in_a_row = 0 if why is None else in_a_row + 1
+            if in_a_row >= check.failures and not self._told:
+                self._told = True
+                self._failed(f"health check {check.name} failed {count_of(in_a_row, 'time')} in a row: {why}")
+                return
+
+
+def look_at(done: asyncio.Future[Any]) -> None:
+    """A callback for what nobody may wait for any more, so that its failure is not complained about."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,354 @@
+"""`Pool`: which tasks a group of workers serves, declared where the functions are."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar, overload
+
+from ...schemas.errors.base import InvalidSettings, UnknownMethod
+from ...schemas.limits import MAX_DEADLINE_S, MAX_SLOTS
+from ...schemas.names import check_name
+from ..context.gang_context import GangContext
+from ..context.lifespans import Lifespan
+from ..context.model_cache import Loader, Unloader
+from .declared_task import DeclaredTask, ExecutorKind
+from .health import HealthCheck
+from .middleware import Middleware, check_middleware
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+L = TypeVar("L", bound=Lifespan)
+M = TypeVar("M", bound=Middleware)
+
+GangHook = Callable[[GangContext], Any]
+
+TASKS_ATTRIBUTE = "__gangline_tasks__"
+"""On a task's function: its DeclaredTask by pool name. This is how a child process finds it."""
+
+
+class Pool:
+    """A declaration: importing it starts nothing and needs no server.
+
+    ::
+
+        pool = Pool("images", slots=4)
+
+        @pool.task
+        async def thumbnail(path: str, width: int = 128) -> bytes: ...
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: int = 1,
+        labels: Mapping[str, str] | None = None,
+        max_models: int = 0,
+        executor: ExecutorKind | str | None = None,
+    ) -> None:
+        """
+        Args:
+            name: what callers write before the dot; letters, digits, `_` and `-`.
+            slots: how many tasks (of slot cost 1) one worker runs at once.
+            labels: facts about these workers that routing can ask for.
+            max_models: most models that one worker keeps loaded; 0: the pool is not multiplexed.
+            executor: `async`, `thread` or `process` for all tasks that name none themselves. None: `async def` on the
+                event loop, `def` in threads.
+
+        Raises:
+            InvalidName: a name that cannot be part of a subject.
+            InvalidSettings: another setting out of its bounds.
+        """
+        self.name = check_name(name, "pool")
+        self.slots = _whole(slots, "slots", 1, MAX_SLOTS)
+        self.labels = _labels(labels or {})
+        self.max_models = _whole(max_models, "max_models", 0, MAX_SLOTS)
+        self.executor = None if executor is None else _kind(executor, f"pool {name!r}")
+        self.loader: Loader | None = None
+        self.unloader: Unloader | None = None
+        self.lifespans: list[Lifespan] = []
+        self.middlewares: list[Middleware] = []
+        self.health_checks: list[HealthCheck] = []
+        self.gang_starts: list[GangHook] = []
+        self.gang_stops: list[GangHook] = []
+        self._tasks: dict[str, DeclaredTask] = {}
+
+    @property
+    def tasks(self) -> Mapping[str, DeclaredTask]:
+        """By method name, in the order of declaration."""
+        return MappingProxyType(self._tasks)
+
+    def find(self, method: str) -> DeclaredTask:
+        """Raises UnknownMethod, which lists the methods there are."""
+        task = self._tasks.get(method)
+        if task is None:
+            known = ", ".join(self._tasks) or "none"
+            raise UnknownMethod(f"pool {self.name!r} has no task {method[:80]!r}; it has: {known}")
+        return task
+
+    @overload
+    def task(self, function: F, /) -> F: ...
+
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        slots: int = 1,
+        executor: ExecutorKind | str | None = None,
+        idempotent: bool = False,
+        timeout_s: float | None = None,
+        description: str | None = None,
+    ) -> Callable[[F], F]: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        slots: int = 1,
+        executor: ExecutorKind | str | None = None,
+        idempotent: bool = False,
+        timeout_s: float | None = None,
+        description: str | None = None,
+    ) -> Any:
+        """Declare a function as a task, and give it back unchanged. With or without parentheses.
+
+        Args:
+            function: `def`, `async def`, or a generator of either kind, which streams what it yields.
+            name: what callers write after the dot. None: the function's own name.
+            slots: slot cost of one execution.
+            executor: `async` (event loop), `thread` or `process`; see Pool.
+            idempotent: running it twice does no harm, so that it may be sent again when a try's outcome is unknown.
+            timeout_s: longest execution, in seconds; it is stopped then, as at a caller's deadline.
+            description: shown to operators. None: the docstring's first paragraph.
+
+        Raises:
+            InvalidName: a name that cannot be part of a subject.
+            InvalidSettings: the name is taken, a setting is out of its bounds, the signature or an annotation cannot
+                be served, or the executor cannot run such a function.
+        """
+
+        def declare(function: F) -> F:
+            self._declare(
+                function,
+                name=name,
+                slots=slots,
+                executor=executor,
+                idempotent=idempotent,
+                timeout_s=timeout_s,
+                description=description,
+                namespace=namespace,
+            )
+            return function
+
+        # Local names of the place of declaration, for annotations that name classes of an enclosing function.
+        caller = sys._getframe(1)
+        namespace = None if caller.f_locals is caller.f_globals else dict(caller.f_locals)
+        return declare if function is None else declare(function)
+
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None,
+        slots: int,
+        executor: ExecutorKind | str | None,
+        idempotent: bool,
+        timeout_s: float | None,
+        description: str | None,
+        namespace: dict[str, Any] | None,
+    ) -> None:
+        if not inspect.isfunction(function):
+            raise InvalidSettings(f"pool {self.name!r}: a task is a function, not {function!r}")
+        name = check_name(function.__name__ if name is None else name, "method")
+        where = f"{self.name}.{name}"
+        if name in self._tasks:
+            raise InvalidSettings(f"{where} is declared twice: give one of them another name=")
+        if _whole(slots, f"{where}: slots", 1, MAX_SLOTS) > self.slots:
+            raise InvalidSettings(f"{where} costs {slots} slots, but a worker of this pool has only {self.slots}")
+        if timeout_s is not None and not 0 < timeout_s <= MAX_DEADLINE_S:
+            raise InvalidSettings(
+                f"{where}: timeout_s must be above 0 and at most {MAX_DEADLINE_S:.0f}, not {timeout_s}"
+            )
+        awaits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        default = self.executor or (ExecutorKind.ASYNC if awaits else ExecutorKind.THREAD)
+        kind = default if executor is None else _kind(executor, where)
+        if kind is ExecutorKind.PROCESS and "<" in function.__qualname__:
+            raise InvalidSettings(
+                f"{where}: a child process cannot import {function.__qualname__}: define it at a module's top level"
+            )
+        if description is None:
+            description = " ".join((inspect.getdoc(function) or "").partition("\n\n")[0].split())
+        task = DeclaredTask(
+            self,
+            function,
+            name=name,
+            slots=slots,
+            executor=kind,
+            idempotent=idempotent,
+            timeout_s=timeout_s,
+            description=description,
+            namespace=namespace,
+        )
+        self._tasks[name] = task
+        function.__dict__.setdefault(TASKS_ATTRIBUTE, {})[self.name] = task
+
+    def lifespan(self, function: L) -> L:
+        """Declare a resource that each worker opens before its first task and closes after its last.
+
+        An async (or plain) generator function that yields one value, or a function that gives a context manager.
+        Tasks get the value by `current_task().resource(ItsType)`, or as a parameter (see gangline.Resource). Each child
+        process of the process executor opens its own.
+        """
+        self.lifespans.append(function)
+        return function
+
+    def middleware(self, function: M) -> M:
+        """Declare what runs around each execution of this pool's tasks: an async function of the task's context and of
+        `call_next`, which it awaits for the task, and whose result it returns.
+
+        ::
+
+            @pool.middleware
+            async def timed(context: gangline.TaskContext, call_next: gangline.CallNext) -> object:
+                began = time.monotonic()
+                try:
+                    return await call_next()
+                finally:
+                    log.info("%s took %.3f s", context.method, time.monotonic() - began)
+
+        Several nest in the order of their declaration, the first one outermost. They run on the worker's event loop,
+        wherever the task runs, on the task's slots and within its time; context variables that they set are the task's
+        too (not in child processes). What one raises is how the execution ends; what it returns is checked as the
+        task's own result; without `call_next()` the task does not run. See CallNext for what that gives and raises.
+        Cancelling the execution cancels the task, and middleware sees that as TaskCancelled or DeadlineExceeded; what
+        waits at another place gets CancelledError.
+
+        Raises:
+            InvalidSettings: it is no such function.
+        """
+        check_middleware(function, self.name)
+        self.middlewares.append(function)
+        return function
+
+    @overload
+    def health_check(self, function: F, /) -> F: ...
+
+    @overload
+    def health_check(
+        self, *, period_s: float = ..., timeout_s: float = ..., failures: int = ...
+    ) -> Callable[[F], F]: ...
+
+    def health_check(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        period_s: float = 10.0,
+        timeout_s: float = 5.0,
+        failures: int = 3,
+    ) -> Any:
+        """Declare how a worker finds out that it can serve no longer: a function without parameters, `async` or plain
+        (which runs in a thread), that raises, returns False or does not return in time.
+
+        ::
+
+            @pool.health_check(period_s=5, failures=2)
+            async def gpu_answers() -> None:
+                await ping_gpu()
+
+        It is called again and again while the worker serves, beside its tasks. A worker that has failed reports its
+        members of gangs as failed, so that those gangs restart elsewhere, drains, and ends with WorkerUnhealthy, which
+        says why (`gangline worker`: exit code 1), for whoever supervises it to start another.
+
+        For each member of a gang it is called once more, after the `gang_start` functions: the member has started, and
+        takes tasks, when it has passed. If it fails `failures` times in a row then, the member has failed at its start,
+        and the worker leaves as above.
+
+        Args:
+            period_s: between two checks, and before the first.
+            timeout_s: one that takes longer has failed. It is cancelled; a thread goes on, and no other is started
+                before it ends.
+            failures: so many in a row make the worker fail.
+
+        Raises:
+            InvalidSettings: a value out of its bounds.
+        """
+
+        def declare(check: F) -> F:
+            declared = HealthCheck(function=check, period_s=period_s, timeout_s=timeout_s, failures=failures)
+            declared.validate(self.name)
+            self.health_checks.append(declared)
+            return check
+
+        return declare if function is None else declare(function)
+
+    def gang_start(self, function: F) -> F:
+        """Declare what each member of a gang does before its first task: a function of a GangContext, `async` or plain
+        (which runs in a thread).
+
+        Tasks of the member wait for it. If it raises, the member has failed at its start, and the gang with it. It is
+        cancelled when the gang is torn down.
+        """
+        self.gang_starts.append(function)
+        return function
+
+    def gang_stop(self, function: F) -> F:
+        """Declare what each member of a gang does after its last task, if its `gang_start` functions began. What it
+        raises is logged. The member's slots are free, and its gang may start again, only after that."""
+        self.gang_stops.append(function)
+        return function
+
+    def model_loader(self, function: F) -> F:
+        """Declare how a model is loaded: a function of the model id, `async` or plain, which gives the model.
+
+        Raises:
+            InvalidSettings: the pool keeps no models, or has a loader already.
+        """
+        if not self.max_models:
+            raise InvalidSettings(f"pool {self.name!r} keeps no models: give it max_models=")
+        if self.loader is not None:
+            raise InvalidSettings(f"pool {self.name!r} has a model loader already")
+        self.loader = function
+        return function
+
+    def model_unloader(self, function: F) -> F:
+        """Declare what is called with the id and the model that makes room (or is left at the end), `async` or plain.
+
+        Raises:
+            InvalidSettings: the pool has an unloader already.
+        """
+        if self.unloader is not None:
+            raise InvalidSettings(f"pool {self.name!r} has a model unloader already")
+        self.unloader = function
+        return function
+
+    def __repr__(self) -> str:
+        return f"Pool({self.name!r}, slots={self.slots}, tasks={list(self._tasks)})"
+
+
+def _whole(value: int, what: str, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidSettings(f"{what} must be a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+def _kind(value: ExecutorKind | str, where: str) -> ExecutorKind:
+    try:
+        return ExecutorKind(value)
+    except ValueError:
+        known = ", ".join(kind.value for kind in ExecutorKind)
+        raise InvalidSettings(f"{where}: executor {value!r} is not known: use one of {known}") from None
+
+
+def _labels(labels: Mapping[str, str]) -> dict[str, str]:
+    given: Mapping[Any, Any] = labels
+    for key, value in given.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidSettings(f"labels are text to text, not {key!r}: {value!r}")
+    return dict(labels)

@@ -1,0 +1,324 @@
+"""Arguments from the wire, checked and converted from a function's annotations.
+
+Everything that can be found out once is found out at declaration: one converter for each parameter. Binding a call
+then costs a few microseconds; arguments that already have the annotated built-in type cost one comparison.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import pydantic_core
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation, PydanticUserError
+
+from ...schemas.errors.base import InvalidArguments, InvalidSettings
+from .base64_arguments import Decoder, decoder_for
+from .resources import Filled, resource_kind
+
+Converter = Callable[[Any], Any]
+_EXACT = frozenset({int, str, float, bool, bytes, dict, list})
+_SHOWN_CHARS = 60
+
+_Kind = inspect._ParameterKind
+
+
+class Parameter:
+    """One parameter and how a value becomes its."""
+
+    __slots__ = ("adapter", "convert", "decode", "exact", "name", "required")
+
+    def __init__(self, name: str, annotation: Any, required: bool, where: str) -> None:
+        self.name = name
+        self.required = required
+        self.exact: type | None = annotation if isinstance(annotation, type) and annotation in _EXACT else None
+        """A value of exactly this type needs no conversion."""
+        self.convert: Converter | None = None
+        """None: anything goes."""
+        self.decode: Decoder | None = None
+        """Turns base64 text into bytes, where the annotation has bytes; for arguments that came as JSON."""
+        self.adapter: TypeAdapter[Any] | None = None
+        if annotation is not Any and annotation is not inspect.Parameter.empty:
+            self.adapter = adapter_for(annotation, f"{where}: parameter {name!r}")
+            self.convert = self.adapter.validator.validate_python
+            self.decode = decoder_for(annotation)
+
+
+def adapter_for(annotation: Any, where: str) -> TypeAdapter[Any]:
+    """A pydantic adapter.
+
+    Raises:
+        InvalidSettings: pydantic has no conversion for the annotation.
+        NameError: it names something that does not exist yet.
+    """
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        if not adapter.pydantic_complete:
+            adapter.rebuild(raise_errors=True)
+        return adapter
+    except PydanticUndefinedAnnotation as error:
+        raise NameError(error.message) from error
+    except (PydanticSchemaGenerationError, PydanticUserError, TypeError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise InvalidSettings(
+            f"{where} has the annotation {shown_type(annotation)}, which cannot come from the wire: {first_line}"
+        ) from error
+
+
+class Signature:
+    """The parameters of one task."""
+
+    __slots__ = ("_by_name", "_exact", "_function", "_only_by_place", "_places", "_required", "_rest", "_rest_named",
+                 "_where", "filled", "resolved", "returns")  # fmt: skip
+
+    def __init__(self, function: Callable[..., Any], where: str, namespace: dict[str, Any] | None = None) -> None:
+        """Resolve annotations now if possible; else `resolve()` does it when the module is complete.
+
+        Args:
+            function: the task.
+            where: its full name, for error texts.
+            namespace: local names of the place of declaration, for annotations that name local classes.
+
+        Raises:
+            InvalidSettings: a signature that cannot be served, or an annotation without conversion.
+        """
+        self._function = function
+        self._where = where
+        self._places: list[Parameter] = []
+        """Parameters that can be given by place, in order."""
+        self._by_name: dict[str, Parameter] = {}
+        self._only_by_place: tuple[str, ...] = ()
+        self._required: tuple[tuple[int, str], ...] = ()
+        """Place (or a huge number for keyword-only ones) and name of each parameter without default."""
+        self._exact: list[type] | None = None
+        """Types of arguments by place that are all that is wanted, as they are; None: there are no such."""
+        self._rest: Parameter | None = None
+        self._rest_named: Parameter | None = None
+        self.resolved = False
+        """Whether all annotations are known; `returns` and `filled` mean something then."""
+        self.filled: tuple[Filled, ...] = ()
+        """Parameters that are the worker's, and that no caller can give."""
+        self.returns: Any = inspect.Parameter.empty
+        _refuse_methods(function, where)
+        try:
+            self._resolve(namespace)
+        except NameError:
+            pass  # A class defined further down the module; resolve() reports it if it never comes.
+
+    def resolve(self) -> None:
+        """Raises InvalidSettings when an annotation names something that does not exist."""
+        if self.resolved:
+            return
+        try:
+            self._resolve(None)
+        except NameError as error:
+            raise InvalidSettings(
+                f"{self._where}: an annotation cannot be resolved: {error}; define it at the top level of the module"
+            ) from error
+
+    def _resolve(self, namespace: dict[str, Any] | None) -> None:
+        hints = typing.get_type_hints(self._function, localns=namespace, include_extras=True)
+        places: list[Parameter] = []
+        by_name: dict[str, Parameter] = {}
+        only_by_place: list[str] = []
+        required: list[tuple[int, str]] = []
+        filled: list[Filled] = []
+        rest = rest_named = None
+        for declared in inspect.signature(self._function).parameters.values():
+            is_required = declared.default is inspect.Parameter.empty
+            resource = resource_kind(hints.get(declared.name), f"{self._where}: parameter {declared.name!r}")
+            if resource is not None:
+                filled.append(_filled(declared, resource, len(places) + len(filled), self._where))
+                continue
+            parameter = Parameter(declared.name, hints.get(declared.name, Any), is_required, self._where)
+            match declared.kind:
+                case _Kind.VAR_POSITIONAL:
+                    rest = parameter
+                case _Kind.VAR_KEYWORD:
+                    rest_named = parameter
+                case _Kind.KEYWORD_ONLY:
+                    by_name[declared.name] = parameter
+                    if is_required:
+                        required.append((1 << 30, declared.name))
+                case kind:
+                    if is_required:
+                        required.append((len(places), declared.name))
+                    places.append(parameter)
+                    by_name[declared.name] = parameter
+                    if kind is _Kind.POSITIONAL_ONLY:
+                        only_by_place.append(declared.name)
+        self._places, self._by_name, self._only_by_place = places, by_name, tuple(only_by_place)
+        self._required, self._rest, self._rest_named = tuple(required), rest, rest_named
+        self.filled = tuple(filled)
+        exact = [parameter.exact for parameter in places if parameter.exact is not None]
+        if len(exact) == len(places) and len(by_name) == len(places):
+            self._exact = exact
+        self.returns = hints.get("return", inspect.Parameter.empty)
+        self.resolved = True
+
+    def bind(
+        self, args: list[Any] | None, kwargs: dict[str, Any] | None, json: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Convert; see DeclaredTask.bind."""
+        if not kwargs and args is not None and self._exact is not None:
+            kinds = [type(args[0])] if len(args) == 1 else [*map(type, args)]  # one is common, and looked at sooner
+            if kinds == self._exact:
+                return args, {}  # all of them by place, and each of its very type
+        if not self.resolved:
+            self.resolve()
+        problems: list[_Problem] = []
+        bound = self._by_place(args, json, problems) if args else []
+        given = len(bound)
+        named = self._by_keyword(kwargs, given, json, problems) if kwargs else {}
+        for place, name in self._required:
+            if place >= given and (not kwargs or name not in kwargs):
+                raise self._missing(given, kwargs)
+        if problems:
+            raise self._wrong(problems)
+        if self._only_by_place and named:
+            self._move_by_place(bound, named)
+        return bound, named
+
+    def _by_place(self, args: list[Any], json: bool, problems: list[_Problem]) -> list[Any]:
+        bound: list[Any] = []
+        parameters = self._places if len(args) <= len(self._places) else self._places_for(len(args))
+        for parameter, value in zip(parameters, args, strict=False):
+            if parameter.exact is type(value):
+                bound.append(value)
+                continue
+            try:
+                bound.append(_convert(parameter, value, json))
+            except (ValidationError, ValueError) as error:
+                bound.append(None)
+                problems.append(_Problem(parameter.name, value, error))
+        return bound
+
+    def _by_keyword(self, kwargs: dict[str, Any], given: int, json: bool, problems: list[_Problem]) -> dict[str, Any]:
+        named: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            parameter = self._by_name.get(name) or self._unknown(name)
+            if given and parameter in self._places[:given]:
+                raise self._refuse(f"{name!r} was given twice, by place and by name", name)
+            if parameter.exact is type(value):
+                named[name] = value
+                continue
+            try:
+                named[name] = _convert(parameter, value, json)
+            except (ValidationError, ValueError) as error:
+                problems.append(_Problem(name, value, error))
+        return named
+
+    # -- what is out of the ordinary ------------------------------------------------------------------------------
+
+    def _places_for(self, given: int) -> list[Parameter]:
+        if self._rest is None:
+            most = len(self._places)
+            takes = (
+                f"takes {most} argument{'s' if most != 1 else ''} by place" if most else "takes no arguments by place"
+            )
+            raise self._refuse(f"{takes}, {given} were given")
+        return self._places + [self._rest] * (given - len(self._places))
+
+    def _unknown(self, name: str) -> Parameter:
+        if self._rest_named is not None:
+            return self._rest_named
+        known = ", ".join(self._by_name) or "it has none"
+        raise self._refuse(f"no parameter {name!r}; parameters: {known}", name)
+
+    def _missing(self, given: int, kwargs: dict[str, Any] | None) -> InvalidArguments:
+        names = [name for place, name in self._required if place >= given and name not in (kwargs or {})]
+        listed = ", ".join(repr(name) for name in names)
+        return self._refuse(f"missing parameter{'s' if len(names) > 1 else ''} {listed}", names[0])
+
+    def _move_by_place(self, bound: list[Any], named: dict[str, Any]) -> None:
+        """Python takes positional-only parameters by place alone; the wire may name them."""
+        parameters = inspect.signature(self._function).parameters
+        last = max((place for place, name in enumerate(self._only_by_place) if name in named), default=-1)
+        for place in range(len(bound), last + 1):
+            name = self._only_by_place[place]
+            bound.append(named.pop(name) if name in named else parameters[name].default)
+
+    def _wrong(self, problems: list[_Problem]) -> InvalidArguments:
+        facts = [fact for problem in problems for fact in problem.facts()]
+        text = "; ".join(f"{fact['parameter']}: {fact['expected']}, given {fact['given']}" for fact in facts)
+        return InvalidArguments(f"{self._where}: {text}", details={"problems": facts})
+
+    def _refuse(self, text: str, parameter: str | None = None) -> InvalidArguments:
+        details = {"problems": [{"parameter": parameter, "expected": text, "given": None}]} if parameter else None
+        return InvalidArguments(f"{self._where}: {text}", details=details)
+
+
+def _filled(declared: inspect.Parameter, kind: type[Any], place: int, where: str) -> Filled:
+    if declared.kind is _Kind.KEYWORD_ONLY:
+        return Filled(declared.name, kind, None)
+    if declared.kind is _Kind.POSITIONAL_OR_KEYWORD:
+        return Filled(declared.name, kind, place)
+    raise InvalidSettings(f"{where}: parameter {declared.name!r} cannot be filled in: it has no name to give it by")
+
+
+class _Problem(typing.NamedTuple):
+    name: str
+    value: Any
+    error: Exception
+
+    def facts(self) -> list[dict[str, str]]:
+        """Parameter (with the place inside it), expectation and what was given, for each fault."""
+        if not isinstance(self.error, ValidationError):
+            return [{"parameter": self.name, "expected": str(self.error), "given": shown(self.value)}]
+        return [
+            {
+                "parameter": ".".join([self.name, *(str(part) for part in item["loc"])]),
+                "expected": item["msg"],
+                "given": shown(item["input"]),
+            }
+            for item in self.error.errors(include_url=False, include_context=False)
+        ]
+
+
+def _convert(parameter: Parameter, value: Any, json: bool) -> Any:
+    if parameter.convert is None:
+        return value
+    if json and parameter.decode is not None:
+        value = parameter.decode(value)
+    try:
+        return parameter.convert(value)
+    except ValidationError:
+        return _convert_strictly_typed(parameter, value)
+
+
+def _convert_strictly_typed(parameter: Parameter, value: Any) -> Any:
+    """Models in pydantic's strict mode take text for a date only when told that it was JSON, which all wire values
+    resemble. A second look costs nothing where the first one passes."""
+    assert parameter.adapter is not None
+    try:
+        text = pydantic_core.to_json(value)
+    except (ValueError, TypeError):
+        return parameter.adapter.validate_python(value)
+    try:
+        return parameter.adapter.validate_json(text)
+    except ValidationError:
+        return parameter.adapter.validate_python(value)  # its errors show the values as they were given
+
+
+def _refuse_methods(function: Callable[..., Any], where: str) -> None:
+    first = next(iter(inspect.signature(function).parameters), None)
+    if first in ("self", "cls"):
+        raise InvalidSettings(f"{where}: methods cannot be tasks; declare a plain function without {first!r}")
+
+
+def shown(value: Any) -> str:
+    """A value for an error text: short, with its type."""
+    try:
+        text = repr(value)
+    except Exception:  # a user's __repr__ may do anything
+        text = "?"
+    if len(text) > _SHOWN_CHARS:
+        text = text[: _SHOWN_CHARS - 3] + "..."
+    return f"{text} ({type(value).__name__})"
+
+
+def shown_type(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")

@@ -1,0 +1,1 @@
+"""How a worker is known to others. Imports only: slots, ledger, pool."""

@@ -1,0 +1,291 @@
+"""A worker's presence: its registration, its heartbeat, and the events it broadcasts.
+
+Two keys: `reg`, what it serves (changes seldom), and `alive`, that it lives and how loaded it is (every second). Both
+are written only as long as they are ours, so two processes with one id find each other out: the later one is refused
+at its start, and one that was away too long finds that its id has been taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+from pydantic import BaseModel
+
+from ...bus.port.bus import Bus, KeyValue, NotPermitted
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import ClosedError, GanglineError, Unavailable, WorkerIdTaken
+from ...schemas.names import Names, WorkerId
+from ...schemas.records.workers import Heartbeat, Registration
+from ...schemas.wire import codec
+from ...telemetry.logs import Log
+from ..settings import WorkerSettings
+from .owned_key import KeyLost, OwnedKey, epoch_of, owner_of
+
+REGISTRATION_TTL_S = 60.0
+REWRITE_S = 20.0
+"""How often the registration is written without need, so that it neither expires nor stays lost."""
+POLL_S = 0.25
+"""How often a start looks whether the id has become free."""
+IN_FLIGHT = 5
+"""Most heartbeats on their way at once, when storage is slow: routers see them pass even where storage refuses them."""
+
+
+class WorkerEvent(StrEnum):
+    """What is broadcast on `<ns>.event.worker.<pool>.<worker>`."""
+
+    JOINED = "joined"
+    DRAINING = "draining"
+    EPOCH = "epoch"
+    LEFT = "left"
+
+
+class Presence:
+    """Keeps `reg` and `alive` of one worker. `registration` and `heartbeat` say what shall stand there now."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        kv: KeyValue,
+        names: Names,
+        worker: WorkerId,
+        *,
+        instance: str,
+        settings: WorkerSettings,
+        ambient: Ambient,
+        registration: Callable[[], Registration],
+        heartbeat: Callable[[], Heartbeat],
+        on_lost: Callable[[str], None],
+        on_confirmed: Callable[[], None],
+        log: Log,
+    ) -> None:
+        """
+        Args:
+            on_lost: another instance has our id; called once, with that instance. Nothing is written after.
+            on_confirmed: the id is ours as of now, and other keys may have been lost: time to compare them.
+        """
+        self._bus = bus
+        self._names = names
+        self._worker = worker
+        self._instance = instance
+        self._settings = settings
+        self._ambient = ambient
+        self._registration = registration
+        self._heartbeat = heartbeat
+        self._on_lost = on_lost
+        self._on_confirmed = on_confirmed
+        self._log = log
+        self._alive = OwnedKey(kv, names.alive_key(worker), instance)
+        self._reg = OwnedKey(kv, names.registration_key(worker), instance)
+        self._writes: dict[asyncio.Task[None], None] = {}
+        """On their way, oldest first."""
+        self._loop_task: asyncio.Task[None] | None = None
+        self._published = False
+        """Routers may find us. Before that the registration is nobody's business, only the id is held."""
+        self._recreated = 0
+        self._compare = False
+        """Call `on_confirmed` after the next heartbeat that storage takes."""
+        self._confirm: Callable[[], None] | None = None
+        """Told once by the next heartbeat that storage takes, if it was begun after this was set."""
+        self._stopped = False
+        self.lost = False
+
+    # -- start and end --------------------------------------------------------------------------------------------
+
+    async def claim(self) -> int:
+        """Make the id ours, and return the newest epoch that anybody with this id had (0: none is known).
+
+        Waits for the heartbeat of a dead predecessor to expire. From then on our own ones hold the id, however long
+        the start takes.
+
+        Raises:
+            WorkerIdTaken: another process with this id is alive.
+            Unavailable: storage did not answer within `start_timeout_s`.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._settings.start_timeout_s
+        expired_at = loop.time() + self._settings.heartbeat_ttl_s + 1.0
+        seen: int | None = None
+        epoch = 0
+        while True:
+            try:
+                entry = await self._alive.read()
+                if entry is None or owner_of(entry) == self._instance:
+                    await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+                    previous = await self._reg.read()
+                    self._loop_task = loop.create_task(self._run(), name="gangline heartbeat")
+                    return max(epoch, epoch_of(previous)) if previous is not None else epoch
+                epoch = max(epoch, epoch_of(entry))
+                # A second revision is a second heartbeat: it lives. Else it has the time its key has left.
+                if (seen is not None and entry.revision != seen) or loop.time() > expired_at:
+                    raise self._taken(owner_of(entry))
+                seen = entry.revision
+            except KeyLost:
+                pass  # somebody was quicker just now: look who
+            except Unavailable as error:
+                if isinstance(error, WorkerIdTaken | NotPermitted) or loop.time() > give_up_at:
+                    raise
+            await asyncio.sleep(POLL_S)
+
+    async def publish(self) -> None:
+        """Write the registration for the first time; routers send from now on.
+
+        Raises:
+            WorkerIdTaken, Unavailable: as `claim`.
+        """
+        try:
+            # First the heartbeat: if the id was lost during a standstill, another's registration must not be touched.
+            await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+            await self._take_over()
+        except KeyLost as lost:
+            raise self._taken(lost.instance) from lost
+        self._published = True
+
+    async def withdraw(self) -> None:
+        """Take both keys away, if they are ours. Idempotent. Storage that does not answer lets them expire."""
+        await self.stop()
+        if self.lost:
+            return
+        for key in (self._alive, self._reg):
+            try:
+                await key.delete()
+            except (Unavailable, ClosedError) as error:
+                self._log.debug("key left to expire: %s", error, extra={"action": "registration.left"})
+
+    async def stop(self) -> None:
+        """Write nothing more; the keys expire. Idempotent."""
+        self._stopped = True
+        tasks = [*self._writes] if self._loop_task is None else [*self._writes, self._loop_task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- while it lives -------------------------------------------------------------------------------------------
+
+    def rewrite(self) -> None:
+        """The registration has changed, or may be lost: write both keys now. No-op before `publish`."""
+        if not self._published:
+            return
+        self._compare = True
+        self._spawn(self._write_registration)
+        self.beat()
+
+    @property
+    def revision(self) -> int:
+        """Of our registration, as far as is known: what is conditioned on an earlier one is void."""
+        return self._reg.revision
+
+    async def fence(self) -> None:
+        """Write the registration anew: from now on nothing can be committed that is conditioned on it as it was before.
+
+        Raises:
+            Unavailable: it is not certain that it was written.
+            ClosedError: the registration was withdrawn, or is being withdrawn.
+        """
+        if self._stopped:
+            raise ClosedError(f"worker {self._worker} writes its registration no more")
+        try:
+            await self._write_registration()
+        except KeyLost as lost:
+            self._fence_ourselves(lost)
+            raise self._taken(lost.instance) from lost
+
+    def confirm(self, then: Callable[[], None]) -> None:
+        """Call `then` once storage has confirmed that the id is ours now; never, if it is not."""
+        self._confirm = then
+        self._spawn(self._write_heartbeat)
+
+    def beat(self) -> None:
+        """Write a heartbeat now."""
+        if len(self._writes) < IN_FLIGHT:
+            self._spawn(self._write_heartbeat)
+
+    def announce(self, event: WorkerEvent, **facts: object) -> None:
+        """Broadcast an event; nobody may hear it, and nothing depends on it."""
+        if self.lost:
+            return
+        body = {
+            "event": event,
+            "pool": self._worker.pool,
+            "worker": self._worker.worker,
+            "instance": self._instance,
+            "epoch": self._registration().epoch,
+            "at": self._ambient.wall(),
+            **facts,
+        }
+        try:
+            self._bus.publish(self._names.worker_event(self._worker), codec.to_json(body))
+        except GanglineError as error:
+            self._log.debug("event %s not sent: %s", event, error, extra={"action": "event.lost"})
+
+    def __repr__(self) -> str:
+        return f"Presence({self._worker}, instance={self._instance!r}{', lost' if self.lost else ''})"
+
+    async def _run(self) -> None:
+        beats = 0
+        every = max(1, round(REWRITE_S / self._settings.heartbeat_s))
+        while not self.lost:
+            await asyncio.sleep(self._settings.heartbeat_s)
+            beats += 1
+            if self._published and beats % every == 0:
+                self.rewrite()
+            else:
+                self.beat()
+
+    def _spawn(self, write: Callable[[], Awaitable[None]]) -> None:
+        if self.lost or self._loop_task is None:
+            return  # not published yet: the registration may still be a dead predecessor's, which is no loss of ours
+        task = asyncio.get_running_loop().create_task(self._guarded(write), name="gangline registration")
+        self._writes[task] = None
+        task.add_done_callback(self._writes.pop)
+
+    async def _guarded(self, write: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await write()
+        except KeyLost as lost:
+            self._fence_ourselves(lost)
+        except (Unavailable, ClosedError) as error:
+            # Routers go by what they observe and by their own patience; the next second tries again.
+            self._log.debug("not written: %s", error, extra={"action": "registration.retry"})
+
+    def _fence_ourselves(self, lost: KeyLost) -> None:
+        if not self.lost:
+            self.lost = True
+            self._on_lost(lost.instance)
+
+    async def _write_heartbeat(self) -> None:
+        confirm = self._confirm
+        await self._alive.write(_body(self._heartbeat()), self._settings.heartbeat_ttl_s)
+        if confirm is not None and confirm is self._confirm:
+            self._confirm = None
+            confirm()
+        if self._alive.recreated > self._recreated:
+            self._recreated = self._alive.recreated
+            if self._published:
+                self._compare = True
+                self._spawn(self._write_registration)
+        if self._compare:
+            self._compare = False
+            self._on_confirmed()
+
+    async def _write_registration(self) -> None:
+        await self._reg.write(_body(self._registration()), REGISTRATION_TTL_S)
+
+    async def _take_over(self) -> None:
+        """Write the registration over that of a dead predecessor: whoever holds `alive` may."""
+        entry = await self._reg.read()
+        if entry is not None and owner_of(entry) != self._instance:
+            self._reg.adopt(entry)
+        await self._write_registration()
+
+    def _taken(self, instance: str) -> WorkerIdTaken:
+        return WorkerIdTaken(
+            f"worker {self._worker} is alive elsewhere (instance {instance or 'unknown'}): "
+            "give this one another id, or stop that one first",
+            details={"worker": str(self._worker), "instance": instance},
+        )
+
+
+def _body(record: BaseModel) -> bytes:
+    return record.model_dump_json(exclude_defaults=False).encode()

@@ -1,0 +1,332 @@
+"""The desk: all parts that serve while a worker lives, wired together, with the guard at the door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..bus.port.bus import ConnectionEvent, KeyValue, Message
+from ..schemas.errors.base import MalformedMessage, TaskCancelled
+from ..schemas.messages.operations import StatsReply
+from ..schemas.names import Operation
+from ..schemas.text import count_of
+from ..telemetry.metrics.router_and_worker import WorkerMetrics
+from .execution.executor_registry import Executors
+from .execution.runner import Runs
+from .gangs.server import GangDesk
+from .identity import Place
+from .ledger.audit_journal import Journal, JournalSink
+from .ledger.core_driver import Books
+from .ledger.lease_service import Grants
+from .ledger.ledger_writer import LedgerWriter
+from .registration.description import Description
+from .registration.nats_service import Discovery
+from .registration.registrar import Presence, WorkerEvent
+from .slots.admission_core import WorkerCore
+from .slots.epochs import TICK_S, FreezeGuard, next_epoch
+from .wire.answer_batcher import Outbox
+from .wire.durable_jobs import Jobs
+from .wire.fast_path import Express
+from .wire.frame_server import Intake
+from .wire.operations_server import Operations
+
+SWEEP_TICKS = 4
+"""What is remembered is swept every so many ticks: each second."""
+READER_GONE_S = 60.0
+"""A stream ends when its reader was silent for so long. Routers ask after what they wait for every 16 s at least."""
+
+_REASONS = {"frozen": "frozen: the process or its event loop stood still, as blocking code in an async task makes it"}
+"""For people, what the journal says in one word."""
+
+
+class Desk:
+    """Made at a worker's start, on its loop, when the bucket is open."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        kv: KeyValue,
+        core: WorkerCore,
+        executors: Executors,
+        journal: JournalSink | None,
+        begin_drain: Callable[[float | None], None],
+        on_lost: Callable[[str], None],
+        on_unhealthy: Callable[[str], None],
+    ) -> None:
+        """`begin_drain`, `on_lost` (another process took the id) and `on_unhealthy` are the worker's own."""
+        settings = place.settings
+        self._place = place
+        self._on_unhealthy = on_unhealthy
+        self._log = place.log
+        self._loop = asyncio.get_running_loop()
+        self._frames_subject = place.names.worker(place.worker, Operation.FRAMES)
+        self._frames_channel = place.names.worker(place.worker, Operation.FRAMES, place.channel)
+        self._ticker: asyncio.TimerHandle | None = None
+        self._ticks = 0
+        self._connected_at = self._loop.time()
+        self._at_rest = asyncio.Event()
+        self._held: list[Message] = []
+        """Operations that came while it was in doubt whether the id is ours: to be carried out by whoever has it."""
+        self.drain_grace_s = 0.0
+        """Of the drain, as it was first asked for."""
+        self.core = core
+        self.guard = FreezeGuard(settings.freeze_after_s, self._loop.time())
+        self.journal = Journal(journal, place.worker, core, place.ambient)
+        self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
+        self.books = self._new_books()
+        self.ledger = LedgerWriter(
+            kv, place.names, place.worker, self.books.describe, ambient=place.ambient, log=place.log
+        )
+        self.books.ledger = self.ledger
+        self.outbox = Outbox(
+            place.bus, lambda: (core.epoch, core.told_load), keep_bytes=settings.unsent_bytes, log=place.log
+        )
+        self.books.contenders, self.books.on_room = self.outbox.contenders, self.outbox.invite
+        self.runs = Runs(self.books, executors, stream_window=settings.stream_window)
+        self.grants = Grants(self.books, settings)
+        self.jobs = Jobs(place.bus, place.names, self.books, self.outbox, log=place.log)
+        express = Express(self.books, self.runs, executors, self.outbox)
+        self.intake = Intake(
+            place.pool, self.books, self.runs, express, self.jobs, self.grants, self.outbox, log=place.log
+        )
+        self.operations = self._new_operations(begin_drain)
+        self.description = Description(place, core)
+        self.presence = self._new_presence(kv, on_lost)
+        self.gangs = self._new_gangs(kv)
+        self.discovery = self._new_discovery()
+
+    def _new_books(self) -> Books:
+        place = self._place
+        books = Books(
+            self.core,
+            place.worker,
+            journal=self.journal,
+            metrics=self.metrics,
+            ambient=place.ambient,
+            on_overdue=lambda record: self.runs.overdue(record),
+        )
+        books.on_rest = self._at_rest.set
+        return books
+
+    def _new_operations(self, begin_drain: Callable[[float | None], None]) -> Operations:
+        place = self._place
+        operations = Operations(
+            place.bus,
+            place.pool,
+            self.books,
+            self.runs,
+            self.grants,
+            drain=begin_drain,
+            resize=self.resize,
+            stats=self.stats,
+            log=place.log,
+        )
+        operations.serve(Operation.JOBS, self.jobs.on_list)
+        return operations
+
+    def _new_presence(self, kv: KeyValue, on_lost: Callable[[str], None]) -> Presence:
+        place = self._place
+        return Presence(
+            place.bus,
+            kv,
+            place.names,
+            place.worker,
+            instance=place.instance,
+            settings=place.settings,
+            ambient=place.ambient,
+            registration=self.description.registration,
+            heartbeat=self.description.heartbeat,
+            on_lost=on_lost,
+            on_confirmed=self.ledger.reconcile,
+            log=place.log,
+        )
+
+    def _new_gangs(self, kv: KeyValue) -> GangDesk:
+        place = self._place
+        return GangDesk(
+            place.bus,
+            kv,
+            place.names,
+            place.pool,
+            self.books,
+            self.runs,
+            self.presence,
+            self.operations,
+            grace_s=lambda: self.drain_grace_s,
+            unhealthy=self._on_unhealthy,
+            log=place.log,
+        )
+
+    def _new_discovery(self) -> Discovery:
+        place = self._place
+        return Discovery(
+            place.bus,
+            place.names,
+            place.worker,
+            ambient=place.ambient,
+            instance=place.instance,
+            registration=self.description.registration,
+            counts=self._counts,
+        )
+
+    # -- at the door ----------------------------------------------------------------------------------------------
+
+    def take(self, message: Message) -> None:
+        """Every message on the worker's subjects comes in here; each is answered exactly once."""
+        now = self._loop.time()
+        stall_s = self.guard.stall_s(now)
+        if stall_s > 0.0 and self.guard.frozen(now):
+            self._doubt()
+            stall_s = 0.0
+        subject = message.subject
+        if subject != self._frames_channel and subject != self._frames_subject:
+            if self.core.doubted:
+                self._held.append(message)
+            else:
+                self.operations.take(subject.rpartition(".")[2], message)
+            return
+        try:
+            self.intake.take(message, now, stall_s)
+        except MalformedMessage as error:
+            self.operations.refuse(message, error)
+
+    def _doubt(self) -> None:
+        """The process stood still: while it did, another may have taken our id. Until storage has confirmed that it is
+        ours, start nothing, and say nothing that could be taken for that process's word. In doubt already, a later
+        confirmation is waited for: what was asked before this standstill no longer counts."""
+        self.core.doubt()
+        self.presence.confirm(self._undoubted)
+
+    def _undoubted(self) -> None:
+        self.new_epoch("frozen")
+        held, self._held = self._held, []
+        for message in held:
+            self.take(message)
+
+    def fence(self) -> None:
+        """The id is another process's: void all leases, and start nothing more. What runs goes on."""
+        self._held.clear()
+        self.core.fence(self._loop.time())
+        self.books.after()
+        self.books.record("fence")
+
+    def new_epoch(self, why: str, after: int = 0) -> None:
+        """Void all leases and refuse all that was sent before. What runs goes on.
+
+        Args:
+            why: for the log.
+            after: an epoch that is known to have been; the new one is greater.
+        """
+        core = self.core
+        old = core.epoch
+        core.new_epoch(next_epoch(max(old, after), self._place.ambient.wall()), self._loop.time())
+        self.books.after()
+        self.books.record("epoch", why=why)
+        self._log.warning(
+            "epoch %d after %d (%s): earlier leases are void",
+            core.epoch,
+            old,
+            _REASONS.get(why, why),
+            extra={"action": "worker.epoch", "epoch": core.epoch},
+        )
+        self.changed()
+        self.presence.announce(WorkerEvent.EPOCH)
+
+    # -- time and connection --------------------------------------------------------------------------------------
+
+    def start_clock(self) -> None:
+        """Begin to watch for freezes and to forget what is old."""
+        self.guard.tick(self._loop.time())
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def stop_clock(self) -> None:
+        """Idempotent."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        now = self._loop.time()
+        if self.guard.tick(now):
+            self._doubt()
+        self._ticks += 1
+        if self._ticks % SWEEP_TICKS == 0:
+            self.core.sweep(now)
+            self.books.after()
+            if self._place.bus.connected and now - self._connected_at > READER_GONE_S:
+                self.runs.end_unread(self.core.senders, now - READER_GONE_S)
+
+    def on_connection(self, event: ConnectionEvent) -> None:
+        """After a reconnect: send what was kept, and write anew what the server may have lost."""
+        if event is ConnectionEvent.RECONNECTED:
+            self._connected_at = self._loop.time()
+            self.outbox.resume()
+            self.presence.rewrite()
+
+    # -- operators ------------------------------------------------------------------------------------------------
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots, live."""
+        old = self.core.load.total
+        self.core.resize(slots)
+        self.books.after()
+        self.books.record("resize", slots=slots)
+        self._log.info(
+            "resized from %d to %s", old, count_of(slots, "slot"), extra={"action": "worker.resize", "slots": slots}
+        )
+        self.changed()
+
+    def models_changed(self, models: tuple[str, ...]) -> None:
+        """Other models are loaded now: routers shall know."""
+        self.description.models = models
+        self.changed()
+
+    def changed(self) -> None:
+        """What the registration says has changed: tell everybody."""
+        self.presence.rewrite()
+        self.discovery.refresh()
+
+    def task_counts(self) -> dict[str, int]:
+        """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
+        return {**self.runs.counts, "rejected": self.intake.rejected}
+
+    def _counts(self) -> dict[str, tuple[int, int]]:
+        return {**self.operations.counts, str(Operation.FRAMES): (self.intake.messages, self.intake.malformed)}
+
+    def stats(self) -> StatsReply:
+        return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    async def rest(self, timeout_s: float | None, *, stored: bool = False) -> bool:
+        """Wait until nothing is held any more; False if that took longer than `timeout_s` (None: no bound).
+
+        Args:
+            stored: ... and until the ends of durable tasks are stored by who asked for them.
+        """
+        core = self.core
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not (core.may_leave if stored else core.at_rest):
+                    self._at_rest.clear()
+                    await self._at_rest.wait()
+        except TimeoutError:
+            return core.may_leave if stored else core.at_rest
+        return True
+
+    def cancel_all(self, why: str) -> int:
+        """Cancel what runs; returns how many."""
+        return self.runs.cancel_all(TaskCancelled(why))
+
+    async def close(self) -> None:
+        """Stop every loop and timer of the desk. Idempotent. What is unwritten stays so."""
+        self.stop_clock()
+        self.books.close()
+        self.metrics.close()
+        await self.gangs.close()
+        await self.discovery.stop()
+        await self.grants.stop()
+        await self.ledger.stop()
+        await self.presence.stop()

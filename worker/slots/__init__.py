@@ -1,0 +1,1 @@
+"""Who holds which slot. Pure. Imports only: settings."""

@@ -1,0 +1,485 @@
+"""The worker's part in gangs: tentative holds, seats of formed gangs, teardown. Decisions only, no await and no clock.
+
+All slots come from the one limiter, and seats are leases of the one table, so what worker.slots.admission_core says of
+capacity and balance (L1, L2, L3, L12) holds here by construction. On top of that:
+
+- **No member before the commit (L7).** A held seat's token is not in the lease table: nothing starts on it until
+  `form`. A hold ends by `form`, by `unhold`, by `teardown`, by a new epoch, or because the ledger was read *after* the
+  registration had been written anew (which voids every commit that is still on its way); never by time alone.
+- **Once (L8).** A generation that was torn down, and an attempt that was given up, leave marks: what comes late for
+  them is refused.
+- **All the seats of a gang end together.** Nobody renews or releases a seat by its token.
+- **Stopped is stopped.** A teardown is complete when the code of each of its seats has ended and its hooks have; the
+  slots of code that cannot be stopped stay counted.
+- **No leak (L4).** A member of whose gang nothing is heard for its time to live is looked up in the ledger, and ends
+  when the ledger says so, or when it could neither hear nor read for ALONE_TTLS times as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ...schemas.messages.gangs import FormRequest, HoldRequest
+from ...schemas.records.gangs import Seat
+from .gang_records import Hold, Leaving, Member, PastGangs, SeatHere
+from .gang_reservations import Keeps
+from .lease_table import Change, Lease, LeaseTable, Refusal
+from .limiter import SlotLimiter
+from .timers import NEVER
+
+
+class Formed(NamedTuple):
+    """What a `form` came to."""
+
+    member: Member
+    started: list[SeatHere]
+    """Seats that begin now; empty when the request came again."""
+    leaving: Leaving | None
+    """Seats of the generation before that are no longer ours (`restart_member`)."""
+    new: bool
+    """False: the request came again."""
+
+
+class GangCore:
+    """Holds, members and what is leaving, of one worker. A part of WorkerCore; made by it."""
+
+    __slots__ = ("_cut_at", "_leases", "_limiter", "_past", "draining", "holds", "keeps", "leaving",
+                 "lingers", "members", "voided")  # fmt: skip
+
+    def __init__(self, limiter: SlotLimiter, leases: LeaseTable, *, keep_s: float, keep: int) -> None:
+        self._limiter = limiter
+        self._leases = leases
+        self._past = PastGangs(keep_s, keep)
+        self._cut_at = NEVER
+        self.holds: dict[tuple[str, int], Hold] = {}
+        """By gang and generation; of each the newest attempt."""
+        self.members: dict[str, Member] = {}
+        """By gang; the newest generation that was formed here."""
+        self.leaving: list[Leaving] = []
+        self.keeps = Keeps(limiter)
+        self.voided: list[Member] = []
+        """Ended by a new epoch, to be reported; taken by whoever drives the core."""
+        self.draining = False
+        self.lingers = False
+        """Hooks run at the end of seats: their idle slots are free only after that."""
+
+    def __repr__(self) -> str:
+        return f"<GangCore {len(self.holds)} holds, {len(self.members)} members, {len(self.leaving)} leaving>"
+
+    # -- what can be seen -----------------------------------------------------------------------------------------
+
+    @property
+    def holding(self) -> bool:
+        """Something is held that is neither a lease nor a task."""
+        return bool(self.holds or self.leaving)
+
+    @property
+    def busy(self) -> bool:
+        """There is anything at all."""
+        return bool(self.holds or self.members or self.leaving or self.keeps or self.voided)
+
+    @property
+    def reserved(self) -> int:
+        """Slots held by others than leases of the table."""
+        held = self._limiter.held
+        return (
+            sum(held(seat.lease)[0] for hold in self.holds.values() for seat in hold.seats)
+            + self.keeps.slots
+            + sum(held(leaving)[0] for leaving in self.leaving)
+        )
+
+    def reserved_by(self, leaving: Leaving) -> int:
+        """Idle slots that wait for the hooks of seats that have ended."""
+        return self._limiter.held(leaving)[0]
+
+    @property
+    def borrowers(self) -> int:
+        return sum(len(hold.seats) for hold in self.holds.values()) + len(self.keeps) + len(self.leaving)
+
+    def member_of(self, lease: Lease) -> Member | None:
+        """Whose seat that is, while the gang stands here."""
+        member = self.members.get(lease.gang) if lease.gang is not None else None
+        return member if member is not None and lease.token in member.seats else None
+
+    def holds_token(self, token: str) -> bool:
+        """Whether it is that of a seat that is held, and not yet formed."""
+        return any(token in hold.tokens for hold in self.holds.values())
+
+    def next_at(self) -> float | None:
+        """When `take_due` must be called next."""
+        times = [hold.due_at for hold in self.holds.values() if not hold.due]
+        times += [keep.until for keep in self.keeps.by_gang.values()]
+        times += [member.look_at for member in self.members.values()]
+        times += [leaving.grace_at for leaving in self.leaving]
+        soonest = min(times, default=NEVER)
+        return None if soonest == NEVER else soonest
+
+    @property
+    def _room(self) -> int:
+        """Free slots; below 0 as long as a resize downwards has not been worked off."""
+        limiter = self._limiter
+        return limiter.total - limiter.reserved - limiter.running
+
+    # -- before the commit ----------------------------------------------------------------------------------------
+
+    def hold(
+        self, request: HoldRequest, tokens: Sequence[str], *, ttl_s: float, most: int, now: float
+    ) -> Hold | Refusal:
+        """Take the slots of all seats, or of none. The same attempt again gets the same answer.
+
+        Args:
+            tokens: a new one for each seat, used if something is held.
+            ttl_s: of the seats' leases, for people, until the gang's own is known.
+            most: slots of this worker at its best.
+        """
+        known = self._known(request)
+        if known is not None:
+            return known
+        self.keeps.lapse(now)
+        total = sum(seat.slots for seat in request.seats)
+        refusal = None
+        if self.draining:
+            refusal = Refusal.DRAINING
+        elif total > most:
+            refusal = Refusal.TOO_LARGE
+        elif total > self._room + self.keeps.has(request.gang):
+            refusal = Refusal.FULL
+        if refusal is not None:
+            self._past.given_up(request.gang, request.attempt, refusal, now)
+            return refusal
+        hold = Hold(
+            gang=request.gang,
+            generation=request.generation,
+            attempt=request.attempt,
+            due_at=now + request.hold_s,
+            seats=tuple(
+                SeatHere(rank=seat.rank, part=seat.part, lease=_lease(token, request.gang, seat.slots, ttl_s, now))
+                for seat, token in zip(request.seats, tokens, strict=True)
+            ),
+        )
+        with self.keeps.spent(request.gang):
+            for seat in hold.seats:
+                taken = self._limiter.reserve_nowait(seat.lease, seat.lease.slots)
+                assert taken, "counted before"
+        self.holds[hold.gang, hold.generation] = hold
+        return hold
+
+    def _known(self, request: HoldRequest) -> Hold | Refusal | None:
+        """What a request is answered without taking anything; None: it is new."""
+        hold = self.holds.get((request.gang, request.generation))
+        member = self.members.get(request.gang)
+        past = self._past.get(request.gang)
+        if hold is not None and hold.attempt == request.attempt:
+            return hold
+        if member is not None and member.generation >= request.generation:
+            came = member.hold
+            return came if came is not None and came.attempt == request.attempt else Refusal.EXPIRED
+        if past is not None and past.generation >= request.generation:
+            return Refusal.EXPIRED
+        if past is not None and past.attempt >= request.attempt:
+            return past.refusal if past.attempt == request.attempt else Refusal.EXPIRED
+        if hold is not None:
+            if hold.attempt > request.attempt:
+                return Refusal.EXPIRED
+            # There is one attempt at a time, so nothing can be committed for the older one any more.
+            self._drop(hold)
+        return None
+
+    def unhold(self, gang: str, generation: int, attempt: int, now: float) -> bool:
+        """Give up an attempt, also one that has not come yet. A formed gang is not touched. True: slots came back."""
+        self._past.given_up(gang, attempt, Refusal.EXPIRED, now)
+        hold = self.holds.get((gang, generation))
+        if hold is None or hold.attempt > attempt:
+            return False
+        self._drop(hold)
+        return True
+
+    def free(self, hold: Hold, now: float) -> None:
+        """The ledger was read, after the registration was written anew: there was no commit for this hold."""
+        if self.holds.get((hold.gang, hold.generation)) is hold:
+            self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
+            self._drop(hold)
+
+    def _drop(self, hold: Hold) -> None:
+        del self.holds[hold.gang, hold.generation]
+        for seat in hold.seats:
+            self._limiter.release(seat.lease)
+
+    def keep(self, gang: str, slots: int, keep_s: float, now: float) -> int:
+        """Set slots aside for a gang as they become free, before anybody else gets them. Returns how many it has."""
+        return self.keeps.ask(gang, 0 if self.draining else slots, keep_s, now)
+
+    # -- members --------------------------------------------------------------------------------------------------
+
+    def form(self, request: FormRequest, ours: Sequence[Seat], *, epoch: int, now: float) -> Formed | str:
+        """The commit is in the ledger: the held seats `ours` begin, those that go on go on. Text: why not.
+
+        Idempotent for one generation. What a gang has here beyond `ours` is leaving.
+        """
+        member = self.members.get(request.gang)
+        refusal = self._not_formed(request, ours, member, epoch)
+        if refusal is not None:
+            return refusal
+        if member is not None and member.generation == request.generation:
+            member.proven_at = now
+            member.look_at = now + member.form.ttl_s
+            return Formed(member, [], None, False)
+        hold = self.holds.get((request.gang, request.generation))
+        held = {seat.lease.token: seat for seat in hold.seats} if hold is not None else {}
+        before = dict(member.seats) if member is not None else {}
+        seats: dict[str, SeatHere] = {}
+        started: list[SeatHere] = []
+        for seat in ours:
+            here = before.pop(seat.token, None)
+            if here is None:
+                here = held.pop(seat.token)
+                started.append(here)
+            here.lease.fence, here.lease.ttl_s = request.fence, request.ttl_s
+            seats[seat.token] = here
+        if hold is not None:
+            del self.holds[request.gang, request.generation]
+            for spare in held.values():
+                self._limiter.release(spare.lease)
+        for here in started:
+            self._leases.seat(here.lease, self._cut_at)
+        leaving = None
+        if member is not None and before:
+            leaving = self._leave(
+                member, list(before.values()), "it moved to another worker", None, 0.0, now, whole=False
+            )
+        member = Member(
+            gang=request.gang,
+            form=request,
+            seats=seats,
+            hold=hold if started else member.hold if member is not None else None,
+            proven_at=now,
+            look_at=now + request.ttl_s,
+        )
+        self.members[request.gang] = member
+        return Formed(member, started, leaving, True)
+
+    def _not_formed(self, request: FormRequest, ours: Sequence[Seat], member: Member | None, epoch: int) -> str | None:
+        past = self._past.get(request.gang)
+        hold = self.holds.get((request.gang, request.generation))
+        if not ours:
+            return "it names no seat of this worker"
+        if past is not None and past.generation >= request.generation:
+            return f"generation {request.generation} was torn down here"
+        if member is not None and member.generation > request.generation:
+            return f"generation {member.generation} is formed here"
+        if member is not None and member.generation == request.generation:
+            return "the worker has a new epoch" if member.over else None
+        if any(seat.epoch != epoch for seat in ours):
+            return f"the worker has a new epoch, {epoch}"
+        known = set(hold.tokens) if hold is not None else set()
+        if member is not None and not member.over:
+            known |= member.seats.keys()
+        lacks = [seat.rank for seat in ours if seat.token not in known]
+        return f"rank {lacks[0]} is not held here (any more)" if lacks else None
+
+    def ping(self, gangs: Mapping[str, int], now: float) -> tuple[dict[str, int], list[Member]]:
+        """Renew. Returns what is neither formed nor held of what was named, and the members that were not named."""
+        missing: dict[str, int] = {}
+        for gang, generation in gangs.items():
+            member = self.members.get(gang)
+            if member is not None and member.generation == generation and not member.over:
+                member.proven_at = now
+                if member.look_at != NEVER:
+                    member.look_at = now + member.form.ttl_s
+            elif (gang, generation) not in self.holds:
+                missing[gang] = generation
+        return missing, [member for gang, member in self.members.items() if gang not in gangs]
+
+    def proven(self, member: Member, now: float) -> None:
+        """The ledger was read, and has the gang as it is here."""
+        member.proven_at = now
+        member.look_at = now + member.form.ttl_s
+
+    def look_again(self, member: Member, at: float) -> None:
+        """Ask the ledger again at that time."""
+        member.look_at = at
+
+    # -- the end of members ---------------------------------------------------------------------------------------
+
+    def teardown(
+        self,
+        gang: str,
+        generation: int,
+        *,
+        reason: str,
+        rank: int | None,
+        grace_s: float,
+        only: Iterable[str] | None,
+        now: float,
+    ) -> list[Leaving]:
+        """End a generation and all before it, or only the seats with these tokens. Of a newer one nothing is touched.
+
+        Returns all that must have stopped before this is done, also what an earlier teardown began.
+        """
+        if only is not None:
+            self._end_some(gang, generation, set(only), reason, rank, grace_s, now)
+        else:
+            self._past.over(gang, generation, now)
+            for key in [key for key in self.holds if key[0] == gang and key[1] <= generation]:
+                self._drop(self.holds[key])
+            member = self.members.get(gang)
+            if member is not None and member.generation <= generation:
+                self._leave(member, list(member.seats.values()), reason, rank, grace_s, now, whole=True)
+        return [leaving for leaving in self.leaving if leaving.gang == gang and leaving.generation <= generation]
+
+    def stop(self, member: Member, reason: str, grace_s: float, now: float) -> Leaving:
+        """End a whole member of our own accord."""
+        self._past.over(member.gang, member.generation, now)
+        return self._leave(member, list(member.seats.values()), reason, None, grace_s, now, whole=True)
+
+    def _end_some(
+        self, gang: str, generation: int, tokens: set[str], reason: str, rank: int | None, grace_s: float, now: float
+    ) -> None:
+        hold = self.holds.get((gang, generation))
+        if hold is not None and tokens & set(hold.tokens):
+            for seat in hold.seats:
+                if seat.lease.token in tokens:
+                    self._limiter.release(seat.lease)
+            hold.seats = tuple(seat for seat in hold.seats if seat.lease.token not in tokens)
+            if not hold.seats:
+                del self.holds[gang, generation]
+        member = self.members.get(gang)
+        if member is None or member.generation > generation:
+            return
+        lost = [seat for token, seat in member.seats.items() if token in tokens]
+        if lost:
+            self._leave(member, lost, reason, rank, grace_s, now, whole=len(lost) == len(member.seats))
+
+    def _leave(
+        self,
+        member: Member,
+        seats: list[SeatHere],
+        reason: str,
+        rank: int | None,
+        grace_s: float,
+        now: float,
+        *,
+        whole: bool,
+    ) -> Leaving:
+        leaving = Leaving(
+            gang=member.gang,
+            generation=member.generation,
+            seats=seats,
+            form=member.form,
+            whole=whole,
+            reason=reason,
+            rank=rank,
+            grace_at=now + grace_s,
+        )
+        if whole:
+            del self.members[member.gang]
+        else:
+            for seat in seats:
+                member.seats.pop(seat.lease.token, None)
+        # Known before its leases end, since what they leave may be asked for at once.
+        self.leaving.append(leaving)
+        for seat in seats:
+            if seat.lease.ended is None:
+                self._leases.end(seat.lease, Change.TEARDOWN, now, heir=leaving if self.lingers else None)
+        return leaving
+
+    def take_stopped(self) -> list[Leaving]:
+        """Teardowns that are complete now; their last slots are free."""
+        done = [leaving for leaving in self.leaving if leaving.stopped]
+        for leaving in done:
+            self.leaving.remove(leaving)
+            self._limiter.release(leaving)
+        return done
+
+    def take_cut(self, now: float) -> list[Leaving]:
+        """Members whose seats ended with a drain's grace."""
+        cut = [
+            member
+            for member in self.members.values()
+            if not member.over and any(seat.lease.ended is not None for seat in member.seats.values())
+        ]
+        return [self.stop(member, "the worker's drain came to its end", 0.0, now) for member in cut]
+
+    def take_voided(self) -> list[Member]:
+        """Members that a new epoch ended, since the last call."""
+        voided, self.voided = self.voided, []
+        return voided
+
+    # -- time -----------------------------------------------------------------------------------------------------
+
+    def take_due(self, now: float) -> tuple[list[Hold], list[Member], list[Leaving]]:
+        """What time has brought: holds and members to be looked up in the ledger, and what shall stop harder. Each is
+        named once."""
+        self.keeps.lapse(now)
+        holds = [hold for hold in self.holds.values() if not hold.due and hold.due_at <= now]
+        for hold in holds:
+            hold.due = True
+        members = [member for member in self.members.values() if member.look_at <= now]
+        for member in members:
+            member.look_at = NEVER
+        hard = [leaving for leaving in self.leaving if leaving.grace_at <= now]
+        for leaving in hard:
+            leaving.grace_at = NEVER
+        return holds, members, hard
+
+    def drain(self, cut_at: float, now: float) -> None:
+        """Hold nothing new. Holds are looked up now: the registration is rewritten anyway. Members go on until
+        `cut_at`."""
+        self.draining = True
+        self._cut_at = cut_at
+        self.keeps.clear()
+        for hold in self.holds.values():
+            hold.due_at = min(hold.due_at, now)
+
+    def forsake(self, now: float) -> list[Hold]:
+        """The registration is gone, and every commit that was conditioned on it with it: no hold is needed."""
+        holds = list(self.holds.values())
+        for hold in holds:
+            self.free(hold, now)
+        return holds
+
+    def new_epoch(self, now: float) -> None:
+        """Every hold and every seat is of the past."""
+        for hold in list(self.holds.values()):
+            self._past.given_up(hold.gang, hold.attempt, Refusal.EXPIRED, now)
+            self._drop(hold)
+        self.keeps.clear()
+        for member in self.members.values():
+            if not member.over:
+                member.over = True
+                self.voided.append(member)
+
+    def sweep(self, now: float) -> None:
+        """Forget what is too old to matter."""
+        self._past.sweep(now)
+
+    # -- for tests ------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        living = self._leases.living
+        seated: set[str] = set()
+        for key, hold in self.holds.items():
+            assert key == (hold.gang, hold.generation) and hold.seats, hold
+            for seat in hold.seats:
+                assert seat.lease.token not in living, "a held seat can be used"
+                assert self._limiter.held(seat.lease) == (seat.lease.slots, 0), seat
+        for gang, member in self.members.items():
+            assert gang == member.gang and member.seats, member
+            for token, seat in member.seats.items():
+                assert token == seat.lease.token and seat.lease.gang == gang, seat
+                seated.add(token)
+                if not member.over and seat.lease.ended is None:
+                    assert living[token] is seat.lease, "a seat cannot be used"
+        assert {token for token, lease in living.items() if lease.gang is not None} <= seated, "a seat without a gang"
+        for leaving in self.leaving:
+            assert all(seat.lease.ended is not None for seat in leaving.seats), leaving
+        self.keeps.check()
+
+
+def _lease(token: str, gang: str, slots: int, ttl_s: float, now: float) -> Lease:
+    owner = f"gang {gang}"
+    return Lease(
+        token, slots=slots, ttl_s=ttl_s, claim_s=ttl_s, single_use=False, owner=owner, fence=0, now=now, gang=gang
+    )

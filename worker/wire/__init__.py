@@ -1,0 +1,1 @@
+"""Frames and operators' requests. Imports only: execution, registration, ledger, slots."""

@@ -1,0 +1,188 @@
+"""Answers on their way out: all that one turn of the event loop says to one caller shares one message."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from ...bus.port.bus import Bus
+from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidResult, PayloadTooLarge
+from ...schemas.wire.codec import unpack
+from ...schemas.wire.frames import ENVELOPE_BYTES, Answer, Load, join_answer
+from ...telemetry.logs import Log
+from ..slots.capacity_waiters import Contenders
+from .error_frames import error_frame
+
+
+class Outbox:
+    """Collects frames by reply subject and publishes them at the end of the turn. There is no timer in it: a lone
+    answer waits for nothing.
+
+    While the connection is down answers are kept, up to `keep_bytes`; the oldest go first. Nothing is lost by that: the
+    caller asks (CHECK) and gets the kept answer, or is told that it is forgotten.
+    """
+
+    def __init__(self, bus: Bus, head: Callable[[], tuple[int, Load]], *, keep_bytes: int, log: Log) -> None:
+        """`head` gives the epoch and the load at the moment of sending."""
+        self._bus = bus
+        self._head = head
+        self._keep_bytes = keep_bytes
+        self._log = log
+        self._pending: dict[str, list[bytes]] = {}
+        """Frames of this turn by reply subject."""
+        self._scheduled = False
+        self._muted = False
+        self._kept: deque[tuple[str, list[bytes], int]] = deque()
+        """What could not be sent: reply subject, frames, their bytes."""
+        self._kept_bytes = 0
+        self.contenders = Contenders()
+        """Who was refused, and is to be invited."""
+        self.messages = 0
+        self.frames = 0
+        self.dropped = 0
+
+    @property
+    def largest_frame(self) -> int:
+        """Most bytes that one frame may have, alone in its message."""
+        return self._bus.max_payload - ENVELOPE_BYTES
+
+    @property
+    def empty(self) -> bool:
+        return not self._pending and not self._kept
+
+    def put(self, reply: str, frame: bytes) -> None:
+        """Send `frame` with the others of this turn. Not longer than `largest_frame`."""
+        if self._muted:
+            return
+        frames = self._pending.get(reply)
+        if frames is None:
+            self._pending[reply] = [frame]
+        else:
+            frames.append(frame)
+        if not self._scheduled:
+            self._scheduled = True
+            self._bus.at_turn_end(self.flush)
+
+    def refused(self, reply: str, slots: int) -> None:
+        """Whoever listens there was told that so many slots are not free: it is invited when they are."""
+        if not self._muted:
+            self.contenders.refused(reply, slots, asyncio.get_running_loop().time())
+
+    def invite(self) -> None:
+        """There may be room: at the end of the turn, tell those who were refused."""
+        if self.contenders and not self._scheduled:
+            self._scheduled = True
+            self._bus.at_turn_end(self.flush)
+
+    def flush(self) -> None:
+        """Publish what is pending now."""
+        self._scheduled = False
+        pending, self._pending = self._pending, {}
+        if self.contenders:
+            self._invite(pending)
+        for reply, frames in pending.items():
+            self._send(reply, frames)
+
+    def resume(self) -> None:
+        """The connection is back: publish what was kept."""
+        kept, self._kept, self._kept_bytes = self._kept, deque(), 0
+        for reply, frames, _ in kept:
+            self._send(reply, frames)
+
+    def mute(self) -> None:
+        """Send nothing more, and keep nothing."""
+        self._muted = True
+        self._pending.clear()
+        self.contenders.clear()
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def statistics(self) -> dict[str, int]:
+        """Messages and frames published, frames dropped while disconnected, bytes kept now."""
+        return {
+            "messages": self.messages,
+            "frames": self.frames,
+            "dropped": self.dropped,
+            "kept_bytes": self._kept_bytes,
+        }
+
+    def __repr__(self) -> str:
+        return f"Outbox({', '.join(f'{name}={number}' for name, number in self.statistics().items())})"
+
+    def _invite(self, pending: dict[str, list[bytes]]) -> None:
+        """An envelope without frames says how much room there is. It goes out before the answers of this turn, which
+        tell the same to those who had the slots until now."""
+        epoch, load = self._head()
+        if load.draining or load.free <= 0:
+            return
+        for reply in pending:
+            self.contenders.told(reply, load.free)
+        for reply in self.contenders.invite(load.free, asyncio.get_running_loop().time()):
+            try:
+                self._bus.publish(reply, join_answer(epoch, load, ()))
+            except GanglineError as error:
+                self._log.debug("nobody invited: %s", error.message[:200], extra={"action": "invitation.lost"})
+            else:
+                self.messages += 1
+
+    def _send(self, reply: str, frames: list[bytes]) -> None:
+        epoch, load = self._head()
+        room = self.largest_frame
+        if sum(map(len, frames)) <= room:
+            self._publish(reply, frames, epoch, load)
+            return
+        start, size = 0, 0
+        for index, frame in enumerate(frames):
+            if size + len(frame) > room and index > start:
+                self._publish(reply, frames[start:index], epoch, load)
+                start, size = index, 0
+            size += len(frame)
+        self._publish(reply, frames[start:], epoch, load)
+
+    def _publish(self, reply: str, frames: list[bytes], epoch: int, load: Load) -> None:
+        if self._kept:
+            # The connection may be back already, and nobody has told us yet. Items of a stream must keep their order.
+            self._keep(reply, frames)
+            return
+        try:
+            self._bus.publish(reply, join_answer(epoch, load, frames))
+        except Disconnected:
+            self._keep(reply, frames)
+        except ClosedError:
+            self.dropped += len(frames)
+        except PayloadTooLarge as error:
+            self._too_large(reply, frames, epoch, load, error)
+        except GanglineError as error:
+            # A reply subject that cannot be published to. Others of this turn must not suffer for it.
+            self.dropped += len(frames)
+            self._log.debug(
+                "cannot answer to %r: %s", reply[:80], error.message[:200], extra={"action": "answers.refused"}
+            )
+        else:
+            self.messages += 1
+            self.frames += len(frames)
+
+    def _too_large(self, reply: str, frames: list[bytes], epoch: int, load: Load, refused: PayloadTooLarge) -> None:
+        """Checked when it was made: the server that is there now takes less. Whoever waits for the result is told; of a
+        stream the gap tells."""
+        kind, number = unpack(frames[0])[:2]
+        if len(frames) > 1 or kind != Answer.OK:
+            self.dropped += len(frames)
+            return
+        error = InvalidResult(f"the result cannot be sent to its caller: {refused.message}", details=refused.details)
+        told = error_frame(number, error, self.largest_frame)
+        if len(told) < len(frames[0]):
+            self._publish(reply, [told], epoch, load)
+
+    def _keep(self, reply: str, frames: list[bytes]) -> None:
+        size = sum(map(len, frames))
+        self._kept.append((reply, frames, size))
+        self._kept_bytes += size
+        while self._kept_bytes > self._keep_bytes:
+            _, old, old_size = self._kept.popleft()
+            self._kept_bytes -= old_size
+            self.dropped += len(old)
+            self._log.warning(
+                "dropped %d answers that could not be sent", len(old), extra={"action": "answers.dropped"}
+            )

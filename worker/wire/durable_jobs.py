@@ -1,0 +1,288 @@
+"""Durable jobs on the frames path: one execution of each, and everybody who asks for it hears how it ends.
+
+The frames of attached requests are those of any task: ITEM, OK, END or ERROR with their own ids. What differs:
+
+- A job is answered when its code has stopped, and no earlier, also where it was cancelled or its time is over: whoever
+  hears the answer may start its next attempt, which must not meet the one before.
+- CANCEL from any of those that hear of it cancels the job. The deadline is that of the request that started it.
+- Of a job that yields, a request that attaches with STREAM gets the items that were not credited yet, from number
+  `meta["items"]` on if it says so, and then all that follow, with their own numbers. It is the *reader* from then on:
+  its credit counts, and nobody else's. If some of those items are no longer kept, the job fails with StreamBroken. What
+  it attaches to is as it was started: without STREAM there are no items, but one list of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from ...bus.port.bus import Bus
+from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, StreamBroken, TaskCancelled
+from ...schemas.messages import operations as messages
+from ...schemas.names import Names, check_name, is_name
+from ...schemas.records import jobs
+from ...schemas.wire import codec
+from ...schemas.wire.frames import Frame, Reason, TaskFlag, encode_frame
+from ...telemetry.logs import Log
+from ..context.progress import ProgressFeed
+from ..execution.runner import Run
+from ..ledger.core_driver import Books
+from ..pool.declared_task import Outcome
+from ..slots.job_table import FIRST, Hearer, Job, JobKey
+from ..slots.request_dedup import Sender, TaskRecord
+from .answer_batcher import Outbox
+from .error_frames import error_frame
+from .frame_responder import FrameCaller
+from .operations_server import Requester
+
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
+_STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
+LISTED = 2000
+"""Most jobs in one answer to the operation `jobs`; fewer if a message has no room for so many."""
+MOST_HEARERS = 1000
+"""Of one job. Nobody has so many dispatchers; whoever asks again and again meets an end."""
+ID_BYTES = 8
+"""By which one request's id may be longer than another's."""
+_ENTRY_BYTES = 192
+"""Of one job in such an answer, without its names."""
+_MOST_CHARS: Final = 256
+
+
+class JobName(NamedTuple):
+    """What a request says of the job that it is for."""
+
+    key: JobKey
+    attempt: int
+    attach: bool
+    """Nothing is to start."""
+    ranks: int = 0
+    pool: str = ""
+    acks: bool = False
+    """See job_table.Job."""
+
+    @classmethod
+    def of(cls, meta: dict[str, Any] | None, flags: int, pool: str) -> JobName | None:
+        """None: it is for no job.
+
+        Raises:
+            InvalidRequest: it cannot be understood.
+        """
+        attach = flags & _ATTACH != 0
+        job = None if meta is None else meta.get("job")
+        if meta is None or job is None:
+            if attach:
+                raise InvalidRequest("nothing to attach to: name the job in meta")
+            return None
+        endpoint = check_name(meta.get("endpoint") or pool, "endpoint")
+        if type(job) is not str or not is_name(job):
+            check_name(job, "job")
+        sent_to = meta.get("pool")
+        return cls(
+            JobKey(endpoint, job, _number(meta.get("sequence"), 0), _number(meta.get("rank"), 0)),
+            _number(meta.get("attempt"), 1),
+            attach,
+            _number(meta.get("ranks"), 0),
+            sent_to[:_MOST_CHARS] if isinstance(sent_to, str) else "",
+            meta.get("acks") is True,
+        )
+
+
+class JobRun:
+    """Whoever hears of one execution of a job: the caller of its run."""
+
+    __slots__ = ("_books", "_failure", "_outbox", "job", "progress")
+
+    def __init__(self, job: Job, progress: ProgressFeed, books: Books, outbox: Outbox) -> None:
+        self.job = job
+        self.progress = progress
+        self._books = books
+        self._outbox = outbox
+        self._failure: GanglineError | None = None
+        """Why it was stopped, where the reason is none of its own."""
+
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Answer all of them; the job has ended."""
+        self.progress.close()
+        core, now, record = self._books.core, self._books.now(), run.record
+        error = self._failure or outcome.error
+        first = self.job.hearers[0]
+        try:
+            ended = outcome if self._failure is None else Outcome(error=self._failure)
+            frame = _caller(first).frame(run, ended, ID_BYTES)
+        except InvalidResult as unwritable:
+            error = unwritable
+            frame = error_frame(record.id, error, self._outbox.largest_frame - ID_BYTES)
+        for hearer in self.job.hearers:
+            own = frame if hearer is first else _readdressed(frame, hearer.id)
+            core.settle(hearer.sender, hearer.id, own, now)
+            _caller(hearer).send(own)
+        if error is not None and not error.may_have_started:
+            core.jobs.undo(self.job.key)  # the same attempt may come again
+        else:
+            core.jobs.end(self.job, frame, failed=error is not None, now=now)
+        return error
+
+    def completed(self, answer: bytes, now: float) -> None:
+        """It ended well, in the turn in which it began: nobody else has asked for it since."""
+        self.progress.close()
+        _caller(self.job.hearers[0]).send(answer)
+        self._books.core.jobs.end(self.job, answer, failed=False, now=now)
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """Send an item to all who read them. One that cannot be sent ends the job with InvalidResult."""
+        if self._failure is not None:
+            return
+        try:
+            frame = _caller(self.job.hearers[0]).item_frame(run, sequence, value, ID_BYTES)
+        except InvalidResult as error:
+            self.fail(run, error)
+            return
+        self._books.core.jobs.add_item(self.job, frame)
+        for hearer in self.job.hearers:
+            if hearer.streams:
+                _caller(hearer).send(frame if hearer.id == run.record.id else _readdressed(frame, hearer.id))
+
+    def fail(self, run: Run, error: GanglineError) -> None:
+        """Stop it, for a reason that is none of its own."""
+        self._failure = error
+        run.cancel(TaskCancelled(error.message))
+
+    def credit(self, sender: Sender, task_id: int, items: int, run: Run) -> None:
+        """One of them has taken so many items."""
+        reader = self.job.reader
+        if reader is not None and reader.sender is sender and reader.id == task_id:
+            run.credit(self._books.core.jobs.take_items(self.job, self.job.read + items))
+
+
+class Jobs:
+    """The durable jobs of one worker."""
+
+    def __init__(self, bus: Bus, names: Names, books: Books, outbox: Outbox, *, log: Log) -> None:
+        self._bus = bus
+        self._names = names
+        self._books = books
+        self._core = books.core
+        self._outbox = outbox
+        self._pool = books.worker.pool
+        self._log = log
+
+    def named(self, meta: dict[str, Any] | None, flags: int) -> JobName | None:
+        """See JobName.of."""
+        return JobName.of(meta, flags, self._pool)
+
+    def attach(self, name: JobName, sender: Sender, caller: FrameCaller, frame: Frame, now: float) -> Reason | None:
+        """Answer a TASK frame by what is known of its job, now or at its end; or say why not. UNKNOWN_JOB: nothing is
+        known that would do."""
+        job = self._core.known_job(name.key, name.attempt, attach=name.attach)
+        if job is None:
+            return Reason.UNKNOWN_JOB
+        if len(job.hearers) >= MOST_HEARERS:
+            return Reason.FULL
+        task_id, meta = frame[1], frame[9]
+        self._core.jobs.asked(job, acks=name.acks, now=now)
+        hearer = Hearer(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
+        items = meta.get("items")
+        start = items if type(items) is int and items >= 0 else None
+        self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
+        if not job.running:
+            self._answer_again(job, hearer, start, now)
+            return None
+        run = job.record.handle
+        if hearer.streams and start is not None and isinstance(run, Run):
+            run.credit(self._core.jobs.take_items(job, start))
+        if hearer.streams and job.lost(start or 0) and isinstance(run, Run) and isinstance(run.caller, JobRun):
+            # Else its reader would wait for them, and it for its reader, for ever.
+            run.caller.fail(run, _items_lost(job, start))
+        for item in self._core.attach(job, hearer, start):
+            caller.send(_readdressed(item, task_id))
+        return None
+
+    def begin(self, name: JobName, record: TaskRecord, caller: FrameCaller, *, stream: bool) -> JobRun:
+        """An execution starts: who is to be told."""
+        first = Hearer(record.sender, record.id, caller, streams=stream)
+        job = self._core.jobs.begin(
+            name.key, name.attempt, record, first, ranks=name.ranks, pool=name.pool, acks=name.acks
+        )
+        progress = ProgressFeed(
+            self._bus,
+            self._names,
+            name.key.job,
+            name.attempt,
+            ambient=self._books.ambient,
+            loop=self._books.loop,
+            log=self._log,
+        )
+        return JobRun(job, progress, self._books, self._outbox)
+
+    def stored(self, frame: Frame, now: float) -> None:
+        """An ACK frame: a dispatcher has stored how a job ended."""
+        _, endpoint, job, sequence, rank, attempt = frame
+        self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
+
+    def on_list(self, requester: Requester, body: Any) -> None:
+        """The operation `jobs`."""
+        request = messages.parse_request(jobs.JobsRequest, body)
+        room = self._outbox.largest_frame - 1024
+        found, more = self._core.jobs.listing(request.endpoint, request.after or FIRST, LISTED)
+        shown: list[Job] = []
+        for job in found:
+            room -= len(job.key.job) + len(job.key.endpoint) + len(job.pool) + _ENTRY_BYTES
+            if room < 0 and shown:
+                more = shown[-1].place
+                break
+            shown.append(job)
+        requester.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
+
+    def _answer_again(self, job: Job, hearer: Hearer, start: int | None, now: float) -> None:
+        """Give the kept answer of a job that has ended, and the items that nobody has taken."""
+        caller, answer = _caller(hearer), job.answer
+        assert answer is not None
+        if hearer.streams and not job.failed and job.lost(start or 0):
+            frame = error_frame(hearer.id, _items_lost(job, start), self._outbox.largest_frame)
+            self._core.settle_new(hearer.sender, hearer.id, frame, now)
+            caller.send(frame)
+            return
+        if hearer.streams:
+            for item in self._core.jobs.items(job, start):
+                caller.send(_readdressed(item, hearer.id))
+        own = _readdressed(answer, hearer.id)
+        self._core.settle_new(hearer.sender, hearer.id, own, now)
+        caller.send(own)
+
+
+def _items_lost(job: Job, start: int | None) -> StreamBroken:
+    first, kept = max(start or 0, job.read), job.sent - len(job.items)
+    return StreamBroken(
+        f"items {first} to {kept - 1} are no longer kept: they were too many bytes for the worker's memory",
+        may_have_started=True,
+    )
+
+
+def _caller(hearer: Hearer) -> FrameCaller:
+    assert isinstance(hearer.handle, FrameCaller)
+    return hearer.handle
+
+
+def _readdressed(frame: bytes, task_id: int) -> bytes:
+    """The same answer to another request."""
+    operation, _, *rest = codec.unpack(frame)
+    return encode_frame((operation, task_id, *rest))
+
+
+def _listed(job: Job) -> jobs.WorkerJob:
+    endpoint, name, sequence, rank = job.key
+    return jobs.WorkerJob(
+        job=name,
+        endpoint=endpoint,
+        sequence=sequence,
+        attempt=job.attempt,
+        running=job.running,
+        rank=rank,
+        ranks=job.ranks,
+        pool=job.pool,
+        unstored=job.acks,
+    )
+
+
+def _number(value: object, default: int) -> int:
+    return value if type(value) is int and value > 0 else default

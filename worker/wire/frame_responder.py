@@ -1,0 +1,118 @@
+"""Answers to routers: outcomes of runs as frames."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
+from ...schemas.wire.frames import Answer, Frame, encode_frame
+from ..execution.runner import Run
+from ..ledger.core_driver import Books
+from ..pool.declared_task import Outcome
+from .answer_batcher import Outbox
+from .error_frames import error_frame
+
+_OK: Final = int(Answer.OK)
+
+
+class FrameCaller:
+    """Whoever sent one envelope: where answers to its frames go."""
+
+    __slots__ = ("_again", "_books", "_outbox", "_reply")
+    job = None
+    progress = None
+
+    def __init__(self, reply: str, outbox: Outbox, books: Books) -> None:
+        self._reply = reply
+        self._outbox = outbox
+        self._books = books
+        self._again: set[int] | None = None
+        """Ids whose answers were sent again."""
+
+    def send_again(self, task_id: int, frame: bytes) -> None:
+        """Send a kept answer, once for each envelope: a few bytes that name an id many times must not make us send a
+        large answer as often."""
+        if self._again is None:
+            self._again = set()
+        if task_id not in self._again:
+            self._again.add(task_id)
+            self.send(frame)
+
+    def refused(self, slots: int) -> None:
+        """It was told that so many slots are not free."""
+        self._outbox.refused(self._reply, slots)
+
+    def send(self, frame: bytes) -> None:
+        """Send an encoded frame. Without a reply subject it goes nowhere."""
+        if self._reply:
+            self._outbox.put(self._reply, frame)
+
+    def held(self, run: Run) -> None:
+        """Say that it waits for BEGIN."""
+        self.send_frame((Answer.HELD, run.record.id))
+
+    def send_frame(self, frame: Frame) -> None:
+        self.send(encode_frame(frame))
+
+    def answer(self, run: Run, outcome: Outcome) -> GanglineError | None:
+        """Send the outcome of a run, and note it for whoever asks again."""
+        record = run.record
+        error = outcome.error
+        try:
+            frame = self.frame(run, outcome)
+        except InvalidResult as unwritable:
+            error = unwritable
+            frame = error_frame(record.id, error, self._outbox.largest_frame)
+        self._books.core.settle(record.sender, record.id, frame, self._books.now())
+        self.send(frame)
+        return error
+
+    def item(self, run: Run, sequence: int, value: Any) -> None:
+        """Send an item. One that cannot be sent ends the stream with InvalidResult."""
+        try:
+            frame = self.item_frame(run, sequence, value)
+        except InvalidResult as error:
+            run.answer(Outcome(error=error))
+            run.cancel(TaskCancelled(error.message))
+        else:
+            self.send(frame)
+
+    def item_frame(self, run: Run, sequence: int, value: Any, spare: int = 0) -> bytes:
+        """Write an item, to leave so many bytes of a message free.
+
+        Raises:
+            InvalidResult: it cannot be written, or is too large.
+        """
+        return self._fitting((Answer.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
+
+    def frame(self, run: Run, outcome: Outcome, spare: int = 0) -> bytes:
+        """Write the answer, to leave so many bytes of a message free.
+
+        Raises:
+            InvalidResult: the result cannot be written, or is too large.
+        """
+        task_id = run.record.id
+        if outcome.error is not None:
+            return error_frame(task_id, outcome.error, self._outbox.largest_frame - spare)
+        if outcome.items is not None:
+            return encode_frame((Answer.END, task_id, outcome.items))
+        return self._fitting((_OK, task_id, outcome.value), "the result", run, spare)
+
+    def _fitting(self, frame: Frame, what: str, run: Run, spare: int) -> bytes:
+        limit = self._outbox.largest_frame - spare
+        try:
+            written = encode_frame(frame)
+        except InvalidRequest as error:
+            raise InvalidResult(f"{what} of {run.task.full_name} {error.message}") from error
+        if len(written) > limit:
+            raise too_large(what, run.task.full_name, len(written), limit)
+        return written
+
+
+def too_large(what: str, task: str, size: int, limit: int) -> InvalidResult:
+    """The error for a result or an item over the server's limit."""
+    return InvalidResult(
+        f"{what} of {task} is {size} bytes and at most {limit} fit a message: stream it in parts, store it and return "
+        "where, or raise the server's max_payload",
+        details={"size": size, "limit": limit},
+    )

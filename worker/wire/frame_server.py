@@ -1,0 +1,420 @@
+"""The frames path: envelopes of routers in, decisions of the core, answers out.
+
+Plain functions from one end to the other: a message is worked off in the turn in which it arrives.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ...bus.port.bus import Message
+from ...schemas.errors.base import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
+from ...schemas.wire import frames
+from ...schemas.wire.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
+from ...telemetry.logs import Log
+from ..execution.runner import Run, Runs
+from ..ledger.core_driver import Books
+from ..ledger.lease_service import Grants
+from ..pool.declared_task import BoundCall, DeclaredTask
+from ..pool.pool import Pool
+from ..slots.lease_table import Lease, Refusal
+from ..slots.refusals import REASONS, error_of
+from ..slots.request_dedup import WITHDRAWN, Sender, TaskRecord
+from ..slots.timers import NEVER
+from .answer_batcher import Outbox
+from .durable_jobs import JobName, JobRun, Jobs
+from .error_frames import error_frame
+from .fast_path import Express
+from .frame_responder import FrameCaller
+
+# Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
+_TASK: Final = int(Request.TASK)
+_CHECK: Final = int(Request.CHECK)
+_RESERVE: Final = int(Request.RESERVE)
+_GRANTED: Final = int(Answer.GRANTED)
+_SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
+_SYNC: Final = int(ReserveFlag.SYNC)
+_JSON: Final = int(TaskFlag.JSON)
+_STREAM: Final = int(TaskFlag.STREAM)
+_ATTACH: Final = int(TaskFlag.ATTACH)
+
+
+class Intake:
+    """Takes the envelopes of one worker."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        books: Books,
+        runs: Runs,
+        express: Express,
+        jobs: Jobs,
+        grants: Grants,
+        outbox: Outbox,
+        *,
+        log: Log,
+    ) -> None:
+        self._pool = pool
+        self._tasks = pool.tasks
+        self._jobs = jobs
+        self._books = books
+        self._core = books.core
+        self._runs = runs
+        self._express = express
+        self._grants = grants
+        self._outbox = outbox
+        self._log = log
+        self.messages = 0
+        self.malformed = 0
+        self.rejected = 0
+        """Task and reserve frames that were refused, for whatever reason."""
+
+    def take(self, message: Message, now: float, stall_s: float) -> None:
+        """Work off one message.
+
+        Args:
+            message: the envelope.
+            now: monotonic seconds.
+            stall_s: by how much the message may be older than it looks; deadlines are shortened by it.
+
+        Raises:
+            MalformedMessage: nothing of it was acted on.
+        """
+        self.messages += 1
+        try:
+            envelope = frames.decode_request(message.data)
+        except MalformedMessage:
+            self.malformed += 1
+            raise
+        core = self._core
+        ours = envelope.epoch in core.epochs
+        if core.doubted and not ours:
+            return  # sent to the process that has our id now: it answers
+        sender = core.sender(envelope.sender, now)
+        stale = core.doubted or envelope.epoch != core.epoch
+        caller = FrameCaller(message.reply, self._outbox, self._books)
+        books, changes = self._books, core.changes
+        in_order = books.journal.enabled
+        books.collect()
+        self._express.enter()
+        try:
+            for frame in envelope.frames:
+                try:
+                    if frame[0] == _TASK:
+                        self._task(sender, caller, frame, stale, now, stall_s)
+                    elif frame[0] == _CHECK:
+                        self._check(sender, caller, frame, ours, now)
+                    else:
+                        self._one(sender, caller, frame, stale, now, stall_s)
+                except Exception as error:
+                    # A bug in here must not take the other frames of this message with it.
+                    self._log.exception("frame %s failed", frame[:2], extra={"action": "frame.failed"})
+                    self._broken(sender, caller, frame, error, now)
+                if changes and in_order:
+                    books.tell()
+        finally:
+            self._express.leave()
+            self._runs.step()
+            books.collected()
+
+    def _one(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+        operation = frame[0]
+        if operation == _RESERVE:
+            self._reserve(sender, caller, frame, stale, now, stall_s)
+        elif operation == Request.RELEASE:
+            self._core.release(sender, frame[1], frame[2], now)
+        elif operation == Request.RENEW:
+            self._renew(caller, frame, stale, now)
+        elif operation == Request.CREDIT:
+            self._credit(sender, frame)
+        elif operation == Request.BEGIN:
+            self._begin(sender, frame)
+        elif operation == Request.CANCEL:
+            self._cancel(sender, frame, now)
+        elif operation == Request.ACK:
+            self._jobs.stored(frame, now)
+
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
+    def _task(self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float) -> None:
+        _, task_id, method, _, _, deadline_ms, token, _, flags, meta = frame
+        core = self._core
+        if task_id <= sender.floor or task_id in sender.running or task_id in sender.done:
+            core.refuse(token, now)
+            self._repeated(sender, caller, task_id)
+            return
+        job: JobName | None = None
+        if meta is not None or flags >= _ATTACH:
+            job, answered = self._job(sender, caller, frame, stale, now)
+            if answered:
+                return
+        if stale:
+            # Not noted: this epoch does not come back, so no copy of it can start either.
+            self._reject(caller, task_id, Reason.STALE)
+            return
+        task = self._tasks.get(method)
+        if task is None:
+            core.refuse(token, now)
+            self._settle_error(sender, caller, task_id, self._unknown(method), now)
+            return
+        deadline_at = NEVER if deadline_ms is None else now + deadline_ms / 1000 - stall_s
+        record = core.admit(sender, task_id, task.slots, token, deadline_at, now)
+        if not isinstance(record, TaskRecord):
+            self._refused(sender, caller, task_id, record, task.slots, token, now)
+            return
+        try:
+            if (
+                flags & ~_JSON == 0
+                and (record.lease is None or record.lease.in_gang is None)
+                and task in self._express.plain
+            ):
+                teller = caller if job is None else self._jobs.begin(job, record, caller, stream=False)
+                self._express.run(record, task, frame, teller, None if deadline_at == NEVER else deadline_at, now)
+            else:
+                self._start(record, task, job, caller, frame, None if deadline_at == NEVER else deadline_at)
+        except BaseException as error:
+            if job is not None:
+                core.jobs.undo(job.key)
+            if not isinstance(error, GanglineError):
+                core.finish(record)
+                raise
+            self._settle_error(sender, caller, task_id, error, now)
+            core.finish(record)
+
+    def _start(
+        self,
+        record: TaskRecord,
+        task: DeclaredTask,
+        job: JobName | None,
+        caller: FrameCaller,
+        frame: Frame,
+        deadline_at: float | None,
+    ) -> None:
+        """Start an admitted task in the general way.
+
+        Raises:
+            InvalidArguments: they do not fit; nothing has started.
+        """
+        _, _, _, args, kwargs, _, token, trace, flags, meta = frame
+        call: BoundCall = task.bind(args, kwargs, json=flags & _JSON != 0)
+        stream = flags & _STREAM != 0
+        self._runs.start(
+            record,
+            call,
+            caller if job is None else self._jobs.begin(job, record, caller, stream=stream),
+            token=token,
+            deadline_at=deadline_at,
+            trace=trace,
+            meta=meta,
+            stream=stream,
+            held=caller.held,
+        )
+
+    def _job(
+        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float
+    ) -> tuple[JobName | None, bool]:
+        """The durable job that a task is of, if it is; and whether it needs no start: another one's answer is its, or
+        it asked for no more than that. To attach starts nothing, and is done in any epoch: what runs goes on through
+        all of them."""
+        task_id, token, flags, meta = frame[1], frame[6], frame[8], frame[9]
+        try:
+            job = self._jobs.named(meta, flags)
+        except InvalidRequest as error:
+            self._core.refuse(token, now)
+            self._settle_error(sender, caller, task_id, error, now)
+            return None, True
+        if job is None or (stale and not job.attach):
+            return job, False
+        reason = self._jobs.attach(job, sender, caller, frame, now)
+        if reason is Reason.UNKNOWN_JOB and not job.attach:
+            return job, False
+        if reason is not None:
+            self._core.settle_new(sender, task_id, self._reject(caller, task_id, reason), now)
+        return job, True
+
+    def _repeated(self, sender: Sender, caller: FrameCaller, task_id: int) -> None:
+        """A task id came again: it gets its answer again, and starts nothing."""
+        known = self._core.repeated(sender, task_id)
+        assert known is not None
+        if known.state is TaskState.ANSWERED:
+            if known.answer == WITHDRAWN:
+                self._reject(caller, task_id, Reason.EXPIRED)
+            else:
+                caller.send_again(task_id, known.answer)
+        elif known.state is TaskState.FORGOTTEN:
+            caller.send(
+                error_frame(
+                    task_id,
+                    ResultLost(
+                        f"task {task_id} was seen too long ago: whether it ran is no longer known, nor its result"
+                    ),
+                    self._outbox.largest_frame,
+                )
+            )
+
+    def _refused(
+        self,
+        sender: Sender,
+        caller: FrameCaller,
+        task_id: int,
+        refusal: Refusal,
+        cost: int,
+        token: str | None,
+        now: float,
+    ) -> None:
+        reason = REASONS.get(refusal)
+        if reason is None:
+            error = error_of(
+                refusal, worker=str(self._books.worker), slots=cost, total=self._core.load.total, token=token
+            )
+            self._settle_error(sender, caller, task_id, error, now)
+        else:
+            self._core.settle(sender, task_id, self._reject(caller, task_id, reason), now)
+            if reason is Reason.FULL:
+                caller.refused(cost)
+
+    def _settle_error(
+        self, sender: Sender, caller: FrameCaller, task_id: int, error: GanglineError, now: float
+    ) -> None:
+        frame = error_frame(task_id, error, self._outbox.largest_frame)
+        self._core.settle(sender, task_id, frame, now)
+        caller.send(frame)
+        self.rejected += 1
+        self._books.metrics.rejected(error.code)
+        self._books.record("reject", id=f"{sender.name}.{task_id}", reason=error.code)
+
+    def _unknown(self, method: str) -> GanglineError:
+        try:
+            self._pool.find(method)
+        except GanglineError as error:
+            return error
+        return InvalidRequest(f"no task {method[:80]!r}")
+
+    def _cancel(self, sender: Sender, frame: Frame, now: float) -> None:
+        record = self._core.withdraw(sender, frame[1], now)
+        if record is not None and isinstance(record.handle, Run):
+            record.handle.cancel(TaskCancelled("the caller cancelled the task"))
+
+    def _begin(self, sender: Sender, frame: Frame) -> None:
+        record = sender.running.get(frame[1])
+        if record is not None and isinstance(record.handle, Run):
+            record.handle.begin()
+
+    def _credit(self, sender: Sender, frame: Frame) -> None:
+        record = sender.running.get(frame[1])
+        run = None if record is None else record.handle
+        if not isinstance(run, Run):
+            return
+        if isinstance(run.caller, JobRun):
+            run.caller.credit(sender, frame[1], frame[2], run)
+        else:
+            run.credit(frame[2])
+
+    def _check(self, sender: Sender, caller: FrameCaller, frame: Frame, ours: bool, now: float) -> None:
+        """Say what became of tasks. `ours`: they were sent to this process, and not to one before it with our id, of
+        which nobody can say any more what it started."""
+        states: list[int] = []
+        for task_id in frame[2]:
+            known = self._core.look_up(sender, task_id, now)
+            lost = known.state is TaskState.UNKNOWN and not ours
+            states.append(int(TaskState.FORGOTTEN if lost else known.state))
+            if known.state is TaskState.ANSWERED:
+                caller.send_again(task_id, known.answer)
+        caller.send_frame((Answer.CHECKED, frame[1], states))
+
+    # -- leases ---------------------------------------------------------------------------------------------------
+
+    def _reserve(
+        self, sender: Sender, caller: FrameCaller, frame: Frame, stale: bool, now: float, stall_s: float
+    ) -> None:
+        _, rid, slots, ttl_ms, claim_ms, flags, deadline_ms, meta = frame
+        if stale:
+            self._reject(caller, rid, Reason.STALE)
+            return
+        if deadline_ms is not None and deadline_ms / 1000 <= stall_s:
+            self._reject(caller, rid, Reason.EXPIRED)
+            return
+        owner, seat = (meta.get("owner"), meta.get("seat")) if meta else (None, None)
+        try:
+            if seat is not None and (not isinstance(seat, str) or flags & _SYNC):
+                raise InvalidRequest(
+                    "`seat` is the token of a gang's seat, whose slots are in the ledger with the gang"
+                )
+            lease = self._grants.reserve(
+                sender,
+                rid,
+                slots=slots,
+                ttl_s=ttl_ms / 1000,
+                claim_s=claim_ms / 1000,
+                single_use=flags & _SINGLE_USE != 0,
+                owner=owner[:256] if isinstance(owner, str) else "",
+                seat=seat,
+                now=now,
+            )
+        except InvalidRequest as error:
+            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+            return
+        if not isinstance(lease, Lease):
+            self._not_granted(caller, rid, lease, slots, seat)
+        elif flags & _SYNC and not self._grants.recorded(lease):
+            self._grants.in_background(self._grant_recorded(caller, rid, sender, lease.token))
+        else:
+            caller.send_frame((_GRANTED, rid, lease.token, lease.fence, round(lease.ttl_s * 1000)))
+
+    async def _grant_recorded(self, caller: FrameCaller, rid: int, sender: Sender, token: str) -> None:
+        """Answer a reserve once its lease stands in the ledger."""
+        try:
+            lease = await self._grants.record(token)
+        except GanglineError as error:
+            caller.send(error_frame(rid, error, self._outbox.largest_frame))
+        else:
+            if lease is None:
+                self._reject(caller, rid, Reason.EXPIRED)
+            else:
+                caller.send_frame((Answer.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
+
+    def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int, seat: str | None) -> None:
+        reason = REASONS.get(refusal)
+        if reason is not None:
+            self._reject(caller, rid, reason)
+            if reason is Reason.FULL and seat is None:  # free slots of the worker are no news of a seat's
+                caller.refused(slots)
+            return
+        total = self._core.load.total
+        error = error_of(refusal, worker=str(self._books.worker), slots=slots, total=total, token=seat)
+        caller.send(error_frame(rid, error, self._outbox.largest_frame))
+
+    def _renew(self, caller: FrameCaller, frame: Frame, stale: bool, now: float) -> None:
+        _, request_id, token, ttl_ms = frame
+        if stale:
+            self._reject(caller, request_id, Reason.STALE)
+            return
+        try:
+            left_s = self._grants.renew(token, ttl_ms / 1000, now)
+        except GanglineError as error:
+            caller.send(error_frame(request_id, error, self._outbox.largest_frame))
+        else:
+            caller.send_frame((Answer.RENEWED, request_id, max(1, int(left_s * 1000))))
+
+    # -- refusals -------------------------------------------------------------------------------------------------
+
+    def _reject(self, caller: FrameCaller, request_id: int, reason: Reason) -> bytes:
+        frame = frames.encode_frame((Answer.REJECTED, request_id, str(reason)))
+        caller.send(frame)
+        self.rejected += 1
+        self._books.metrics.rejected(reason)
+        self._books.record("reject", id=request_id, reason=str(reason))
+        return frame
+
+    def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:
+        """Answer a frame that failed inside, unless it cannot be answered."""
+        if frame[0] in (Request.RELEASE, Request.CREDIT, Request.CANCEL, Request.BEGIN):
+            return
+        answer = error_frame(
+            frame[1],
+            GanglineError(f"the worker failed on this request ({type(error).__name__}); its log says more"),
+            self._outbox.largest_frame,
+        )
+        if frame[0] == Request.TASK and frame[1] not in sender.done:
+            self._core.settle(sender, frame[1], answer, now)
+        caller.send(answer)

@@ -250,7 +250,7 @@ def one_more_of_a_key_may_run(patch: pytest.MonkeyPatch) -> None:
         def __init__(self, limit: int) -> None:
             super().__init__(limit + 1)
 
-    patch.setattr("gangline.dispatcher.durable.core.queue_core.scheduler.Caps", Generous)
+    patch.setattr("gangline.dispatcher.durable.core.scheduler.Caps", Generous)
 
 
 @durable_mutant("order", needs=_ordered)

@@ -19,6 +19,7 @@ from .nats_client.client import DirectClient
 from .nats_client.connect import open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
 from .nats_client.request_reply import Replies
+from .nats_client.subscription import JetStreamSubscription
 from .object_store import StreamObjects, object_stream
 from .port.bus import (
     Answered,
@@ -69,27 +70,6 @@ async def connect(
     bus = JetStreamBus(settings, name=name or settings.name, ambient=ambient or Ambient())
     await bus._open()
     return bus
-
-
-class JetStreamSubscription:
-    """Interest in a subject; see port.Subscription."""
-
-    __slots__ = ("_client", "_sid", "subject")
-
-    def __init__(self, client: DirectClient, sid: bytes, subject: str) -> None:
-        self._client = client
-        self._sid = sid
-        self.subject = subject
-
-    async def unsubscribe(self) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """`unsubscribe` without an await; nothing in it waits."""
-        self._client.remove_subscription(self._sid)
-
-    def __repr__(self) -> str:
-        return f"<JetStreamSubscription {self.subject!r}>"
 
 
 class JetStreamBus:

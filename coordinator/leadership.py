@@ -12,7 +12,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Final
 
-from ..bus.port.bus import Message, NotPermitted, Subscription
+from ..bus.port.bus import Message, NotPermitted
+from ..bus.port.types import Subscription
 from ..runtime.tasks import Chores
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import PingRequest

@@ -33,3 +33,12 @@ FRAME_OVERHEAD_BYTES: Final = 512
 """Room left in `max_payload` for headers and the envelope of one frame."""
 MAX_CHECKED: Final = 10_000
 """Most task ids in the CHECKs of one message: each costs the worker some microseconds, in one go."""
+
+
+MAX_ATTEMPTS: Final = 10_000
+
+
+MAX_BACKOFF_S: Final = 86_400.0
+
+
+MAX_RESULT_TTL_S: Final = 365 * 86_400.0

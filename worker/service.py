@@ -10,7 +10,8 @@ from typing import Self
 
 from ..bus.lifecycle.process import run_until_left
 from ..bus.lifecycle.startup import StartPatience
-from ..bus.port.bus import Bus, Subscription
+from ..bus.port.bus import Bus
+from ..bus.port.types import Subscription
 from ..bus.rpc.listening import listen
 from ..runtime.clock import Ambient
 from ..schemas.errors.base import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy

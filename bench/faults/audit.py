@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bench.faults.history import History
-from gangline.bus.port.bus import KeyValue, KvEntry, KvOperation, Subscription
+from gangline.bus.port.bus import KeyValue, KvEntry, KvOperation
+from gangline.bus.port.types import Subscription
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangRecord, GangState, MemberRecord

@@ -13,7 +13,7 @@ from bench.faults.streams import leader_of
 from bench.faults.trial import Trial
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StorageUnavailable
-from gangline.dispatcher.client.operations import raise_if_error
+from gangline.bus.rpc.requester import raise_if_error
 from gangline.schemas.errors.base import Disconnected, GanglineError
 from gangline.schemas.records.gangs import GangRecord, GangState
 from gangline.schemas.wire import codec

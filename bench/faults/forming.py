@@ -15,7 +15,7 @@ from bench.faults.figures import Row
 from bench.faults.site import SERVED, Site, opened
 from bench.faults.trial import Trial
 from gangline.bus.port.bus import NoResponders, StorageUnavailable
-from gangline.dispatcher.client.operations import raise_if_error
+from gangline.bus.rpc.requester import raise_if_error
 from gangline.schemas.wire import codec
 
 PLAIN: Final = 20

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import ServerUnsupported
-from ..port.bus import Message, NoResponders, RequestTimeout, StorageUnavailable
-
-if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
+from ..port.bus import Bus, Message, NoResponders, RequestTimeout, StorageUnavailable
 
 MINIMUM_VERSION: Final = (2, 12)
 
@@ -23,6 +20,13 @@ TRANSIENT_CONFLICT: Final = 10164
 ID_IN_PROCESS: Final = 10158
 _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
+
+
+class Connection(Bus, Protocol):
+    """A bus that knows its server."""
+
+    @property
+    def server_version(self) -> str: ...
 
 
 class ApiError(StorageUnavailable):
@@ -52,7 +56,7 @@ class ApiError(StorageUnavailable):
 class JetStreamApi:
     """`$JS.API.>` requests of one connection."""
 
-    def __init__(self, bus: JetStreamBus, *, timeout_s: float) -> None:
+    def __init__(self, bus: Connection, *, timeout_s: float) -> None:
         self._bus = bus
         self.timeout_s = timeout_s
         self._checked_version = ""

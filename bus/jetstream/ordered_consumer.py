@@ -13,7 +13,7 @@ from .resubscriber import FIRST_RETRY_S, Resuming
 from .wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamSubscription
+    from ..nats_client.subscription import JetStreamSubscription
     from .stream import JetStreamStream
 
 log = logging.getLogger("gangline.bus")

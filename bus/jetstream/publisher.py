@@ -13,8 +13,8 @@ from ..port.subjects import Pattern
 from .api import ApiError, parse_answer
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
     from .stream_admin import Upkeep
+    from .transport import Transport
 
 _TICK_S: Final = 0.25
 """How exactly time-outs are kept."""
@@ -36,7 +36,7 @@ class Publisher:
     Each is a request; the connection's counter tells the answers apart, and one timer for all looks after time-outs.
     """
 
-    def __init__(self, bus: JetStreamBus, name: str, upkeep: Upkeep, subjects: tuple[str, ...]) -> None:
+    def __init__(self, bus: Transport, name: str, upkeep: Upkeep, subjects: tuple[str, ...]) -> None:
         self._bus = bus
         self._name = name
         self._upkeep = upkeep

@@ -13,8 +13,9 @@ from .api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus, JetStreamSubscription
+    from ..nats_client.subscription import JetStreamSubscription
     from .stream import JetStreamStream
+    from .transport import Transport
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
 _TAKEN: Final = (10099, 10100)
@@ -102,7 +103,7 @@ class JetStreamConsumerLink:
 
     def __init__(self, stream: JetStreamStream, name: str, pattern: str, owner: PullConsumer) -> None:
         self._stream = stream
-        self._bus: JetStreamBus = stream.bus
+        self._bus: Transport = stream.bus
         self._name = name
         self._pattern = pattern
         self._owner = owner

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from ..port.bus import ConnectionEvent, StorageUnavailable
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
+    from .transport import Transport
 
 FIRST_RETRY_S: Final = 0.1
 MOST_RETRY_S: Final = 1.0
@@ -20,7 +20,7 @@ class Resuming:
     A subclass implements `_run`, which settles `_ready` when it delivers for the first time (or cannot), and `stop`.
     """
 
-    def __init__(self, bus: JetStreamBus) -> None:
+    def __init__(self, bus: Transport) -> None:
         self._bus = bus
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broken = asyncio.Event()

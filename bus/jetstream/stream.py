@@ -17,8 +17,8 @@ from ..port.bus import (
     StreamMessage,
     StreamSettings,
     StreamState,
-    Subscription,
 )
+from ..port.types import Subscription
 from ..streams.pull_consumer import PullConsumer
 from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
 from .ordered_consumer import Reading
@@ -28,7 +28,7 @@ from .stream_admin import Upkeep
 from .wire import check_name, check_stream, consumer_state, stored_message, stream_configuration
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
+    from .transport import Transport
 
 _NOT_DELETED: Final = 10043
 _DELETE_FAILED: Final = 10057
@@ -46,7 +46,7 @@ class JetStreamStream:
 
     def __init__(
         self,
-        bus: JetStreamBus,
+        bus: Transport,
         name: str,
         settings: StreamSettings,
         *,

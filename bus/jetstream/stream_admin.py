@@ -12,7 +12,7 @@ from ..streams.consumer_limit import TOO_MANY_CONSUMERS, UNLIMITED
 from .api import STREAM_EXISTS, STREAM_NOT_FOUND, ApiError
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
+    from .transport import Transport
 
 _RETRY_S: Final = 0.1
 _PATIENCE_S: Final = 2.0
@@ -38,7 +38,7 @@ class Upkeep:
 
     def __init__(
         self,
-        bus: JetStreamBus,
+        bus: Transport,
         stream: str,
         *,
         label: str,

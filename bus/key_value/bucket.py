@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 from ...schemas.errors.base import Unavailable
 from ..jetstream.api import NO_MESSAGE, STREAM_NOT_FOUND, ApiError
 from ..jetstream.stream_admin import Upkeep
-from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message, Subscription
+from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message
+from ..port.types import Subscription
 from .atomic_batch import Batch
 from .revisions import first_revision
 from .snapshot import snapshot
@@ -28,7 +29,7 @@ from .wire import (
 from .writer import Writer
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamBus
+    from ..jetstream.transport import Transport
 
 _MAX_UNSURE_BATCHES: Final = 256
 
@@ -36,7 +37,7 @@ _MAX_UNSURE_BATCHES: Final = 256
 class JetStreamKeyValue:
     """Implements port.KeyValue. Made by `JetStreamBus.bucket`."""
 
-    def __init__(self, bus: JetStreamBus, name: str, settings: BucketSettings) -> None:
+    def __init__(self, bus: Transport, name: str, settings: BucketSettings) -> None:
         self.name = check_bucket(name)
         self.bus = bus
         self.stream = f"KV_{name}"

@@ -16,7 +16,7 @@ from ..port.bus import Message
 from .wire import Stored
 
 if TYPE_CHECKING:
-    from ..nats_bus import JetStreamSubscription
+    from ..nats_client.subscription import JetStreamSubscription
     from .bucket import JetStreamKeyValue
 
 _SECOND_NS: Final = 1_000_000_000

@@ -25,9 +25,9 @@ from ..port.bus import (
     StorageUnavailable,
     Stream,
     StreamSettings,
-    Subscription,
 )
 from ..port.subjects import Pattern, check_subject
+from ..port.types import Subscription
 from .faults import StorageFate
 from .kv_client import MemoryKeyValue
 from .stream_client import MemoryStream

@@ -9,17 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge, Unavailable
-from ..port.bus import (
-    BucketSettings,
-    KvEntry,
-    KvHandler,
-    KvOperation,
-    KvWrite,
-    Message,
-    StorageUnavailable,
-    Subscription,
-)
+from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message, StorageUnavailable
 from ..port.subjects import Pattern, check_subject
+from ..port.types import Subscription
 from .kv_store import MAX_BATCH, MemoryStore
 
 if TYPE_CHECKING:

@@ -23,9 +23,9 @@ from ..port.bus import (
     StreamMessage,
     StreamSettings,
     StreamState,
-    Subscription,
 )
 from ..port.subjects import Pattern, check_subject
+from ..port.types import Subscription
 from ..streams.pull_consumer import PullConsumer
 from .consumer_client import MemoryConsumerLink
 from .stream_store import StreamStore

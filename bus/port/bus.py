@@ -8,14 +8,14 @@ await. Whoever may produce faster than the socket takes must await `writable()` 
 functions, called on the event loop in the order of arrival; they must not block and must not raise (a handler that
 raises is logged, with the subject, and nothing else is lost).
 
-Buckets are in `kv_port`, streams in `stream_port`; all of it can be had from here.
+Buckets are in `key_value`, streams in `stream`; all of it can be had from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from ...schemas.errors.base import GanglineError, Unavailable
 from .key_value import BucketSettings, KeyValue, KvEntry, KvHandler, KvOperation, KvWrite, Storage
@@ -35,6 +35,7 @@ from .stream import (
     StreamSettings,
     StreamState,
 )
+from .types import Subscription
 
 __all__ = [
     "Answered",
@@ -68,7 +69,6 @@ __all__ = [
     "StreamMessage",
     "StreamSettings",
     "StreamState",
-    "Subscription",
 ]
 
 
@@ -136,15 +136,6 @@ class ConnectionEvent(StrEnum):
     """Subscriptions are live again. Whatever was only known from watching must be pulled again."""
     CLOSED = "closed"
     """For good: closed by us, or by an error that cannot be survived."""
-
-
-@runtime_checkable
-class Subscription(Protocol):
-    """A live subscription. Survives reconnects."""
-
-    async def unsubscribe(self) -> None:
-        """Stop delivery at once. Idempotent."""
-        ...
 
 
 class Bus(Protocol):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ...schemas.errors.base import InvalidSettings, Unavailable
 
 if TYPE_CHECKING:
-    from .bus import Subscription
+    from .types import Subscription
 
 
 class KvOperation(StrEnum):

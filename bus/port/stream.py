@@ -11,7 +11,7 @@ from ...schemas.errors.base import Unavailable
 from .key_value import Storage
 
 if TYPE_CHECKING:
-    from .bus import Subscription
+    from .types import Subscription
 
 
 class Retention(StrEnum):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from ..port.bus import Bus, Handler, Subscription
+from ..port.bus import Bus, Handler
+from ..port.types import Subscription
 
 
 class Listening:

@@ -8,7 +8,8 @@ from typing import Final, assert_never
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
+from ...bus.port.bus import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation
+from ...bus.port.types import Subscription
 from ...runtime.event_clock import Clock
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError

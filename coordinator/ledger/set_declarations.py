@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite, Subscription
+from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
+from ...bus.port.types import Subscription
 from ...runtime.event_clock import Clock
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError

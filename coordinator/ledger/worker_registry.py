@@ -17,7 +17,8 @@ import math
 from collections.abc import Iterable, Set
 from typing import Final, Protocol
 
-from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation, Subscription
+from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
+from ...bus.port.types import Subscription
 from ...runtime.failure_detector import FailureDetector
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidName

@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...bus.port.bus import Bus, KeyValue, Message, NoResponders, Subscription
+from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
+from ...bus.port.types import Subscription
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.gangs import NoCoordinator

@@ -18,7 +18,8 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite, Subscription
+from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
+from ...bus.port.types import Subscription
 from ...runtime.event_clock import Clock
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import ShardConflict

@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from ...schemas.errors.base import InvalidSettings
-from ...schemas.limits import MAX_DEADLINE_S
-from ...schemas.messages.submission import LAST_MOMENT, MAX_BACKOFF_S, MAX_KEY_CHARS, MAX_PRIORITY, MAX_RESULT_TTL_S
+from ...schemas.limits import MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
+from ...schemas.messages.submission import LAST_MOMENT, MAX_KEY_CHARS, MAX_PRIORITY
 from ...schemas.schedules import check_schedule
 from ...schemas.text import plain
 

@@ -6,7 +6,8 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 from ...runtime.loop_thread import LoopThread, iterate
-from ...schemas.records.jobs import JobEvent, JobInfo, JobProgress, QueueStats, WhyReply
+from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
+from ...schemas.records.jobs import JobEvent, JobProgress
 from ..jobs.dead_letters import DeadLetter
 from ..jobs.job import Job
 from .client import Client

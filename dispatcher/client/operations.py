@@ -8,8 +8,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
-from ...schemas.errors.base import GanglineError, MalformedMessage, NoWorkers, Unavailable, error_from_wire
+from ...bus.port.bus import Bus, KeyValue, NoResponders
+from ...bus.rpc.requester import raise_if_error
+from ...schemas.errors.base import MalformedMessage, NoWorkers, Unavailable
 from ...schemas.messages.operations import (
     DrainReply,
     DrainRequest,
@@ -20,7 +21,7 @@ from ...schemas.messages.operations import (
 )
 from ...schemas.names import Names, Operation, WorkerId, split_target
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
-from ...schemas.wire import codec, headers
+from ...schemas.wire import codec
 
 R = TypeVar("R", bound=BaseModel)
 
@@ -111,25 +112,6 @@ class Operators:
         except (Unavailable, ValidationError):
             return ""
         raise NoResponders(f"{worker} has no registration")
-
-
-def raise_if_error(answer: Message) -> None:
-    """Raise the error that an answer carries, if it does."""
-    if not answer.headers or headers.ERROR not in answer.headers:
-        return
-    try:
-        body = codec.decode(answer.data, codec.Format.of(answer.headers))
-    except MalformedMessage:
-        body = None
-    if not isinstance(body, dict):
-        raise GanglineError(answer.headers[headers.ERROR])
-    details = body.get("details")
-    raise error_from_wire(
-        str(body.get("code", "internal")),
-        str(body.get("message", answer.headers[headers.ERROR])),
-        details if isinstance(details, dict) else None,
-        body.get("may_have_started") is True,
-    )
 
 
 async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:

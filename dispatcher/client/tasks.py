@@ -8,8 +8,8 @@ from typing import Any
 from ...bus.port.bus import Bus
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import GanglineError
+from ...schemas.messages.jobs import QueueStats
 from ...schemas.names import Names
-from ...schemas.records.jobs import QueueStats
 from ..calls.call import CallOptions
 from ..jobs.dead_letters import DeadLetter, DeadLetters
 from ..jobs.job import ASK_TIMEOUT_S, Job

@@ -14,8 +14,8 @@ from ...bus.lifecycle.startup import StartPatience
 from ...bus.port.bus import BucketSettings, Bus
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError
+from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
-from ...schemas.records.jobs import DispatcherStats, QueueStats
 from ...telemetry.metrics.durable import QueueLevels
 from ..jobs.storage import TaskStorage
 from ..routing.settings import RouterSettings

@@ -8,12 +8,12 @@ from typing import Final
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, NoResponders, NotPermitted, RequestTimeout
+from ...bus.rpc.requester import raise_if_error
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
 from ...schemas.messages.gangs import AcquireRequest, GangReply, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from ...telemetry.logs import logger_for
-from ..client.operations import raise_if_error
 from .owner_core import RENEWALS_PER_TTL
 
 _log = logger_for("dispatcher")

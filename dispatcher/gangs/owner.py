@@ -11,7 +11,8 @@ from weakref import WeakSet
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Bus, ConnectionEvent, Message, Subscription
+from ...bus.port.bus import Bus, ConnectionEvent, Message
+from ...bus.port.types import Subscription
 from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
 from ...schemas.errors.gangs import GangNotFormed
 from ...schemas.messages.gangs import AcquireRequest, GangEvent, GangReply, OwnedRequest

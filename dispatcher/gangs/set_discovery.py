@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import Bus, KeyValue, KvEntry, KvOperation, Message, Subscription
+from ...bus.port.bus import Bus, KeyValue, KvEntry, KvOperation, Message
+from ...bus.port.types import Subscription
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent, GangEventKind
 from ...schemas.names import Names

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final
 
-from ...bus.port.bus import BucketSettings, Bus, Message, Subscription
+from ...bus.port.bus import BucketSettings, Bus, Message
+from ...bus.port.types import Subscription
 from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
 from ...runtime.clock import Ambient

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...schemas.errors.base import DeadlineExceeded, InvalidRequest
 from ...schemas.errors.tasks import ResultNotKept
+from ...schemas.messages.jobs import JobInfo, WhyReply
 from ...schemas.names import check_name
-from ...schemas.records.jobs import JobEvent, JobInfo, JobProgress, WhyReply
+from ...schemas.records.jobs import JobEvent, JobProgress
 from .events import events_of, items_of
 from .queries import JobDesk
 from .result import value_of, wait_for_record

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
 from ...schemas.errors.base import InvalidSettings
-from ...schemas.messages.submission import MAX_ATTEMPTS
+from ...schemas.limits import MAX_ATTEMPTS
 from ...schemas.names import Names, split_target
 from ...schemas.wire import headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format

@@ -9,22 +9,14 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
+from ...bus.rpc.requester import raise_if_error
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
+from ...schemas.messages.jobs import CancelReply, JobInfo, JobRequest, Obstacle, QueueStats, WhyReply
 from ...schemas.names import QueueOperation, check_name
-from ...schemas.records.jobs import (
-    CancelReply,
-    JobInfo,
-    JobRequest,
-    JobState,
-    Obstacle,
-    QueueStats,
-    ResultRecord,
-    WhyReply,
-)
+from ...schemas.records.jobs import JobState, ResultRecord
 from ...schemas.wire import codec
-from ..client.operations import raise_if_error
 from .storage import TaskStreams
 from .stored import SCANNED, Found, JobRef, find, info_of_schedule, info_of_task, target_of
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from ...bus.port.bus import Stream, StreamMessage
+from ...schemas.messages.jobs import JobInfo
 from ...schemas.names import Names
-from ...schemas.records.jobs import JobInfo, JobState
+from ...schemas.records.jobs import JobState
 from ...schemas.wire import headers
 from .message import moment_of
 

@@ -16,9 +16,10 @@ from ...schemas.wire.frames import Frame, Request, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.call import CallOptions
 from ..calls.fast_path import Express
-from ..calls.fast_requests import LeasedFlight, PlainFlight, PlainReserve, TokenFlight
+from ..calls.fast_requests import PlainFlight
 from ..routing.outcome import Fate
 from ..routing.settings import RouterSettings
+from .fast_requests import LeasedFlight, PlainReserve, TokenFlight
 from .held_slots import Hold, Terms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection

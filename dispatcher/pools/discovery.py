@@ -13,7 +13,8 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from ...bus.port.bus import KeyValue, KvEntry, KvOperation, Subscription
+from ...bus.port.bus import KeyValue, KvEntry, KvOperation
+from ...bus.port.types import Subscription
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat, Registration

@@ -9,10 +9,11 @@ from ...schemas.errors.base import ClosedError, NoWorkers
 from ...schemas.wire.frames import ReserveFlag
 from ...telemetry.tracing import tracer
 from ..calls.call import CallOptions
-from ..calls.fast_requests import Detour, PlainReserve
+from ..calls.fast_requests import Detour
 from ..gangs.set_registry import GangSets
 from ..gangs.standing_set import RoutedSet
 from ..leases.fast_path import HeldExpress
+from ..leases.fast_requests import PlainReserve
 from ..leases.held_slots import Hold, Holds, Reserver
 from ..leases.selection import Choosing, Selection
 from ..pools.pool import Moved, RoutedPool

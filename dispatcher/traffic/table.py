@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation, Storage, Subscription
+from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation, Storage
+from ...bus.port.types import Subscription
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, Unavailable
 from ...schemas.names import Names, check_name
 from ...schemas.records.routes import QueueRules, RouteEvent, RouteRecord, parse_route

@@ -7,7 +7,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol
 
-from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted, Subscription
+from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
+from ...bus.port.types import Subscription
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError, Disconnected, MalformedMessage
 from ...schemas.limits import MAX_CHECKED

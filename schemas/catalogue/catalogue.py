@@ -11,6 +11,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from ..messages import gangs as gang_messages
+from ..messages import jobs as job_messages
 from ..messages import operations as messages
 from ..names import DispatcherOperation, GangOperation, JobFeed, Names, Operation, QueueOperation, WorkerId
 from ..records import gangs, jobs, routes
@@ -102,7 +103,7 @@ _WORKER_REQUESTS: Final[dict[Operation, tuple[Body, Body]]] = {
     Operation.STATS: (messages.StatsRequest, messages.StatsReply),
     Operation.DRAIN: (messages.DrainRequest, messages.DrainReply),
     Operation.RESIZE: (messages.ResizeRequest, messages.ResizeReply),
-    Operation.JOBS: (jobs.JobsRequest, jobs.JobsReply),
+    Operation.JOBS: (job_messages.JobsRequest, job_messages.JobsReply),
     Operation.HOLD: (gang_messages.HoldRequest, gang_messages.HoldReply),
     Operation.UNHOLD: (gang_messages.UnholdRequest, None),
     Operation.KEEP: (gang_messages.KeepRequest, gang_messages.KeepReply),
@@ -121,10 +122,10 @@ _GANG_REQUESTS: Final[dict[GangOperation, tuple[Body, Body]]] = {
     GangOperation.REPORT: (gang_messages.MemberReport, gang_messages.ReportReply),
 }
 _QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
-    QueueOperation.GET: (jobs.JobRequest, jobs.JobInfo),
-    QueueOperation.CANCEL: (jobs.JobRequest, jobs.CancelReply),
-    QueueOperation.WHY: (jobs.JobRequest, jobs.WhyReply),
-    QueueOperation.STATS: (None, jobs.QueueStats),
+    QueueOperation.GET: (job_messages.JobRequest, job_messages.JobInfo),
+    QueueOperation.CANCEL: (job_messages.JobRequest, job_messages.CancelReply),
+    QueueOperation.WHY: (job_messages.JobRequest, job_messages.WhyReply),
+    QueueOperation.STATS: (None, job_messages.QueueStats),
 }
 _FEEDS: Final[dict[JobFeed, type[BaseModel]]] = {
     JobFeed.STATE: jobs.JobEvent,
@@ -194,7 +195,7 @@ def _requests() -> list[Channel]:
         found.append(_request(f"queue_{queue_operation}", address, body, reply))
     for own_operation in DispatcherOperation:
         address = _address(_NAMES.dispatcher("DISPATCHER0", own_operation))
-        found.append(_request(f"dispatcher_{own_operation}", address, None, jobs.DispatcherStats))
+        found.append(_request(f"dispatcher_{own_operation}", address, None, job_messages.DispatcherStats))
     return found
 
 

@@ -12,17 +12,14 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from ..errors.base import GanglineError, InvalidRequest
-from ..limits import MAX_DEADLINE_S
+from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
 from ..names import Names, check_name, is_name
 from ..schedules import check_schedule
 from ..text import parse_duration, parse_yes_no, plain
 from ..wire import headers
 from ..wire.codec import CONTENT_TYPE, Format
 
-MAX_ATTEMPTS: Final = 10_000
 MAX_COUNTED: Final = 1_000_000_000
-MAX_BACKOFF_S: Final = 86_400.0
-MAX_RESULT_TTL_S: Final = 365 * 86_400.0
 MAX_PRIORITY: Final = 1_000_000
 MAX_KEY_CHARS: Final = 1024
 _COMMON: Final = frozenset(

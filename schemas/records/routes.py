@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from ..errors.base import GanglineError
 from ..errors.tasks import InvalidRoute
-from ..limits import MAX_SLOTS, WIRE_VERSION
-from ..messages.submission import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S
+from ..limits import MAX_ATTEMPTS, MAX_BACKOFF_S, MAX_RESULT_TTL_S, MAX_SLOTS, WIRE_VERSION
 from ..wire import codec
 from .gangs import PoolName
 

@@ -7,16 +7,8 @@ import time
 from gangline.bus.port.bus import StreamMessage
 from gangline.cli.views.jobs import event_line, job_lines, letter_json, letter_lines, queue_lines, why_lines
 from gangline.dispatcher.jobs.dead_letters import DeadLetter
-from gangline.schemas.records.jobs import (
-    JobEvent,
-    JobFailure,
-    JobInfo,
-    JobProgress,
-    JobState,
-    Obstacle,
-    QueueStats,
-    WhyReply,
-)
+from gangline.schemas.messages.jobs import JobInfo, Obstacle, QueueStats, WhyReply
+from gangline.schemas.records.jobs import JobEvent, JobFailure, JobProgress, JobState
 from gangline.schemas.wire import headers
 
 FAILURE = JobFailure(code="task_failed", message="no\nluck", details={"type": "ValueError", "traceback": "Traceback\n"})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from gangline.schemas.messages import jobs as job_messages
 from gangline.schemas.names import DispatcherOperation, JobFeed, Names, QueueOperation
 from gangline.schemas.records import jobs, routes
 
@@ -44,10 +45,10 @@ def test_the_protocol_names_every_field_of_what_is_told_of_a_job(feed: JobFeed, 
 @pytest.mark.parametrize(
     ("operation", "request_", "reply"),
     [
-        (QueueOperation.GET, jobs.JobRequest, jobs.JobInfo),
-        (QueueOperation.CANCEL, jobs.JobRequest, jobs.CancelReply),
-        (QueueOperation.WHY, jobs.JobRequest, jobs.WhyReply),
-        (QueueOperation.STATS, None, jobs.QueueStats),
+        (QueueOperation.GET, job_messages.JobRequest, job_messages.JobInfo),
+        (QueueOperation.CANCEL, job_messages.JobRequest, job_messages.CancelReply),
+        (QueueOperation.WHY, job_messages.JobRequest, job_messages.WhyReply),
+        (QueueOperation.STATS, None, job_messages.QueueStats),
     ],
 )
 def test_the_protocol_names_every_field_of_a_request_of_a_queue(
@@ -62,8 +63,8 @@ def test_the_protocol_names_every_field_of_a_request_of_a_queue(
 def test_the_protocol_names_every_operation_and_feed() -> None:
     assert [each for each in DispatcherOperation if each not in row("<ns>.dispatcher.")] == []
     assert [each for each in JobFeed if each not in row("<ns>.job.<job>.state`, ")] == []
-    assert set(jobs.JobsRequest.model_fields) | set(jobs.JobsReply.model_fields) <= told(row("jobs`"))
-    assert set(jobs.WorkerJob.model_fields) <= told(row("jobs`"))
+    assert set(job_messages.JobsRequest.model_fields) | set(job_messages.JobsReply.model_fields) <= told(row("jobs`"))
+    assert set(job_messages.WorkerJob.model_fields) <= told(row("jobs`"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted, Subscription
+from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
+from ...bus.port.types import Subscription
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
 from ...schemas.names import Names
 from ...schemas.wire import codec

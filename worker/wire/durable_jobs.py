@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 
 from ...bus.port.bus import Bus
 from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, StreamBroken, TaskCancelled
+from ...schemas.messages import jobs
 from ...schemas.messages import operations as messages
 from ...schemas.names import Names, check_name, is_name
-from ...schemas.records import jobs
 from ...schemas.wire import codec
 from ...schemas.wire.frames import Frame, Reason, TaskFlag, encode_frame
 from ...telemetry.logs import Log

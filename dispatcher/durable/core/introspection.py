@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....schemas.records.jobs import JobFailure, JobInfo, JobState, Obstacle, WhyReply
+from ....schemas.messages.jobs import JobInfo, Obstacle, WhyReply
+from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
 from .pool_credit import PoolView
 from .state import Books

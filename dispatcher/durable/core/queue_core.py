@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from ....schemas.records.jobs import JobInfo, WhyReply
+from ....schemas.messages.jobs import JobInfo, WhyReply
 from ..policies.prefetch_window import AT_ONCE
 from ..policies.rate_limit import RateGate
 from ..settings import DispatcherSettings

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, Final
 
-from ....bus.port.bus import Bus, Message, Subscription
+from ....bus.port.bus import Bus, Message
+from ....bus.port.types import Subscription
 from ....bus.rpc.listening import listen
 from ....bus.rpc.micro_service import (
     Endpoint,
@@ -17,8 +18,8 @@ from ....bus.rpc.micro_service import (
 )
 from ....runtime.clock import Ambient
 from ....schemas.errors.base import GanglineError, InvalidRequest
+from ....schemas.messages.jobs import DispatcherStats
 from ....schemas.names import DispatcherOperation, Names
-from ....schemas.records.jobs import DispatcherStats
 from ..freeze_guard import Guard
 from .responder import Answering
 

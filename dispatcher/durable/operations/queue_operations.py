@@ -9,13 +9,15 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from ....bus.port.bus import Bus, Message, Subscription
+from ....bus.port.bus import Bus, Message
+from ....bus.port.types import Subscription
 from ....bus.rpc.listening import listen
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.errors.tasks import NoDispatcher, UnknownJob
+from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, QueueStats, WhyReply
 from ....schemas.messages.operations import parse_request
 from ....schemas.names import Names, QueueOperation
-from ....schemas.records.jobs import CancelReply, JobInfo, JobRequest, JobState, QueueStats, WhyReply
+from ....schemas.records.jobs import JobState
 from ..queue.queue_runner import Queue
 from .responder import Answering
 

@@ -9,7 +9,8 @@ from typing import Final, Literal, assert_never
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Bus, ConnectionEvent, ConsumerState, Message, NoResponders, Stream, Subscription
+from ....bus.port.bus import Bus, ConnectionEvent, ConsumerState, Message, NoResponders, Stream
+from ....bus.port.types import Subscription
 from ....runtime.clock import Ambient
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation, Names

@@ -33,9 +33,10 @@ from ....bus.port.bus import (
 )
 from ....schemas.errors.base import GanglineError
 from ....schemas.errors.tasks import NoDispatcher
+from ....schemas.messages.jobs import JobInfo, QueueStats, WorkerJob
 from ....schemas.messages.submission import Submission
 from ....schemas.names import WorkerId
-from ....schemas.records.jobs import JobInfo, QueueStats, TryRecord, WorkerJob
+from ....schemas.records.jobs import TryRecord
 from ....schemas.records.routes import QueueRules, RouteRecord
 from ...jobs.retry_budget import until_answered
 from ..context import Context

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from ....bus.key_value.revisions import made_at
 from ....bus.port.bus import Bus, KeyValue, NoResponders
 from ....schemas.errors.base import GanglineError, InvalidName
+from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
 from ....schemas.names import Names, Operation, WorkerId
-from ....schemas.records.jobs import JobsReply, JobsRequest, TryRecord, TurnRecord, WorkerJob
+from ....schemas.records.jobs import TryRecord, TurnRecord
 from ....schemas.records.workers import Registration
 from ....schemas.wire import headers
 from ....telemetry.logs import Log

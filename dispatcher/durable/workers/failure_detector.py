@@ -13,8 +13,8 @@ from typing import Final
 
 from ....bus.port.bus import Bus, NoResponders
 from ....schemas.errors.base import GanglineError
+from ....schemas.messages.jobs import JobsRequest
 from ....schemas.names import Names, Operation
-from ....schemas.records.jobs import JobsRequest
 from ....telemetry.logs import Log
 from ...router.router import Router
 from ...routing.worker_table import Worker

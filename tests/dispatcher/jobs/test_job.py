@@ -18,8 +18,9 @@ from gangline.dispatcher.jobs.queries import JobDesk
 from gangline.dispatcher.jobs.stored import JobRef
 from gangline.schemas.errors.base import ClosedError, DeadlineExceeded, InvalidName, MalformedMessage, TaskFailed
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
+from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.names import Names
-from gangline.schemas.records.jobs import DeadReason, JobFailure, JobInfo, JobState
+from gangline.schemas.records.jobs import DeadReason, JobFailure, JobState
 from gangline.schemas.wire import codec
 
 from ...support.dispatcher.jobs_rig import STORAGE, JobsRig, failing, on_both_buses

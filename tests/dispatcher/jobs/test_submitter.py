@@ -19,8 +19,9 @@ from gangline.schemas.errors.base import (
     PayloadTooLarge,
 )
 from gangline.schemas.errors.tasks import InvalidSchedule, JobCancelled
+from gangline.schemas.messages.jobs import JobInfo
 from gangline.schemas.messages.submission import Submission
-from gangline.schemas.records.jobs import JobInfo, JobState
+from gangline.schemas.records.jobs import JobState
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
 

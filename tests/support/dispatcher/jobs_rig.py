@@ -20,18 +20,9 @@ from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Ambient
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.errors.tasks import UnknownJob
+from gangline.schemas.messages.jobs import CancelReply, JobInfo, QueueStats, WhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
-from gangline.schemas.records.jobs import (
-    CancelReply,
-    JobEvent,
-    JobInfo,
-    JobItem,
-    JobProgress,
-    JobState,
-    QueueStats,
-    ResultRecord,
-    WhyReply,
-)
+from gangline.schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from gangline.schemas.wire import codec, headers
 
 from ...waiting import PATIENCE_S

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 
 from ...dispatcher.jobs.dead_letters import DeadLetter
-from ...schemas.records.jobs import (
-    FailedTry,
-    JobEvent,
-    JobFailure,
-    JobInfo,
-    JobProgress,
-    JobState,
-    QueueStats,
-    WhyReply,
-)
+from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
+from ...schemas.records.jobs import FailedTry, JobEvent, JobFailure, JobProgress, JobState
 from ..console.output import duration, table
 
 if TYPE_CHECKING:

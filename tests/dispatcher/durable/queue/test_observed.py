@@ -9,15 +9,9 @@ from collections.abc import Callable
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gangline.bus.port.bus import Message
+from gangline.schemas.messages.jobs import DispatcherStats, QueueStats
 from gangline.schemas.names import DispatcherOperation, JobFeed, QueueOperation
-from gangline.schemas.records.jobs import (
-    DispatcherEvent,
-    DispatcherStats,
-    JobEvent,
-    JobState,
-    QueueStats,
-    TaskDeadEvent,
-)
+from gangline.schemas.records.jobs import DispatcherEvent, JobEvent, JobState, TaskDeadEvent
 
 from ....otel import Reading
 from ....support.durable.site import Site

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gangline.dispatcher.durable.queue.recovery import Try, by_try
+from gangline.schemas.messages.jobs import WorkerJob
 from gangline.schemas.names import WorkerId
-from gangline.schemas.records.jobs import WorkerJob
 
 
 def job(name: str, attempt: int = 1, *, running: bool = True, rank: int = 0, ranks: int = 0) -> WorkerJob:

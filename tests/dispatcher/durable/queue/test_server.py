@@ -20,8 +20,9 @@ from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import error_from_wire
 from gangline.schemas.errors.tasks import NoDispatcher, UnknownJob
+from gangline.schemas.messages.jobs import CancelReply, JobInfo, WhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
-from gangline.schemas.records.jobs import CancelReply, JobInfo, JobItem, JobState, ResultRecord, WhyReply
+from gangline.schemas.records.jobs import JobItem, JobState, ResultRecord
 from gangline.schemas.wire import headers
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker

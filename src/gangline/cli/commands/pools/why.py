@@ -11,7 +11,7 @@ from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....schemas.messages import gangs as gang_messages
-    from ....schemas.records import jobs
+    from ....schemas.messages import jobs
 
 
 @click.command(short_help="What a gang or a submitted task waits for, and what stands in its way.")
@@ -40,7 +40,7 @@ def command(connection: Connection, id: str, as_json: bool) -> None:
 
 
 def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:
-    from ....schemas.records import jobs
+    from ....schemas.messages import jobs
     from ...views import gangs as gang_tables
     from ...views import jobs as job_tables
 

@@ -9,7 +9,7 @@ import click
 from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
-    from ....schemas.records.jobs import QueueStats
+    from ....schemas.messages.jobs import QueueStats
 
 
 @click.group(short_help="Queues of submitted tasks: depth, oldest, running, credit.")

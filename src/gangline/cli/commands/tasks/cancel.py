@@ -11,7 +11,7 @@ from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....dispatcher.jobs.job import Job
-    from ....schemas.records.jobs import JobInfo
+    from ....schemas.messages.jobs import JobInfo
 
 STOP_S = 1.0
 """How long code that runs is given to stop before it is said that it still runs."""

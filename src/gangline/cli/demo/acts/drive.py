@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from ....dispatcher.client.operations import raise_if_error
+from ....bus.rpc.requester import raise_if_error
 from ....schemas.wire import codec
 from ..checks.calls import Done
 from ..report.screen import Tick

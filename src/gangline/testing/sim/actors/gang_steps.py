@@ -8,8 +8,8 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Any
 
 from ....bus.port.bus import RequestTimeout
+from ....bus.rpc.requester import raise_if_error
 from ....dispatcher.client.client import Client
-from ....dispatcher.client.operations import raise_if_error
 from ....dispatcher.gangs.gang import Gang
 from ....schemas.errors.base import GanglineError
 from ....schemas.errors.gangs import GangEnded, NotOwner, UnknownGang

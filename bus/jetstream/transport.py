@@ -1,0 +1,58 @@
+"""What streams and buckets need of the connection below them: the bus, and requests of which many are under way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from ...runtime.clock import Ambient
+from ...schemas.errors.base import GanglineError
+from ..nats_client.subscription import JetStreamSubscription
+from ..port.bus import Bus, Handler, Message
+from .api import JetStreamApi
+
+
+class Transport(Bus, Protocol):
+    """Implemented by JetStreamBus."""
+
+    ambient: Ambient
+    api: JetStreamApi
+
+    @property
+    def closed(self) -> bool: ...
+
+    def new_inbox(self) -> str:
+        """A subject of our own to subscribe; not guessable."""
+        ...
+
+    def open_stream(self, handler: Handler, subject: str, on_refused: Callable[[GanglineError], None]) -> str:
+        """A reply subject of our own that takes any number of messages; costs the server nothing. `on_refused` is told
+        if the server forbids us to publish to `subject`."""
+        ...
+
+    def close_stream(self, reply: str) -> None:
+        """End of `open_stream`."""
+        ...
+
+    def publish_known(self, subject: str, data: bytes, reply: str) -> None:
+        """Publish to a subject that the server made, or we did: without the checks, and without keeping it in mind."""
+        ...
+
+    def start_request(
+        self, subject: str, data: bytes = b"", *, headers: Mapping[str, str] | None = None
+    ) -> tuple[str, asyncio.Future[Message]]:
+        """Publish a request; for those who have many under way. End it with `finish_request` or `forget_request`."""
+        ...
+
+    async def finish_request(self, reply: str, future: asyncio.Future[Message], timeout_s: float) -> Message:
+        """Wait for the answer of `start_request`; errors as `request`."""
+        ...
+
+    def forget_request(self, reply: str) -> None:
+        """Nobody waits for the answer any more."""
+        ...
+
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> JetStreamSubscription:
+        """See Bus.subscribe."""
+        ...

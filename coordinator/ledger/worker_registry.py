@@ -146,6 +146,7 @@ class Census:
         """While there is no connection nobody is heard, and that is nobody's fault."""
         self._connected = event is ConnectionEvent.RECONNECTED
         self._up_since = self._loop.time()
+        self._silent.clear_all()
 
     # -- what a term asks --------------------------------------------------------------------------------------------
 

@@ -179,14 +179,15 @@ class Jobs:
         if len(job.hearers) >= MOST_HEARERS:
             return Reason.FULL
         task_id, meta = frame[1], frame[9]
-        self._core.jobs.asked(job, acks=name.acks, now=now)
         hearer = Hearer(sender, task_id, caller, streams=frame[8] & _STREAM != 0)
         items = meta.get("items")
         start = items if type(items) is int and items >= 0 else None
         self._books.record("attach", id=f"{sender.name}.{task_id}", job=name.key.job, attempt=job.attempt)
         if not job.running:
             self._answer_again(job, hearer, start, now)
+            self._core.jobs.asked(job, acks=name.acks, now=now)  # then: its answer may be kept for nobody else
             return None
+        self._core.jobs.asked(job, acks=name.acks, now=now)
         run = job.record.handle
         if hearer.streams and start is not None and isinstance(run, Run):
             run.credit(self._core.jobs.take_items(job, start))

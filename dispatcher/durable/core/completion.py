@@ -56,9 +56,9 @@ class Ending:
         elif task.doom is Why.EXPIRED:
             self.bury(task, DeadReason.EXPIRED, event.error)
         else:
-            self._judge(task, event.error)
+            self._judge(task, event.error, once=event.once)
 
-    def _judge(self, task: Task, error: GanglineError) -> None:
+    def _judge(self, task: Task, error: GanglineError, *, once: bool) -> None:
         timed_out, task.doom = task.doom is Why.TIMED_OUT, None
         match classify(error):
             case Permanent(reason):
@@ -66,17 +66,17 @@ class Ending:
             case NotStarted():
                 self._refused(task)
             case Retry(reason, at_once):
-                self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once)
+                self._again(task, DeadReason.TIMED_OUT if timed_out else reason, error, at_once=at_once, once=once)
 
     def _refused(self, task: Task) -> None:
         books = self._books
         task.refusals += 1
         self._wait(task, books.now + refused_s(task.refusals))
 
-    def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool) -> None:
+    def _again(self, task: Task, reason: DeadReason, error: GanglineError, *, at_once: bool, once: bool) -> None:
         books = self._books
         task.refusals = 0
-        once = task.submission.method in books.pools[task.pool].once
+        once = once or task.submission.method in books.pools[task.pool].once
         if task.attempts >= max_attempts(task.submission, books.rules, books.settings, once=once):
             self.bury(task, reason, error)
             return

@@ -161,6 +161,8 @@ class Ended(Event):
     error: GanglineError | None = None
     """None: it succeeded. Else see verdicts.classify, which says what becomes of it. A job that an Attach did not find
     any more: ResultLost."""
+    once: bool = False
+    """The worker does not declare it idempotent: known of the try before it is known of the pool."""
 
 
 # -- what the server has stored ---------------------------------------------------------------------------------------

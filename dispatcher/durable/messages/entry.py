@@ -40,6 +40,8 @@ class Entry:
     items: int | None = None
     """... if it yielded: how many."""
     streams = False
+    once = False
+    """The worker that has the try does not declare the task idempotent."""
     started = False
     tries: tuple[FailedTry, ...] = ()
     """That failed: the last ones, oldest first."""

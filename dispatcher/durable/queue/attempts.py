@@ -123,6 +123,7 @@ class Flights:
             return
         entry.attempt, entry.cost, entry.slots, entry.feeder_pool = start.attempt, start.cost, lease, start.pool
         entry.worker, entry.workers, entry.started, entry.items = lease.name, (), True, None
+        entry.once = method is not None and not method.idempotent
         entry.count_items(known=True)
         if isinstance(lease.hold, GangHold) and lease.hold.on_all:
             self.started += 1
@@ -244,6 +245,7 @@ class Flights:
         entry.flight = flight
         method = worker.methods.get(entry.submission.method) if entry.submission is not None else None
         entry.streams = method is not None and method.streams
+        entry.once = method is not None and not method.idempotent
         return flight
 
     def _send(self, entry: Entry, flight: JobFlight, frame: Frame) -> None:

@@ -246,7 +246,7 @@ class Hands:
 
     def _on_ended(self, entry: Entry, attempt: int, error: GanglineError | None) -> None:
         pool = entry.feeder_pool
-        self._tell_soon(on.Ended, seq=entry.seq, attempt=attempt, error=error)
+        self._tell_soon(on.Ended, seq=entry.seq, attempt=attempt, error=error, once=entry.once)
         if pool:
             self._credit_changed(pool)
 

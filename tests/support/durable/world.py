@@ -102,6 +102,8 @@ class World:
         self.wake_at: float | None = None
         self.wants: dict[str, do.Want] = {}
         self.attached: dict[int, Run] = {}
+        self.once = False
+        """Workers do not declare tasks idempotent."""
         self.acking: set[int] = set()
         self.asked: set[str] = set()
         """Jobs that somebody has asked to be cancelled, and waits for the answer."""
@@ -319,10 +321,10 @@ class World:
         lease, run.lease = run.lease, None
         if lease is not None and keep_slot and lease < len(self.leases[run.pool]):
             self.leases[run.pool][lease] += run.cost
-            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error)
+            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
             self.tell(on.Credit, pool=run.pool, free=tuple(self.leases[run.pool]))
         else:
-            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error)
+            self.tell(on.Ended, seq=run.seq, attempt=run.attempt, error=run.error, once=self.once)
 
     # -- what the core wants -------------------------------------------------------------------------------------------
 

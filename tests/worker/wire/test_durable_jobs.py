@@ -440,8 +440,9 @@ async def test_the_end_of_a_job_is_kept_longer_than_answers_are(rig: Rig):
     assert await rig.hand.ask(*attach(3, acks=True)) == [OK, 3, 8]
     assert (await rig.hand.ask(*attach(4, "j2", acks=True)))[0] == REJECTED
     assert await rig.hand.ask(*task(5, "double", [4], meta=meta(acks=True))) == [OK, 5, 8], "it ended: nothing starts"
+    assert await rig.hand.ask(*attach(6)) == [OK, 6, 8], "also to somebody who will not say that it is stored"
     await asyncio.sleep(400.0)
-    assert (await rig.hand.ask(*attach(6, acks=True)))[0] == REJECTED
+    assert (await rig.hand.ask(*attach(7, acks=True)))[0] == REJECTED
     rig.worker.core.check()
 
 

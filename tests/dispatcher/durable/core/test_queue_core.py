@@ -67,6 +67,18 @@ def test_what_can_never_succeed_is_buried_at_once(error, reason):
     assert world.started == [("a", 1)]
 
 
+@pytest.mark.parametrize(("attempts", "starts"), [(None, 1), (2, 2)])
+def test_what_its_worker_does_not_declare_idempotent_is_started_once_also_before_its_pool_is_known(attempts, starts):
+    world = world_of(1)
+    world.once = True
+    world.arrive("a", **({} if attempts is None else {"max_attempts": attempts}))
+    for _ in range(starts):
+        world.end("a", TaskFailed("boom"))
+        world.advance(60.0)
+    assert world.dead == [("a", "failed")]
+    assert world.started == [("a", each) for each in range(1, starts + 1)]
+
+
 def test_what_cannot_be_understood_is_buried_and_acknowledged():
     world = world_of(1)
     seq = world.malformed("priority: 'high' is no whole number")

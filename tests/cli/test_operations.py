@@ -13,7 +13,7 @@ from gangline.schemas.messages.operations import ReleaseReply, ReleaseRequest, R
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.public_id import public_id
 
-from ..waiting import PATIENCE_S
+from ..waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.server, pytest.mark.processes]
 
@@ -67,6 +67,7 @@ def test_no_workers_is_an_empty_list_and_a_hint(commands):
 async def test_a_lease_is_seen_in_leases_and_stats_and_a_table(commands, nats_url, namespace):
     serve(commands)
     granted = await reserve(nats_url, namespace, slots=2, ttl_s=600, owner="me")
+    await until(lambda: commands.json("leases"), "the lease stands in the ledger, which is written after the grant")
     (lease,) = commands.json("leases")
     assert (lease["token"], lease["slots"], lease["owner"]) == (public_id(granted.token), 2, "me")
     assert 0 < lease["expires_in_s"] <= 601

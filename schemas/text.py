@@ -1,4 +1,4 @@
-"""Words for people that several parts say alike."""
+"""Text that people read and type, in the one form that all parts use: counts, numbers, yes or no, durations."""
 
 from __future__ import annotations
 

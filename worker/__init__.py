@@ -1,0 +1,1 @@
+"""A worker: slots of one process, and the tasks that run on them."""

@@ -27,7 +27,6 @@ from ...schemas.wire.frames import Load
 from ..model import events as on
 from ..model.effects import Effect, Stop, WakeAt
 from ..model.gang import Gang
-from ..model.timers import Name
 from ..settings import CoordinatorSettings
 from ..sharding.shards import WHOLE, Shard
 from .commit_pipeline import Granting, Writing
@@ -247,7 +246,7 @@ class GangCore:
         for name in self._books.agenda.due(self._books.now):
             self._due(name)
 
-    def _due(self, name: Name) -> None:
+    def _due(self, name: tuple[str, ...]) -> None:
         books = self._books
         match name:
             case ("ping", worker):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...runtime.timers import TimerQueue
 from ...schemas.messages.gangs import GangEvent, GangEventKind, GangReply
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangSpec, StrictGangSpec, template_of
@@ -11,7 +12,6 @@ from ..model.commits import CommitKind, Ledger
 from ..model.effects import Answer, Broadcast, Effect
 from ..model.gang import Failure, Gang
 from ..model.states import GRANTED, Step
-from ..model.timers import Agenda
 from ..scheduling.inventory import Inventory
 from ..scheduling.queue import GangQueue, Head
 from ..settings import CoordinatorSettings
@@ -105,7 +105,7 @@ class Books:
         self.head: Head | None = None
         self.repairs: dict[str, None] = {}  # gangs in REPAIRING without an attempt
         self.inventory = Inventory()
-        self.agenda = Agenda()
+        self.agenda: TimerQueue[tuple[str, ...]] = TimerQueue()
         self.ledger = Ledger(self.shard.leader_key)
         self.sets: dict[str, SetBooks] = {}
         self.sets_to_look_at: dict[str, None] = {}

@@ -16,7 +16,7 @@ from .effects import Ack, Bury, Effect, Mark, Note, Schedule, Store, Tell
 from .pool_credit import Pools
 from .states import ADMITTED, STARTED, UNSETTLED, Step
 from .task import Task
-from .timers import Agenda, Due
+from .timers import Due, TaskTimers
 
 Settling = Store | Note | Mark | Bury | Schedule | Ack
 
@@ -52,7 +52,7 @@ class Books:
         self.lanes = Lanes()
         self.gate: RateGate | None = None
         """None: the rules have no rate."""
-        self.agenda = Agenda()
+        self.agenda = TaskTimers()
         self.window = Window(count=settings.window_tasks, bytes_=settings.window_bytes)
         self.totals: Counter[str] = Counter()
         """Since the takeover: started, done, dead, cancelled, retried, repeated."""

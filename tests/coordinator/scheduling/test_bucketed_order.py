@@ -3,7 +3,6 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.coordinator.model.timers import Agenda
 from gangline.coordinator.scheduling.bucketed_order import Ranked
 
 
@@ -32,35 +31,3 @@ def test_it_is_a_sorted_dictionary(steps, floor):
     assert [ranked.get(key) for key in ranked.descending(floor)] == sorted(there.values(), reverse=True)
     assert [ranked.get(key) for key in ranked.ascending(floor)] == sorted(there.values())
     assert (len(ranked), ranked.top) == (len(plain), max(plain.values(), default=0))
-
-
-def test_an_agenda_moves_cancels_and_gives_what_is_due_in_order():
-    agenda = Agenda()
-    agenda.set(("a",), 3.0)
-    agenda.set(("b",), 1.0)
-    agenda.set(("c",), 2.0)
-    agenda.set(("b",), 2.5)
-    agenda.cancel(("c",))
-    assert agenda.next_at == 2.5
-    assert list(agenda.due(2.4)) == []
-    assert list(agenda.due(9.0)) == [("b",), ("a",)]
-    assert agenda.next_at is None
-
-
-def test_what_becomes_due_while_looking_comes_too():
-    agenda = Agenda()
-    agenda.set(("a",), 1.0)
-    seen = []
-    for name in agenda.due(2.0):
-        seen.append(name)
-        if len(seen) == 1:
-            agenda.set(("b",), 1.5)
-    assert seen == [("a",), ("b",)]
-
-
-def test_an_agenda_that_is_moved_often_does_not_grow():
-    agenda = Agenda()
-    for number in range(10_000):
-        agenda.set(("a",), float(number))
-    assert len(agenda._heap) < 200
-    assert agenda.next_at == 9_999.0

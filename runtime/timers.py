@@ -1,4 +1,4 @@
-"""What is to be done when. Pure: no timer of the event loop is set here. Whoever holds a queue sets one, for `next_at`."""
+"""What is to be done when. Pure: whoever has a queue sets a timer of the event loop, for its `next_at`."""
 
 from __future__ import annotations
 

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
 from ...schemas.errors.base import GanglineError, MalformedMessage, error_from_wire
 from ...schemas.wire import codec, headers
 from ..port.bus import Message
 
+R = TypeVar("R", bound=BaseModel)
 
-def raise_if_error(answer: Message) -> None:
-    """Raise the error that an answer carries, if it does."""
-    if not answer.headers or headers.ERROR not in answer.headers:
-        return
+
+def error_in(answer: Message) -> GanglineError | None:
+    """The error that an answer carries, if it does."""
+    text = answer.headers.get(headers.ERROR) if answer.headers else None
+    if text is None:
+        return None
     try:
         body = codec.decode(answer.data, codec.Format.of(answer.headers))
     except MalformedMessage:
         body = None
     if not isinstance(body, dict):
-        raise GanglineError(answer.headers[headers.ERROR])
+        return GanglineError(text)
     details = body.get("details")
-    raise error_from_wire(
+    return error_from_wire(
         str(body.get("code", "internal")),
-        str(body.get("message", answer.headers[headers.ERROR])),
+        str(body.get("message", text)),
         details if isinstance(details, dict) else None,
         body.get("may_have_started") is True,
     )
+
+
+def raise_if_error(answer: Message) -> None:
+    """Raise the error that an answer carries, if it does."""
+    error = error_in(answer)
+    if error is not None:
+        raise error
+
+
+def read_answer(answer: Message, model: type[R], who: object) -> R:
+    """The record that `who` answered.
+
+    Raises:
+        MalformedMessage: it is none.
+        GanglineError: the error that the answer carries.
+    """
+    raise_if_error(answer)
+    return parse_answer(answer, model, who)
+
+
+def parse_answer(answer: Message, model: type[R], who: object) -> R:
+    """As `read_answer`, of an answer that carries no error."""
+    try:
+        if not answer.headers:
+            return model.model_validate_json(answer.data)
+        return model.model_validate(codec.decode(answer.data, codec.Format.of(answer.headers)))
+    except (ValidationError, MalformedMessage) as error:
+        raise MalformedMessage(f"unreadable answer of {who}: {error}") from error

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue, Message
+from ...bus.rpc.responder import Responder
 from ...runtime.event_clock import Clock
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, UnknownMethod
@@ -34,7 +35,6 @@ from ..ledger.worker_registry import Census
 from ..model import effects as do
 from ..model import events as on
 from .lease_obstacles import name_leases
-from .responder import Asker
 from .tracing import Traces
 
 
@@ -42,7 +42,7 @@ from .tracing import Traces
 class _Waiting:
     """A request that the core has."""
 
-    asker: Asker
+    responder: Responder
     operation: str
     acquire: on.AcquireAsked | None = None
     asked_at: float = 0.0
@@ -94,7 +94,7 @@ class Desk:
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._resigned = False
-        self._handlers: dict[str, Callable[[Asker, Any], None]] = {
+        self._handlers: dict[str, Callable[[Responder, Any], None]] = {
             GangOperation.ACQUIRE: self._acquire,
             GangOperation.RENEW: self._renew,
             GangOperation.RELEASE: self._release,
@@ -111,13 +111,13 @@ class Desk:
 
     def take(self, message: Message) -> None:
         """One request."""
-        asker = Asker(self._bus, message, self._log)
+        responder = Responder(self._bus, message, self._log)
         operation = message.subject.rpartition(".")[2]
         if not self._trusted():
             # After a freeze, for example: another leads perhaps, and has the same message. Two answers would be worse
             # than none. Who resigned knows that nobody else has it.
             if self._resigned:
-                asker.fail(_stepped_down())
+                responder.fail(_stepped_down())
             return
         counts = self._counts.setdefault(operation, [0, 0]) if operation in self._handlers else [0, 0]
         counts[0] += 1
@@ -126,14 +126,10 @@ class Desk:
             if handler is None:
                 known = ", ".join(self._handlers)
                 raise UnknownMethod(f"a coordinator has no operation {operation[:80]!r}; it has: {known}")
-            handler(asker, asker.body())
-        except GanglineError as error:
-            counts[1] += 1
-            asker.fail(error)
+            handler(responder, responder.body())
         except Exception as error:
             counts[1] += 1
-            self._log.exception("operation %s failed", operation, extra={"action": "operation.failed"})
-            asker.fail(GanglineError(f"the coordinator failed ({type(error).__name__}); its log says more"))
+            responder.fail(error)
 
     def answer(self, effect: do.Answer) -> None:
         """What the core says to one who waits."""
@@ -143,11 +139,11 @@ class Desk:
                 self._chores.start(self._look_again(waiting, effect))
                 return
             self._counts[waiting.operation][1] += 1
-            waiting.asker.fail(effect.error)
+            waiting.responder.fail(effect.error)
             if waiting.acquire is not None:
                 self._forget(waiting.acquire, effect.error)
         elif effect.reply is not None:
-            waiting.asker.reply(effect.reply)
+            waiting.responder.reply(effect.reply)
 
     async def _look_again(self, waiting: _Waiting, effect: do.Answer) -> None:
         """A worker may have registered just now, and its news be on its way: read before it is called impossible."""
@@ -173,20 +169,20 @@ class Desk:
         self._resigned = resigned
         waiting, self._waiting = self._waiting, {}
         for one in waiting.values():
-            one.asker.fail(_stepped_down())
+            one.responder.fail(_stepped_down())
 
-    def _number(self, asker: Asker, operation: GangOperation) -> int:
+    def _number(self, responder: Responder, operation: GangOperation) -> int:
         number = next(self._numbers)
-        self._waiting[number] = _Waiting(asker=asker, operation=operation)
+        self._waiting[number] = _Waiting(responder=responder, operation=operation)
         return number
 
     # -- owners ------------------------------------------------------------------------------------------------------
 
-    def _acquire(self, asker: Asker, body: Any) -> None:
+    def _acquire(self, responder: Responder, body: Any) -> None:
         request = AcquireRequest.parse(body)
         new_id = f"g{self._clock.token()}"
         gang = request.id or new_id
-        parent = request.traceparent or asker.headers.get(headers.TRACEPARENT)
+        parent = request.traceparent or responder.headers.get(headers.TRACEPARENT)
         if self._core.get(gang) is None:
             goes_on = self._traces.asked(gang, parent)
             if goes_on != request.traceparent:
@@ -196,28 +192,28 @@ class Desk:
             **self._clock.moment(), request=request, reply_to=number, new_id=new_id, new_token=self._clock.token()
         )
         self._waiting[number] = _Waiting(
-            asker=asker, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
+            responder=responder, operation=GangOperation.ACQUIRE, acquire=event, asked_at=event.now, final=False
         )
         self._feed(event)
 
-    def _renew(self, asker: Asker, body: Any) -> None:
+    def _renew(self, responder: Responder, body: Any) -> None:
         request = parse_request(OwnedRequest, body)
-        number = self._number(asker, GangOperation.RENEW)
+        number = self._number(responder, GangOperation.RENEW)
         self._feed(on.RenewAsked(**self._clock.moment(), request=request, reply_to=number))
 
-    def _release(self, asker: Asker, body: Any) -> None:
+    def _release(self, responder: Responder, body: Any) -> None:
         request = parse_request(OwnedRequest, body)
-        number = self._number(asker, GangOperation.RELEASE)
+        number = self._number(responder, GangOperation.RELEASE)
         self._feed(on.ReleaseAsked(**self._clock.moment(), request=request, reply_to=number))
 
-    def _end(self, asker: Asker, body: Any) -> None:
+    def _end(self, responder: Responder, body: Any) -> None:
         request = parse_request(EndRequest, body)
-        number = self._number(asker, GangOperation.END)
+        number = self._number(responder, GangOperation.END)
         self._feed(on.EndAsked(**self._clock.moment(), request=request, reply_to=number))
 
     # -- operators ---------------------------------------------------------------------------------------------------
 
-    def _get(self, asker: Asker, body: Any) -> None:
+    def _get(self, responder: Responder, body: Any) -> None:
         query = parse_request(GetRequest, body)
         found = self._core.get(query.id)
         if found is None:
@@ -226,28 +222,28 @@ class Desk:
             found = found.public()
         elif not self._core.owned_by(query.id, query.owner_token):
             raise NotOwner(f"gang {query.id} belongs to somebody else: ask without owner_token")
-        asker.reply(found)
+        responder.reply(found)
 
     def list(self, wanted: GangListRequest) -> GangListReply:
         """The gangs of this leader."""
         gangs = (g for g in self._core.gangs() if wanted.gangset is None or g.gangset == wanted.gangset)
         return GangListReply(gangs=tuple(gang.public() for gang in gangs))
 
-    def _list(self, asker: Asker, body: Any) -> None:
+    def _list(self, responder: Responder, body: Any) -> None:
         found = self.list(parse_request(GangListRequest, body))
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
-        asker.reply(found, shorter=GangListReply(gangs=bare))
+        responder.reply(found, shorter=GangListReply(gangs=bare))
 
-    def _why(self, asker: Asker, body: Any) -> None:
+    def _why(self, responder: Responder, body: Any) -> None:
         query = parse_request(GangQuery, body)
         if self._core.get(query.id) is None:
             raise _unknown(query.id)
-        self._chores.start(self._say_why(asker, query.id))
+        self._chores.start(self._say_why(responder, query.id))
 
-    async def _say_why(self, asker: Asker, gang: str) -> None:
+    async def _say_why(self, responder: Responder, gang: str) -> None:
         reply = self._core.why(gang)
         if reply is None:
-            asker.fail(_unknown(gang))
+            responder.fail(_unknown(gang))
             return
         members = {seat.token for other in self._core.gangs() for seat in other.seats}
         try:
@@ -257,11 +253,11 @@ class Desk:
         except GanglineError as error:
             # What the core knows is worth telling in any case.
             self._log.info("cannot read the leases: %s", error, extra={"action": "gang.why"})
-        asker.reply(reply)
+        responder.reply(reply)
 
     # -- workers -----------------------------------------------------------------------------------------------------
 
-    def _report(self, asker: Asker, body: Any) -> None:
+    def _report(self, responder: Responder, body: Any) -> None:
         report = parse_request(MemberReport, body)
         gang = self._core.get(report.gang)
         known = gang is not None and gang.state is not GangState.ENDED and gang.generation == report.generation
@@ -279,7 +275,7 @@ class Desk:
                     detail=report.detail,
                 )
             )
-        asker.reply(ReportReply(known=known))
+        responder.reply(ReportReply(known=known))
 
 
 def _unknown(gang: str) -> UnknownGang:

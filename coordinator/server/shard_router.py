@@ -12,10 +12,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
 from ...bus.port.types import Subscription
+from ...bus.rpc.requester import read_answer
+from ...bus.rpc.responder import Responder
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.gangs import NoCoordinator
@@ -30,7 +32,6 @@ from ..core.gang_core import GangCore
 from ..ledger.reader import parse
 from ..sharding.shards import Shard, pools_of, shard_of
 from .request_server import Desk
-from .responder import Asker
 
 _ASK_S: Final = 1.0
 """How long the leader of another shard is waited for."""
@@ -99,7 +100,7 @@ class Switchboard:
     def _acquire(self, message: Message, request: AcquireRequest) -> None:
         if not self._shard.keeps_all(request):
             if self._trusted():
-                Asker(self._bus, message, self._log).fail(self._straddles(request))
+                Responder(self._bus, message, self._log).fail(self._straddles(request))
         elif request.id is None or self._core.get(request.id) is not None:
             self._desk.take(message)
         else:
@@ -111,7 +112,7 @@ class Switchboard:
             self._desk.take(message)
         elif self._trusted():
             error = InvalidRequest(f"the id {gang} is that of a gang in other pools: choose another, or give none")
-            Asker(self._bus, message, self._log).fail(error)
+            Responder(self._bus, message, self._log).fail(error)
 
     def _straddles(self, request: AcquireRequest) -> InvalidRequest:
         kept = {pool: shard_of(pool, self._shards()) for pool in pools_of(request)}
@@ -152,7 +153,7 @@ class Switchboard:
         else:
             error = _leaderless(name)
         if self._trusted():
-            Asker(self._bus, message, self._log).fail(error)
+            Responder(self._bus, message, self._log).fail(error)
 
     async def _find(self, message: Message, gang: str) -> None:
         """We have no such gang. If nobody has, say so."""
@@ -160,7 +161,7 @@ class Switchboard:
         if where is None:
             self._desk.take(message)
         elif where and self._trusted():
-            Asker(self._bus, message, self._log).fail(_leaderless(where))
+            Responder(self._bus, message, self._log).fail(_leaderless(where))
 
     async def _elsewhere(self, gang: str) -> str | None:
         """Which other shard has it: "" if its leader says so, the shard's name if it has no leader, None: nobody."""
@@ -181,11 +182,11 @@ class Switchboard:
         return owner if owner in silent else None
 
     async def _list(self, message: Message) -> None:
-        asker = Asker(self._bus, message, self._log)
+        responder = Responder(self._bus, message, self._log)
         try:
-            wanted = parse_request(GangListRequest, asker.body())
+            wanted = parse_request(GangListRequest, responder.body())
         except GanglineError as error:
-            asker.fail(error)
+            responder.fail(error)
             return
         others = [name for name in sorted(self._shards()) if name != self._shard.name]
         answers = await asyncio.gather(*(self._ask(name, _LIST, wanted, GangListReply) for name in others))
@@ -196,7 +197,7 @@ class Switchboard:
         silent = tuple(name for name, answer in zip(others, answers, strict=True) if answer is None)
         whole = GangListReply(gangs=tuple(gangs), missing=silent)
         bare = tuple(gang.model_copy(update={"seats": ()}) for gang in gangs)
-        asker.reply(whole, shorter=GangListReply(gangs=bare, missing=silent))
+        responder.reply(whole, shorter=GangListReply(gangs=bare, missing=silent))
 
     # -- among leaders ------------------------------------------------------------------------------------------------
 
@@ -205,10 +206,10 @@ class Switchboard:
         subject = self._names.private(self._names.shard(shard, operation))
         try:
             answer = await self._bus.request(subject, codec.to_json(request.model_dump(mode="json")), timeout_s=_ASK_S)
-            return reply.model_validate_json(answer.data)
+            return read_answer(answer, reply, f"shard {shard}")
         except NoResponders:
             return None
-        except (GanglineError, ValidationError) as error:
+        except GanglineError as error:
             self._log.info("shard %s did not answer: %s", shard, error, extra={"action": "shards.ask", "shard": shard})
             return None
 
@@ -216,16 +217,18 @@ class Switchboard:
         """The leader of another shard asks."""
         if not self._trusted():
             return
-        asker = Asker(self._bus, message, self._log)
+        responder = Responder(self._bus, message, self._log)
         try:
             if message.subject.endswith(f".{_KNOWS}"):
-                asker.reply(ShardReply(known=self._core.get(parse_request(GangQuery, asker.body()).id) is not None))
+                responder.reply(
+                    ShardReply(known=self._core.get(parse_request(GangQuery, responder.body()).id) is not None)
+                )
             elif message.subject.endswith(f".{_LIST}"):
-                found = self._desk.list(parse_request(GangListRequest, asker.body()))
+                found = self._desk.list(parse_request(GangListRequest, responder.body()))
                 bare = tuple(gang.model_copy(update={"seats": ()}) for gang in found.gangs)
-                asker.reply(found, shorter=GangListReply(gangs=bare))
+                responder.reply(found, shorter=GangListReply(gangs=bare))
         except GanglineError as error:
-            asker.fail(error)
+            responder.fail(error)
 
 
 def _read(message: Message) -> tuple[str, Any]:

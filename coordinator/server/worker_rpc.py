@@ -7,16 +7,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, Message, NoResponders
+from ...bus.rpc.requester import error_in, parse_answer
 from ...runtime.event_clock import Clock
-from ...schemas.errors.base import GanglineError, MalformedMessage, error_from_wire
+from ...schemas.errors.base import GanglineError, MalformedMessage
 from ...schemas.messages.gangs import FormReply, HoldReply, KeepReply, MemberCause, PingReply, TeardownReply
 from ...schemas.messages.operations import LoadReply
 from ...schemas.names import Names, Operation, WorkerId
-from ...schemas.wire import codec, headers
-from ...schemas.wire.codec import Format
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
 from ..model import effects as do
@@ -264,16 +263,14 @@ class Errands:
 
         def answered(message: Message | GanglineError) -> None:
             if not self._over:
-                then(self._read(worker, operation, model, message))
+                then(self._read(worker, model, message))
 
         self._bus.ask(self._subject(worker, operation), self._body(request), timeout_s=timeout_s, then=answered)
 
     def _subject(self, worker: WorkerId, operation: Operation) -> str:
         return self._names.worker(worker, operation, self._channel(worker))
 
-    def _read(
-        self, worker: WorkerId, operation: Operation, model: type[M], message: Message | GanglineError
-    ) -> M | GanglineError:
+    def _read(self, worker: WorkerId, model: type[M], message: Message | GanglineError) -> M | GanglineError:
         if isinstance(message, GanglineError):
             return _NotReached(message)
         self._heard(worker)
@@ -281,11 +278,9 @@ class Errands:
         if error is not None:
             return error
         try:
-            if not message.headers:
-                return model.model_validate_json(message.data)
-            return model.model_validate(codec.decode(message.data, Format.of(message.headers)))
-        except (ValidationError, GanglineError) as problem:
-            return _NotReached(MalformedMessage(f"{worker} answered {operation} with what cannot be read: {problem}"))
+            return parse_answer(message, model, worker)
+        except MalformedMessage as problem:
+            return _NotReached(problem)
 
     def _body(self, request: BaseModel) -> bytes:
         if self._last is None or self._last[0] is not request:
@@ -310,25 +305,6 @@ class _NotReached(GanglineError):
     def __init__(self, cause: GanglineError) -> None:
         super().__init__(cause.message)
         self.cause = cause
-
-
-def error_in(message: Message) -> GanglineError | None:
-    """The error that an answer carries, if it carries one."""
-    fields = message.headers
-    text = fields.get(headers.ERROR) if fields else None
-    if text is None:
-        return None
-    try:
-        body = codec.decode(message.data, Format.of(fields))
-    except GanglineError:
-        body = None
-    body = body if isinstance(body, dict) else {}
-    return error_from_wire(
-        str(body.get("code", "internal")),
-        str(body.get("message", text)),
-        body.get("details") if isinstance(body.get("details"), dict) else None,
-        bool(body.get("may_have_started", False)),
-    )
 
 
 def _load(reply: LoadReply) -> Load:

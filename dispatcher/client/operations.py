@@ -9,8 +9,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, KeyValue, NoResponders
-from ...bus.rpc.requester import raise_if_error
-from ...schemas.errors.base import MalformedMessage, NoWorkers, Unavailable
+from ...bus.rpc.requester import read_answer
+from ...schemas.errors.base import NoWorkers, Unavailable
 from ...schemas.messages.operations import (
     DrainReply,
     DrainRequest,
@@ -93,11 +93,7 @@ class Operators:
             answer = await self._bus.request(subject, body, timeout_s=timeout_s)
         except NoResponders as error:
             raise NoWorkers(f"no worker {worker!r} is there: 'gangline workers' lists them") from error
-        raise_if_error(answer)
-        try:
-            return reply.model_validate_json(answer.data)
-        except ValidationError as error:
-            raise MalformedMessage(f"unreadable answer of {worker}: {error}") from error
+        return read_answer(answer, reply, worker)
 
     async def _channel(self, worker: WorkerId) -> str:
         """See Registration.channel. While storage cannot tell, the worker is reached on its public subject.

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Self
 from ...bus.lifecycle.process import run_until_left
 from ...bus.lifecycle.startup import StartPatience
 from ...bus.port.bus import BucketSettings, Bus
+from ...bus.rpc.responder import CountingResponder
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
@@ -22,7 +23,6 @@ from ..routing.settings import RouterSettings
 from .context import Context
 from .operations.nats_service import Presence
 from .operations.queue_operations import Desk
-from .operations.responder import Answering
 from .ownership.endpoint_discovery import Endpoints
 from .ownership.manager import Ownership
 from .persistence.outcome_store import Writing
@@ -112,7 +112,7 @@ class Dispatcher:
         self.metrics = context.metrics
         self.state = DispatcherState.NEW
         self._log = context.log
-        self._answering = Answering(bus, context.log)
+        self._responder = CountingResponder(bus, context.log)
         self._parts: _Parts | None = None
         self._queues: dict[str, Queue] = {}
         self._desks: dict[str, Desk] = {}
@@ -181,7 +181,7 @@ class Dispatcher:
             node=settings.node,
             guard=context.guard,
             ambient=self.ambient,
-            answering=self._answering,
+            responder=self._responder,
             statistics=self._told,
         )
         ownership = Ownership(
@@ -293,7 +293,7 @@ class Dispatcher:
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
-        desk = self._desks[endpoint] = Desk(self.bus, self.names, queue, answering=self._answering, depth=self._depth)
+        desk = self._desks[endpoint] = Desk(self.bus, self.names, queue, responder=self._responder, depth=self._depth)
         try:
             await desk.start()
         except BaseException:

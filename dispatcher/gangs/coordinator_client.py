@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, NoResponders, NotPermitted, RequestTimeout
-from ...bus.rpc.requester import raise_if_error
+from ...bus.rpc.requester import read_answer
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
 from ...schemas.messages.gangs import AcquireRequest, GangReply, OwnedRequest
@@ -58,11 +58,7 @@ class GangDesk:
                 "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
                 "'gangline coordinator'"
             ) from error
-        raise_if_error(answer)
-        try:
-            return GangReply.model_validate_json(answer.data)
-        except ValidationError as error:
-            raise MalformedMessage(f"unreadable answer of the coordinator: {error}") from error
+        return read_answer(answer, GangReply, "the coordinator")
 
     async def acquire(
         self, request: AcquireRequest, deadline: float | None, patience_s: float

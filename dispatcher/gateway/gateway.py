@@ -16,8 +16,9 @@ from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.port.types import Subscription
 from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
+from ...bus.rpc.responder import Responder
 from ...runtime.clock import Ambient
-from ...schemas.errors.base import ClosedError, GanglineError, QueueFull
+from ...schemas.errors.base import ClosedError, QueueFull
 from ...schemas.names import Names
 from ...schemas.wire.codec import Format
 from ...schemas.wire.frames import TaskFlag
@@ -26,7 +27,7 @@ from ..jobs.storage import TaskStorage
 from ..router.router import Router
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
-from .plain_request import PlainCall, write_error, write_result
+from .plain_request import PlainCall
 from .settings import GatewaySettings
 
 _log = logger_for("gateway")
@@ -166,66 +167,46 @@ class Gateway:
 
     def _on_call(self, message: Message) -> None:
         self._requests += 1
+        responder = Responder(self.bus, message, _log)
         if len(self._pending) >= self.settings.max_pending:
             full = QueueFull(f"this gateway has {self.settings.max_pending} calls under way: ask again later")
-            self._answer_error(message, full, _format_of(message))
+            self._fail(responder, full)
             return
-        task = asyncio.get_running_loop().create_task(self._serve(message), name="gangline-gateway-call")
+        task = asyncio.get_running_loop().create_task(self._serve(message, responder), name="gangline-gateway-call")
         self._pending[task] = None
         task.add_done_callback(self._pending.pop)
 
-    async def _serve(self, message: Message) -> None:
+    async def _serve(self, message: Message, responder: Responder) -> None:
         loop = asyncio.get_running_loop()
         began_at = loop.time()
-        fmt = _format_of(message)
         try:
-            Format.of(message.headers)
             endpoint, method = self.names.parse_call(message.subject)
-            call = PlainCall.parse(message.data, message.headers, fmt, self.settings.default_timeout_s)
+            call = PlainCall.parse(responder.body(), message.headers, self.settings.default_timeout_s)
             order = self.router.order(
                 f"{endpoint}.{method}",
                 call.args,
                 call.kwargs,
                 call.options,
-                flags=int(TaskFlag.JSON) if fmt is Format.JSON else 0,
+                flags=int(TaskFlag.JSON) if responder.fmt is Format.JSON else 0,
                 parent=call.parent,
             )
             result, worker = await self.router.execute(order)
-            body, fields = write_result(result, fmt, worker, self.bus.max_payload)
-            self._publish(message, body, fields)
-        except GanglineError as error:
-            self._answer_error(message, error, fmt)
-        except Exception as error:  # a bug of ours must be answered too
-            _log.exception("call %s failed", message.subject, extra={"action": "gateway.bug"})
-            self._answer_error(message, GanglineError(f"internal error: {error!r}"), fmt)
+            responder.result(result, worker)
+        except Exception as error:
+            self._fail(responder, error)
         finally:
             self._busy_s += loop.time() - began_at
 
-    def _answer_error(self, message: Message, error: GanglineError, fmt: Format) -> None:
+    def _fail(self, responder: Responder, error: Exception) -> None:
+        told = responder.fail(error)
         self._errors += 1
-        self._last_error = error.message
-        if not message.reply:
+        self._last_error = told.message
+        if not responder.is_heard:
             _log.warning(
                 "call %s without a reply subject failed: %s",
-                message.subject,
-                error.message,
-                extra={"action": "gateway.unheard_error", "subject": message.subject, "code": error.code},
-            )
-            return
-        self._publish(message, *write_error(error, fmt, self.bus.max_payload))
-
-    def _publish(self, message: Message, body: bytes, fields: dict[str, str]) -> None:
-        if not message.reply:
-            return
-        try:
-            self.bus.publish(message.reply, body, headers=fields or None)
-        except GanglineError as error:
-            # Whoever asked has a patience of seconds, and asks again.
-            _log.info(
-                "answer to %s not sent: %s",
-                message.subject,
-                error,
-                extra={"action": "gateway.answer_lost", "subject": message.subject},
+                responder.subject,
+                told.message,
+                extra={"action": "gateway.unheard_error", "subject": responder.subject, "code": told.code},
             )
 
     # -- discovery ------------------------------------------------------------------------------------------------
@@ -257,14 +238,6 @@ class Gateway:
                 data={"pending": len(self._pending)},
             )
         ]
-
-
-def _format_of(message: Message) -> Format:
-    """The format to answer in, also when the request's own is unknown."""
-    try:
-        return Format.of(message.headers)
-    except GanglineError:
-        return Format.JSON
 
 
 __all__ = ["SERVICE", "Gateway", "GatewaySettings"]

@@ -1,4 +1,4 @@
-"""A call as the stock `nats` CLI or another language makes it: what is asked, and how the answer is written. Pure.
+"""A call as the stock `nats` CLI or another language makes it. Pure.
 
 ========================  =========================================================================================
 body                      an object is keyword arguments, an array positional ones, nothing or null is none
@@ -17,18 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult
+from ...schemas.errors.base import InvalidRequest
 from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.text import parse_yes_no, plain
 from ...schemas.wire import codec, headers
-from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ..calls.call import CallOptions
-
-HEADER_BYTES: Final = 1024
-"""Room that an answer's headers may take."""
-_MAX_HEADER_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +37,13 @@ class PlainCall:
     """`traceparent` of the caller."""
 
     @classmethod
-    def parse(cls, data: bytes, given: Mapping[str, str] | None, fmt: Format, default_timeout_s: float) -> PlainCall:
-        """Read a request.
+    def parse(cls, body: Any, given: Mapping[str, str] | None, default_timeout_s: float) -> PlainCall:
+        """Read a request: its decoded body, and its headers.
 
         Raises:
-            MalformedMessage: the body is not in its format.
             InvalidRequest: it is no arguments, or a header has no meaning.
         """
         fields = {name.lower(): value for name, value in (given or {}).items()}
-        body = codec.decode(data, fmt)
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         if isinstance(body, dict):
@@ -72,49 +65,6 @@ class PlainCall:
             idempotent=_flag(fields.get(headers.IDEMPOTENT.lower())),
         )
         return cls(args=args, kwargs=kwargs, options=options, parent=fields.get(headers.TRACEPARENT))
-
-
-def write_result(value: Any, fmt: Format, worker: str, limit: int) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a result.
-
-    Raises:
-        InvalidResult: it has no form in that format, or is over `limit` bytes.
-    """
-    try:
-        body = codec.encode(value, fmt)
-    except InvalidRequest as error:
-        raise InvalidResult(f"the result {error.message}") from error
-    if len(body) > limit - HEADER_BYTES:
-        raise InvalidResult(
-            f"the result is {len(body)} bytes and at most {limit - HEADER_BYTES} fit a message: store it and return "
-            "where, or raise the server's max_payload",
-            details={"size": len(body), "limit": limit - HEADER_BYTES},
-        )
-    fields = {headers.WORKER: worker} if worker else {}
-    if fmt is Format.MSGPACK:
-        fields[CONTENT_TYPE] = fmt.value
-    return body, fields
-
-
-def write_error(error: GanglineError, fmt: Format, limit: int) -> tuple[bytes, dict[str, str]]:
-    """Body and headers of an error. Never fails: what does not fit is left out."""
-    line = " ".join(error.message.split()) or "error"
-    fields = {
-        headers.ERROR: line.encode("ascii", "backslashreplace").decode()[:_MAX_HEADER_CHARS],
-        headers.ERROR_CODE: str(error.status),
-    }
-    if fmt is Format.MSGPACK:
-        fields[CONTENT_TYPE] = fmt.value
-    wire = error.to_wire()
-    short = {**wire, "message": error.message[:2000], "details": {}}
-    for body in (wire, short):
-        try:
-            encoded = codec.encode(body, fmt)
-        except GanglineError:
-            continue
-        if len(encoded) <= limit - HEADER_BYTES:
-            return encoded, fields
-    return b"", fields
 
 
 def _example(value: Any) -> str:

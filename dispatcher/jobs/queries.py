@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
-from ...bus.rpc.requester import raise_if_error
+from ...bus.rpc.requester import read_answer
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
@@ -212,11 +212,7 @@ class JobDesk:
     ) -> R:
         body = b"" if request is None else codec.to_json(request.model_dump(mode="json"))
         answer = await self._answer(endpoint, operation, body, timeout_s)
-        raise_if_error(answer)
-        try:
-            return reply.model_validate_json(answer.data)
-        except ValidationError as error:
-            raise MalformedMessage(f"unreadable answer of the dispatcher of {endpoint}: {error}") from error
+        return read_answer(answer, reply, f"the dispatcher of {endpoint}")
 
     async def _answer(self, endpoint: str, operation: QueueOperation, body: bytes, timeout_s: float) -> Message:
         subject, loop = self._names.private(self._names.queue(endpoint, operation)), asyncio.get_running_loop()

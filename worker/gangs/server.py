@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue
+from ...bus.rpc.responder import Responder
 from ...schemas.errors.base import InvalidRequest
 from ...schemas.messages.gangs import (
     FormReply,
@@ -45,7 +46,7 @@ from ..registration.registrar import Presence
 from ..slots.gang_records import Hold, Leaving, Member, SeatHere
 from ..slots.lease_table import Refusal
 from ..slots.timers import NEVER
-from ..wire.operations_server import Operations, Requester
+from ..wire.operations_server import Operations
 from .failure_reporter import Reports
 from .lifecycle_hooks import GangHooks
 from .member_tasks import GangSeats
@@ -159,7 +160,7 @@ class GangDesk:
 
     # -- before the commit ----------------------------------------------------------------------------------------
 
-    def _on_hold(self, requester: Requester, body: Any) -> None:
+    def _on_hold(self, responder: Responder, body: Any) -> None:
         request = parse_request(HoldRequest, body)
         places = [(seat.rank, seat.part) for seat in request.seats]
         if not places or len(set(places)) != len(places):
@@ -172,7 +173,7 @@ class GangDesk:
         self._record_dropped(held)  # an older attempt
         if isinstance(hold, Refusal):
             self.metrics.event("refused")
-            requester.reply(
+            responder.reply(
                 HoldReply(
                     accepted=False,
                     reason=str(hold),
@@ -188,7 +189,7 @@ class GangDesk:
                 hold.port = self._books.ambient.port()
             self.metrics.event("held")
             self._record("hold", hold, slots=sum(seat.lease.slots for seat in hold.seats))
-        requester.reply(
+        responder.reply(
             HoldReply(
                 accepted=True,
                 epoch=self._core.epoch,
@@ -199,13 +200,13 @@ class GangDesk:
             )
         )
 
-    def _on_unhold(self, requester: Requester, body: Any) -> None:
+    def _on_unhold(self, responder: Responder, body: Any) -> None:
         request = parse_request(UnholdRequest, body)
         hold = self._gangs.holds.get((request.gang, request.generation))
         released = self._gangs.unhold(request.gang, request.generation, request.attempt, self._books.now())
         if released and hold is not None:
             self._record("unhold", hold)
-        requester.reply(UnholdReply(released=released, load=self._load()))
+        responder.reply(UnholdReply(released=released, load=self._load()))
 
     def _free(self, hold: Hold) -> None:
         self._gangs.free(hold, self._books.now())
@@ -213,21 +214,21 @@ class GangDesk:
         self._record("unhold", hold)
         self._books.after()
 
-    def _on_keep(self, requester: Requester, body: Any) -> None:
+    def _on_keep(self, responder: Responder, body: Any) -> None:
         request = parse_request(KeepRequest, body)
         had = self._gangs.keeps.has(request.gang)
         kept = self._gangs.keep(request.gang, request.slots, request.keep_s, self._books.now())
         if kept != had:
             self._books.record("keep", gang=request.gang, kept=kept)
-        requester.reply(KeepReply(kept=kept, load=self._load()))
+        responder.reply(KeepReply(kept=kept, load=self._load()))
 
     # -- members --------------------------------------------------------------------------------------------------
 
-    def _on_form(self, requester: Requester, body: Any) -> None:
+    def _on_form(self, responder: Responder, body: Any) -> None:
         request = parse_request(FormRequest, body)
         why = self._form(request)
         starting = why is None and self._starting(request.gang, request.generation)
-        requester.reply(FormReply(formed=why is None, reason=why, starting=starting))
+        responder.reply(FormReply(formed=why is None, reason=why, starting=starting))
 
     def _form_from_ledger(self, request: FormRequest) -> str | None:
         why = self._form(request)
@@ -285,7 +286,7 @@ class GangDesk:
             name = "gangline.gang.member"
             self._spans[seat.lease.token] = tracer.start(name, parent=form.traceparent, attributes=facts)
 
-    def _on_ping(self, requester: Requester, body: Any) -> None:
+    def _on_ping(self, responder: Responder, body: Any) -> None:
         request = parse_request(PingRequest, body)
         missing, unnamed = self._gangs.ping(request.gangs, self._books.now())
         starting = {
@@ -293,14 +294,14 @@ class GangDesk:
             for gang, generation in request.gangs.items()
             if gang not in missing and self._starting(gang, generation)
         }
-        requester.reply(PingReply(missing=missing, starting=starting))
+        responder.reply(PingReply(missing=missing, starting=starting))
         for member in unnamed:
             # The leader does not have it: torn down, perhaps, and we were not told. The ledger knows.
             self.ledger.look(member)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
-    def _on_teardown(self, requester: Requester, body: Any) -> None:
+    def _on_teardown(self, responder: Responder, body: Any) -> None:
         request = parse_request(TeardownRequest, body)
         begun, held = set(map(id, self._gangs.leaving)), list(self._gangs.holds.values())
         all_of_it = self._gangs.teardown(
@@ -313,7 +314,7 @@ class GangDesk:
             now=self._books.now(),
         )
         self._record_dropped(held)
-        waiter = _Waiter(requester, len(all_of_it))
+        waiter = _Waiter(responder, len(all_of_it))
         for leaving in all_of_it:
             self._waiting.setdefault(leaving, []).append(waiter)
             if id(leaving) not in begun:
@@ -443,13 +444,13 @@ class GangDesk:
 class _Waiter:
     """One teardown request, answered when the last of what it waits for has stopped."""
 
-    __slots__ = ("_left", "_requester")
+    __slots__ = ("_left", "_responder")
 
-    def __init__(self, requester: Requester, left: int) -> None:
-        self._requester = requester
+    def __init__(self, responder: Responder, left: int) -> None:
+        self._responder = responder
         self._left = left
 
     def done(self, load: LoadReply) -> None:
         self._left -= 1
         if self._left <= 0:
-            self._requester.reply(TeardownReply(stopped=True, load=load))
+            self._responder.reply(TeardownReply(stopped=True, load=load))

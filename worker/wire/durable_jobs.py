@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from ...bus.port.bus import Bus
+from ...bus.rpc.responder import Responder
 from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, StreamBroken, TaskCancelled
 from ...schemas.messages import jobs
 from ...schemas.messages import operations as messages
@@ -32,7 +33,6 @@ from ..slots.request_dedup import Sender, TaskRecord
 from .answer_batcher import Outbox
 from .error_frames import error_frame
 from .frame_responder import FrameCaller
-from .operations_server import Requester
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
 _STREAM: Final = int(TaskFlag.STREAM)
@@ -220,7 +220,7 @@ class Jobs:
         _, endpoint, job, sequence, rank, attempt = frame
         self._core.jobs.stored(JobKey(endpoint, job, sequence, rank), attempt, now)
 
-    def on_list(self, requester: Requester, body: Any) -> None:
+    def on_list(self, responder: Responder, body: Any) -> None:
         """The operation `jobs`."""
         request = messages.parse_request(jobs.JobsRequest, body)
         room = self._outbox.largest_frame - 1024
@@ -232,7 +232,7 @@ class Jobs:
                 more = shown[-1].place
                 break
             shown.append(job)
-        requester.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
+        responder.reply(jobs.JobsReply(epoch=self._core.epoch, jobs=tuple(map(_listed, shown)), next=more))
 
     def _answer_again(self, job: Job, hearer: Hearer, start: int | None, now: float) -> None:
         """Give the kept answer of a job that has ended, and the items that nobody has taken."""

@@ -16,12 +16,12 @@ from ....bus.rpc.micro_service import (
     ServiceResponder,
     package_version,
 )
+from ....bus.rpc.responder import CountingResponder
 from ....runtime.clock import Ambient
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.messages.jobs import DispatcherStats
 from ....schemas.names import DispatcherOperation, Names
 from ..freeze_guard import Guard
-from .responder import Answering
 
 SERVICE: Final = "gangline-dispatcher"
 """Name under which `nats service ls` shows durable dispatchers."""
@@ -40,7 +40,7 @@ class Presence:
         node: str,
         guard: Guard,
         ambient: Ambient,
-        answering: Answering,
+        responder: CountingResponder,
         statistics: Callable[[], DispatcherStats],
     ) -> None:
         """`statistics` is asked for each `stats`, and must be quick."""
@@ -48,7 +48,7 @@ class Presence:
         self._names = names
         self._dispatcher = dispatcher
         self._guard = guard
-        self._answering = answering
+        self._responder = responder
         self._statistics = statistics
         self._pong = DispatcherStats(dispatcher=dispatcher, name=name, node=node, since=ambient.wall())
         self._subscription: Subscription | None = None
@@ -73,7 +73,7 @@ class Presence:
     def _on_request(self, message: Message) -> None:
         self._guard.look()
         operation = message.subject.rpartition(".")[2]
-        self._answering.serve(message, lambda body: self._answer(operation, body))
+        self._responder.serve(message, lambda body: self._answer(operation, body))
 
     def _answer(self, operation: str, _body: Any) -> DispatcherStats:
         match operation:
@@ -98,7 +98,7 @@ class Presence:
         )
 
     def _counters(self) -> list[EndpointStatistics]:
-        stats, answering = self._statistics(), self._answering
+        stats, responder = self._statistics(), self._responder
         data = {
             "queues": [queue.endpoint for queue in stats.queues],
             "running": sum(queue.running for queue in stats.queues),
@@ -108,9 +108,9 @@ class Presence:
         return [
             EndpointStatistics(
                 name=DispatcherOperation.STATS.value,
-                requests=answering.requests,
-                errors=answering.errors,
-                last_error=answering.last_error,
+                requests=responder.requests,
+                errors=responder.errors,
+                last_error=responder.last_error,
                 data=data,
             )
         ]

@@ -12,6 +12,7 @@ from typing import Any
 from ....bus.port.bus import Bus, Message
 from ....bus.port.types import Subscription
 from ....bus.rpc.listening import listen
+from ....bus.rpc.responder import CountingResponder
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.errors.tasks import NoDispatcher, UnknownJob
 from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, QueueStats, WhyReply
@@ -19,20 +20,19 @@ from ....schemas.messages.operations import parse_request
 from ....schemas.names import Names, QueueOperation
 from ....schemas.records.jobs import JobState
 from ..queue.queue_runner import Queue
-from .responder import Answering
 
 
 class Desk:
     """Of one queue."""
 
     def __init__(
-        self, bus: Bus, names: Names, queue: Queue, *, answering: Answering, depth: Callable[[str], int | None]
+        self, bus: Bus, names: Names, queue: Queue, *, responder: CountingResponder, depth: Callable[[str], int | None]
     ) -> None:
         """`depth` is the number of an endpoint's tasks in the stream, as far as it is known."""
         self._bus = bus
         self._names = names
         self._queue = queue
-        self._answering = answering
+        self._responder = responder
         self._depth = depth
         self._subscription: Subscription | None = None
 
@@ -50,14 +50,14 @@ class Desk:
     def _on_request(self, message: Message) -> None:
         operation = message.subject.rpartition(".")[2]
         if operation == QueueOperation.CANCEL:
-            self._answering.serve_later(message, self._cancel)
+            self._responder.serve_later(message, self._cancel)
             return
         handlers: dict[str, Callable[[Any], JobInfo | QueueStats | WhyReply]] = {
             QueueOperation.GET: self._get,
             QueueOperation.STATS: self._stats,
             QueueOperation.WHY: self._why,
         }
-        self._answering.serve(message, handlers.get(operation, _unknown(operation, [*QueueOperation])))
+        self._responder.serve(message, handlers.get(operation, _unknown(operation, [*QueueOperation])))
 
     def _get(self, body: Any) -> JobInfo:
         request = parse_request(JobRequest, body)

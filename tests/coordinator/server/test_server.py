@@ -323,7 +323,7 @@ class _Silent:
     acquire = None
     final = True
 
-    class asker:  # noqa: N801
+    class responder:  # noqa: N801
         @staticmethod
         def fail(error: GanglineError) -> None: ...
         @staticmethod

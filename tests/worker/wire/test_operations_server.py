@@ -11,7 +11,6 @@ from gangline.schemas.public_id import public_id
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
 from gangline.schemas.wire.frames import Load
-from gangline.worker.wire.operations_server import header_text
 
 from ...support.worker.rig import Rig, on_rig, task
 
@@ -273,9 +272,3 @@ async def test_a_worker_that_leaves_answers_the_dispatch_that_runs(rig: Rig):
     await rig.worker.stop()
     answer, _ = await asking
     assert answer["code"] == "task_cancelled"
-
-
-def test_header_text_is_one_line_of_ascii():
-    assert header_text("a\r\nb \u2603") == "a b \\u2603"
-    assert header_text("") == "error"
-    assert len(header_text("x" * 9_999)) == 500

@@ -1,0 +1,191 @@
+"""Requests in JSON or msgpack, and their answers: once, in the request's own format, and no larger than a message.
+
+An error is answered as `Nats-Service-Error` and `Nats-Service-Error-Code`, with a body that says more. Who gives no
+reply subject is served in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from ...runtime.tasks import Chores
+from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge
+from ...schemas.wire import codec, headers
+from ...schemas.wire.codec import CONTENT_TYPE, Format
+from ...telemetry.logs import Log
+from ..port.bus import Bus, Message
+
+_ENVELOPE_BYTES: Final = 1024
+"""Room that an answer's headers may take."""
+_MAX_HEADER_CHARS: Final = 500
+_SHORT_CHARS: Final = 2000
+"""Of an error's message, where the whole error does not fit."""
+
+
+class Responder:
+    """Who sent one request, and how to answer it."""
+
+    __slots__ = ("_bus", "_log", "_message", "answered", "fmt")
+
+    def __init__(self, bus: Bus, message: Message, log: Log) -> None:
+        self._bus = bus
+        self._message = message
+        self._log = log
+        self.answered = False
+        try:
+            self.fmt = Format.of(message.headers)
+        except MalformedMessage:
+            self.fmt = Format.JSON  # that of the error
+
+    def body(self) -> Any:
+        """The decoded body.
+
+        Raises:
+            MalformedMessage: it cannot be read.
+        """
+        return codec.decode(self._message.data, Format.of(self._message.headers))
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self._message.headers or {}
+
+    @property
+    def subject(self) -> str:
+        return self._message.subject
+
+    @property
+    def is_heard(self) -> bool:
+        """Somebody waits for the answer."""
+        return bool(self._message.reply)
+
+    def reply(self, value: BaseModel, *, shorter: BaseModel | None = None) -> None:
+        """Answer with a record; with `shorter` where `value` does not fit a message."""
+        limit = self._bus.max_payload - _ENVELOPE_BYTES
+        size = 0
+        for candidate in (value, shorter):
+            if candidate is None:
+                continue
+            encoded = codec.encode_model(candidate, self.fmt)
+            if len(encoded) <= limit:
+                self._send(encoded)
+                return
+            size = len(encoded)
+        self.fail(
+            PayloadTooLarge(
+                f"the answer has {size} bytes and at most {limit} fit a message: ask for less, or raise the server's "
+                "max_payload",
+                details={"size": size, "limit": limit},
+            )
+        )
+
+    def result(self, value: Any, worker: str, *, what: str = "the result") -> None:
+        """Answer with a task's bare result.
+
+        Raises:
+            InvalidResult: it cannot be written, or is too large for a message.
+        """
+        try:
+            encoded = codec.encode(value, self.fmt)
+        except GanglineError as error:
+            raise InvalidResult(f"{what} {error.message}") from error
+        limit = self._bus.max_payload - _ENVELOPE_BYTES
+        if len(encoded) > limit:
+            raise InvalidResult(
+                f"{what} is {len(encoded)} bytes and at most {limit} fit a message: store it and return where, or "
+                "raise the server's max_payload",
+                details={"size": len(encoded), "limit": limit},
+            )
+        self._send(encoded, {headers.WORKER: worker} if worker else {})
+
+    def fail(self, error: Exception) -> GanglineError:
+        """Answer with an error. One that is none of ours is a bug: it is logged, and told without its details.
+
+        Returns:
+            The error that was told.
+        """
+        if not isinstance(error, GanglineError):
+            self._log.error("request %s failed", self.subject, exc_info=error, extra={"action": "request.failed"})
+            error = GanglineError(f"internal error ({type(error).__name__}): the log of who answers says more")
+        fields = {headers.ERROR: _header_text(error.message), headers.ERROR_CODE: str(error.status)}
+        self._send(self._error_body(error), fields)
+        return error
+
+    def _error_body(self, error: GanglineError) -> bytes:
+        """What has no form on the wire, or does not fit, is left out."""
+        wire = error.to_wire()
+        for body in (wire, {**wire, "message": error.message[:_SHORT_CHARS], "details": {}}):
+            try:
+                encoded = codec.encode(body, self.fmt)
+            except GanglineError:
+                continue
+            if len(encoded) <= self._bus.max_payload - _ENVELOPE_BYTES:
+                return encoded
+        return b""
+
+    def _send(self, body: bytes, more: Mapping[str, str] | None = None) -> None:
+        if self.answered:
+            return
+        self.answered = True
+        if not self._message.reply:
+            return
+        fields = dict(more or {})
+        if self.fmt is Format.MSGPACK:
+            fields[CONTENT_TYPE] = self.fmt.value
+        try:
+            self._bus.publish(self._message.reply, body, headers=fields or None)
+        except GanglineError as error:
+            # Whoever asked has a patience of seconds, and asks again.
+            extra = {"action": "answer.lost", "subject": self.subject}
+            self._log.debug("answer to %s not sent: %s", self.subject, error, extra=extra)
+
+
+class CountingResponder:
+    """Answers each request with what a function makes of its body. Counts, for discovery."""
+
+    def __init__(self, bus: Bus, log: Log) -> None:
+        self._bus = bus
+        self._log = log
+        self.requests = 0
+        self.errors = 0
+        self.last_error = ""
+        self._later = Chores("answer", log)
+
+    def serve(self, message: Message, handle: Callable[[Any], BaseModel]) -> None:
+        """Answer with what `handle` makes of the body, or with the error that it raises."""
+        responder = self._begin(message)
+        try:
+            responder.reply(handle(responder.body()))
+        except Exception as error:
+            self._fail(responder, error)
+
+    def serve_later(self, message: Message, handle: Callable[[Any], Awaitable[BaseModel]]) -> None:
+        """As `serve`, when `handle` is done."""
+
+        async def serve() -> None:
+            responder = self._begin(message)
+            try:
+                responder.reply(await handle(responder.body()))
+            except Exception as error:
+                self._fail(responder, error)
+
+        self._later.start(serve())
+
+    def _begin(self, message: Message) -> Responder:
+        self.requests += 1
+        return Responder(self._bus, message, self._log)
+
+    def _fail(self, responder: Responder, error: Exception) -> None:
+        self.errors += 1
+        self.last_error = responder.fail(error).message
+
+    def __repr__(self) -> str:
+        return f"CountingResponder(requests={self.requests}, errors={self.errors})"
+
+
+def _header_text(text: str) -> str:
+    """One line of ASCII that may stand in a header."""
+    line = " ".join(text.split()) or "error"
+    return line.encode("ascii", "backslashreplace").decode()[:_MAX_HEADER_CHARS]

@@ -23,7 +23,7 @@ from .election.elector import Candidacy
 from .election.leader_record import LeaderKey
 from .leadership import Term
 from .ledger.worker_registry import Census
-from .server.nats_service import Discovery
+from .server.nats_service import coordinator_service
 from .service_settings import ShellSettings
 from .settings import CoordinatorSettings
 from .sharding.registry import ShardRegistry
@@ -113,13 +113,15 @@ class Coordinator:
         self._election = Election(self.instance, election)
         self._log = logger_for("coordinator", instance=self.instance)
         self._counts: dict[str, list[int]] = {}
-        self._discovery = Discovery(
+        self._nats_service = coordinator_service(
             bus,
             self.names,
             ambient=self.ambient,
             instance=self.instance,
             node=self.shell.node,
             shard=self.shard,
+            leads=lambda: self.state is CoordinatorState.LEADING,
+            term=lambda: self._election.term,
             counts=self._counts,
         )
         self._office: Office | None = None
@@ -194,7 +196,7 @@ class Coordinator:
             log=self._log,
         )
         self._forget_connection = self._bus.on_connection(self._on_connection)
-        for step in (registry.start, census.start, self._discovery.start):
+        for step in (registry.start, census.start, self._nats_service.start):
             await patiently(step)
         self.state = CoordinatorState.STANDBY
         self._log.info("takes part in the election", extra={"action": "coordinator.started"})
@@ -215,7 +217,7 @@ class Coordinator:
                 await office.candidacy.stop()
                 await office.census.stop()
                 await office.registry.stop()
-            await self._discovery.stop()
+            await self._nats_service.stop()
             if self._ended:
                 await asyncio.wait(self._ended)
         finally:
@@ -271,7 +273,6 @@ class Coordinator:
     def _ready(self) -> None:
         if self.term is not None and self.state is CoordinatorState.STANDBY:
             self.state = CoordinatorState.LEADING
-            self._discovery.role("leader", self.term.number)
             self._leads.set()
 
     def _yield(self, reason: str) -> None:
@@ -280,7 +281,6 @@ class Coordinator:
             return
         term.end(reason)
         self._leads.clear()
-        self._discovery.role("standby", self._election.term)
         if self.state is CoordinatorState.LEADING:
             self.state = CoordinatorState.STANDBY
         clearing = asyncio.get_running_loop().create_task(term.rest(), name="gangline end of term")

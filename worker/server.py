@@ -20,7 +20,7 @@ from .ledger.core_driver import Books
 from .ledger.lease_service import Grants
 from .ledger.ledger_writer import LedgerWriter
 from .registration.description import Description
-from .registration.nats_service import Discovery
+from .registration.nats_service import worker_service
 from .registration.registrar import Presence, WorkerEvent
 from .slots.admission_core import WorkerCore
 from .slots.epochs import TICK_S, FreezeGuard, next_epoch
@@ -94,7 +94,7 @@ class Desk:
         self.description = Description(place, core)
         self.presence = self._new_presence(kv, on_lost)
         self.gangs = self._new_gangs(kv)
-        self.discovery = self._new_discovery()
+        self.nats_service = worker_service(place, self.description.registration, self._counts)
 
     def _new_books(self) -> Books:
         place = self._place
@@ -156,18 +156,6 @@ class Desk:
             grace_s=lambda: self.drain_grace_s,
             unhealthy=self._on_unhealthy,
             log=place.log,
-        )
-
-    def _new_discovery(self) -> Discovery:
-        place = self._place
-        return Discovery(
-            place.bus,
-            place.names,
-            place.worker,
-            ambient=place.ambient,
-            instance=place.instance,
-            registration=self.description.registration,
-            counts=self._counts,
         )
 
     # -- at the door ----------------------------------------------------------------------------------------------
@@ -286,7 +274,6 @@ class Desk:
     def changed(self) -> None:
         """What the registration says has changed: tell everybody."""
         self.presence.rewrite()
-        self.discovery.refresh()
 
     def task_counts(self) -> dict[str, int]:
         """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
@@ -326,7 +313,7 @@ class Desk:
         self.books.close()
         self.metrics.close()
         await self.gangs.close()
-        await self.discovery.stop()
+        await self.nats_service.stop()
         await self.grants.stop()
         await self.ledger.stop()
         await self.presence.stop()

@@ -178,8 +178,7 @@ class Worker:
         self._forget_connection = bus.on_connection(desk.on_connection)
         await patiently(bus.flush)
         await patiently(desk.presence.publish)
-        desk.discovery.refresh()
-        await desk.discovery.start()
+        await desk.nats_service.start()
         self.state = WorkerState.SERVING
         desk.ledger.reconcile()
         desk.presence.announce(WorkerEvent.JOINED)

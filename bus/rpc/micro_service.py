@@ -27,11 +27,11 @@ _NANOSECONDS: Final = 1_000_000_000
 
 
 def package_version() -> str:
-    """Of the installed distribution, for a description; 0.0.0 when it runs from a bare folder."""
+    """Of the installed distribution; empty when it runs from a bare folder."""
     try:
         return metadata.version("gangline")
     except metadata.PackageNotFoundError:
-        return "0.0.0"
+        return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +68,8 @@ class ServiceDescription:
 
     name: str
     """Letters, digits, '-' and '_'; the same for all instances."""
-    version: str
-    """Semantic version."""
+    version: str = field(default_factory=lambda: package_version() or "0.0.0")
+    """Semantic version; the package's if not given."""
     description: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
     endpoints: Sequence[Endpoint] = ()
@@ -86,7 +86,7 @@ class ServiceResponder:
 
     Args:
         bus: where.
-        description: what; `replace_description` changes it later.
+        describe: what it is, now; called for each request, and must be quick. Its name never changes.
         statistics: called for each STATS request; must be quick.
         ambient: for the instance's id and the start time.
         instance: the id; random if empty.
@@ -95,35 +95,39 @@ class ServiceResponder:
     def __init__(
         self,
         bus: Bus,
-        description: ServiceDescription,
+        describe: Callable[[], ServiceDescription],
         *,
         statistics: Callable[[], Sequence[EndpointStatistics]] = tuple,
         ambient: Ambient | None = None,
         instance: str = "",
     ) -> None:
+        """
+        Raises:
+            InvalidSettings: a name, version or id that the protocol does not allow.
+        """
         ambient = ambient or Ambient()
         self.id = instance or ambient.token()
         if not _NAME.fullmatch(self.id):
             raise InvalidSettings(f"service id {self.id!r} may only have letters, digits, '-' and '_'")
         self._bus = bus
-        self._description = description
+        self._describe = describe
+        self._name = describe().name
         self._statistics = statistics
         self._started = datetime.fromtimestamp(ambient.wall(), UTC).isoformat().replace("+00:00", "Z")
         self._subscriptions: list[Subscription] = []
 
     def __repr__(self) -> str:
-        return f"<ServiceResponder {self._description.name} {self.id}>"
+        return f"<ServiceResponder {self._name} {self.id}>"
 
     async def start(self) -> None:
         """Subscribe. Does nothing if started."""
         if self._subscriptions:
             return
         handlers: dict[str, Handler] = {"PING": self._ping, "INFO": self._info, "STATS": self._stats}
-        name = self._description.name
         self._subscriptions = [
             await self._bus.subscribe(f"$SRV.{verb}{suffix}", handler)
             for verb, handler in handlers.items()
-            for suffix in ("", f".{name}", f".{name}.{self.id}")
+            for suffix in ("", f".{self._name}", f".{self._name}.{self.id}")
         ]
 
     async def stop(self) -> None:
@@ -131,29 +135,20 @@ class ServiceResponder:
         subscriptions, self._subscriptions = self._subscriptions, []
         await asyncio.gather(*(subscription.unsubscribe() for subscription in subscriptions))
 
-    def replace_description(self, description: ServiceDescription) -> None:
-        """Show other metadata or endpoints from now on; the name must stay.
-
-        Raises:
-            InvalidSettings: another name.
-        """
-        if description.name != self._description.name:
-            raise InvalidSettings(f"a service keeps its name: {self._description.name!r}, not {description.name!r}")
-        self._description = description
-
-    def _identity(self, kind: str) -> dict[str, Any]:
+    def _identity(self, kind: str, description: ServiceDescription) -> dict[str, Any]:
         return {
             "type": f"{_TYPE}.{kind}_response",
-            "name": self._description.name,
+            "name": self._name,
             "id": self.id,
-            "version": self._description.version,
-            "metadata": dict(self._description.metadata),
+            "version": description.version,
+            "metadata": dict(description.metadata),
         }
 
     def _ping(self, message: Message) -> None:
-        self._answer(message, self._identity("ping"))
+        self._answer(message, self._identity("ping", self._describe()))
 
     def _info(self, message: Message) -> None:
+        description = self._describe()
         endpoints = [
             {
                 "name": endpoint.name,
@@ -161,18 +156,20 @@ class ServiceResponder:
                 "queue_group": endpoint.queue_group,
                 "metadata": dict(endpoint.metadata),
             }
-            for endpoint in self._description.endpoints
+            for endpoint in description.endpoints
         ]
-        body = {**self._identity("info"), "description": self._description.description, "endpoints": endpoints}
-        self._answer(message, body)
+        identity = self._identity("info", description)
+        self._answer(message, {**identity, "description": description.description, "endpoints": endpoints})
 
     def _stats(self, message: Message) -> None:
+        description = self._describe()
         counted = {counters.name: counters for counters in self._statistics()}
         endpoints = [
             _statistics_body(endpoint, counted.get(endpoint.name) or EndpointStatistics(name=endpoint.name))
-            for endpoint in self._description.endpoints
+            for endpoint in description.endpoints
         ]
-        self._answer(message, {**self._identity("stats"), "started": self._started, "endpoints": endpoints})
+        identity = self._identity("stats", description)
+        self._answer(message, {**identity, "started": self._started, "endpoints": endpoints})
 
     def _answer(self, message: Message, body: dict[str, Any]) -> None:
         if not message.reply:
@@ -181,6 +178,11 @@ class ServiceResponder:
             self._bus.publish(message.reply, json.dumps(body).encode())
         except (Unavailable, PayloadTooLarge):
             pass  # whoever looks asks again
+
+
+def statistics_of(counts: Mapping[str, Sequence[int]]) -> list[EndpointStatistics]:
+    """Of requests and errors by endpoint."""
+    return [EndpointStatistics(name=name, requests=each[0], errors=each[1]) for name, each in counts.items()]
 
 
 def _statistics_body(endpoint: Endpoint, counters: EndpointStatistics) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Final
 from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.port.types import Subscription
 from ...bus.rpc.listening import listen
-from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder, package_version
+from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
 from ...bus.rpc.responder import Responder
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError, QueueFull
@@ -82,7 +82,7 @@ class Gateway:
             routes_bucket=TaskStorage.from_environment().bucket,
             makes_routes=True,
         )
-        self._service = ServiceResponder(bus, self._description(), statistics=self._counters, ambient=ambient)
+        self._service = ServiceResponder(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
         self._pending: dict[asyncio.Task[None], None] = {}
         self._closed = asyncio.Event()
@@ -217,11 +217,10 @@ class Gateway:
         if subscription is not None:
             await subscription.unsubscribe()
 
-    def _description(self) -> ServiceDescription:
+    def _describe(self) -> ServiceDescription:
         names = self.names
         return ServiceDescription(
             name=SERVICE,
-            version=package_version(),
             description="Answers calls by tasks of Gangline workers",
             metadata={"namespace": names.namespace, "node": self.router.settings.node or socket.gethostname()},
             endpoints=(Endpoint(name=_ENDPOINT, subject=names.calls, queue_group=names.gateway_queue),),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from importlib import metadata
 
+from ...bus.rpc.micro_service import package_version
 from ...schemas.messages.operations import LeaseInfo, LoadReply, StatsReply
 from ...schemas.public_id import public_id
 from ...schemas.records.workers import Heartbeat, Registration
@@ -14,14 +14,6 @@ from ..slots.admission_core import WorkerCore
 from ..slots.lease_table import Lease
 from ..slots.timers import NEVER
 from .gang_shares import shares
-
-
-def package_version() -> str:
-    """Of the installed distribution; empty when it runs from a bare folder."""
-    try:
-        return metadata.version("gangline")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class Description:

@@ -14,7 +14,6 @@ from ....bus.rpc.micro_service import (
     EndpointStatistics,
     ServiceDescription,
     ServiceResponder,
-    package_version,
 )
 from ....bus.rpc.responder import CountingResponder
 from ....runtime.clock import Ambient
@@ -52,8 +51,9 @@ class Presence:
         self._statistics = statistics
         self._pong = DispatcherStats(dispatcher=dispatcher, name=name, node=node, since=ambient.wall())
         self._subscription: Subscription | None = None
+        description = self._describe(name, node)
         self._service = ServiceResponder(
-            bus, self._describe(name, node), statistics=self._counters, ambient=ambient, instance=dispatcher
+            bus, lambda: description, statistics=self._counters, ambient=ambient, instance=dispatcher
         )
 
     async def start(self) -> None:
@@ -88,7 +88,6 @@ class Presence:
         names = self._names
         return ServiceDescription(
             name=SERVICE,
-            version=package_version(),
             description="Runs durable tasks",
             metadata={"namespace": names.namespace, "node": node, "name": name},
             endpoints=tuple(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from ..bus.port.bus import ConnectionEvent, KeyValue, Message
+from ..runtime.freeze import TICK_S, FreezeDetector
 from ..schemas.errors.base import MalformedMessage, TaskCancelled
 from ..schemas.messages.operations import StatsReply
 from ..schemas.names import Operation
@@ -23,7 +24,7 @@ from .registration.description import Description
 from .registration.nats_service import worker_service
 from .registration.registrar import Presence, WorkerEvent
 from .slots.admission_core import WorkerCore
-from .slots.epochs import TICK_S, FreezeGuard, next_epoch
+from .slots.epochs import next_epoch
 from .wire.answer_batcher import Outbox
 from .wire.durable_jobs import Jobs
 from .wire.fast_path import Express
@@ -71,7 +72,7 @@ class Desk:
         self.drain_grace_s = 0.0
         """Of the drain, as it was first asked for."""
         self.core = core
-        self.guard = FreezeGuard(settings.freeze_after_s, self._loop.time())
+        self.guard = FreezeDetector(settings.freeze_after_s, self._loop.time())
         self.journal = Journal(journal, place.worker, core, place.ambient)
         self.metrics = WorkerMetrics(place.worker.pool, place.worker.worker, lambda: core.load)
         self.books = self._new_books()

@@ -20,6 +20,7 @@ from typing import Final, Protocol
 from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
 from ...runtime.failure_detector import FailureDetector
+from ...runtime.freeze import FreezeDetector
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
@@ -101,7 +102,7 @@ class Census:
         self._up_since = self._loop.time()
         """Since when the live feed has missed nothing."""
         self._connected = True
-        self._ticked_at = self._loop.time()
+        self._freeze = FreezeDetector(_TICK_S + _STALL_S, self._loop.time())
         self._pulling = asyncio.Lock()
         self._pulled_at = _NEVER
         """When the last reading that succeeded began."""
@@ -119,7 +120,7 @@ class Census:
         Raises:
             Unavailable: the ledger cannot be followed. Nothing is left of the attempt, so it may be repeated.
         """
-        self._up_since = self._ticked_at = self._loop.time()
+        self._up_since = self._freeze.last_at = self._loop.time()
         try:
             for pool in self._pools:
                 alive, registrations = self._names.alive_of(pool), self._names.registrations_of(pool)
@@ -283,9 +284,8 @@ class Census:
         while True:
             await asyncio.sleep(_TICK_S)
             now = self._loop.time()
-            if now - self._ticked_at > _TICK_S + _STALL_S:
+            if self._freeze.tick(now):
                 self._up_since = now
-            self._ticked_at = now
             silent_since = now - self._settings.silence_s
             if not self._connected or self._up_since > silent_since:
                 continue

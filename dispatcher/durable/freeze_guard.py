@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
 
 from ...bus.port.bus import Bus, ConnectionEvent
-
-TICK_S: Final = 0.25
+from ...runtime.freeze import TICK_S, FreezeDetector
 
 
 class Guard:
@@ -26,9 +24,8 @@ class Guard:
             freeze_after_s: a gap of so long in which nothing ran here is a freeze.
         """
         self._bus = bus
-        self._freeze_after_s = freeze_after_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._last_at = 0.0
+        self._freeze = FreezeDetector(freeze_after_s, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._unlisten: Callable[[], None] | None = None
         self._listeners: list[Callable[[float], None]] = []
@@ -44,7 +41,7 @@ class Guard:
     def start(self) -> None:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
-            self._last_at = self.connected_at = self._loop.time()
+            self._freeze.last_at = self.connected_at = self._loop.time()
             self._unlisten = self._bus.on_connection(self._on_connection)
             self._tick()
 
@@ -72,11 +69,9 @@ class Guard:
     def look(self) -> int:
         """On entry of everything that comes from outside: the term as of now."""
         assert self._loop is not None, "started first"
-        now = self._loop.time()
-        gap_s, self._last_at = now - self._last_at, now
-        if gap_s > self._freeze_after_s:
+        if self._freeze.tick(self._loop.time()):
             self.freezes += 1
-            self._doubt(gap_s)
+            self._doubt(self._freeze.gap_s)
         return self.term
 
     def _tick(self) -> None:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 
 from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue, NotPermitted
+from ...runtime.freeze import FreezeDetector
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import logger_for
@@ -200,18 +201,18 @@ class Pools:
 
     async def _tick_on(self) -> None:
         loop = self._exchange.loop
-        last = loop.time()
+        freeze = FreezeDetector(2 * _TICK_S, loop.time())
         while True:
             await asyncio.sleep(_TICK_S)
             now = loop.time()
-            stalled_s, last = now - last - _TICK_S, now
-            await _guarded(self._tick(now, stalled_s))
+            was_frozen = freeze.tick(now)
+            await _guarded(self._tick(now, freeze.gap_s, was_frozen))
 
-    async def _tick(self, now: float, stalled_s: float) -> None:
-        if stalled_s > _TICK_S or not self._bus.connected:
+    async def _tick(self, now: float, gap_s: float, was_frozen: bool) -> None:
+        if was_frozen or not self._bus.connected:
             # We heard nobody because we were not listening.
             for pool in self._pools.values():
-                pool.core.view.forgive(stalled_s + _TICK_S)
+                pool.core.view.forgive(gap_s)
             return
         left = set()
         for name, pool in list(self._pools.items()):

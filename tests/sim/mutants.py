@@ -22,6 +22,7 @@ from gangline.dispatcher.pools.pool import RoutedPool
 from gangline.dispatcher.routing.worker_table import PoolView, Worker
 from gangline.dispatcher.transport.exchange import Exchange
 from gangline.runtime.failure_detector import FailureDetector
+from gangline.runtime.freeze import FreezeDetector
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.wire.frames import Request
 from gangline.testing.sim.calls.slots import WorkerModel
@@ -30,7 +31,6 @@ from gangline.testing.sim.run import Report, run
 from gangline.worker.ledger.ledger_writer import LedgerWriter
 from gangline.worker.server import Desk
 from gangline.worker.slots.admission_core import WorkerCore
-from gangline.worker.slots.epochs import FreezeGuard
 from gangline.worker.slots.lease_table import Change, Lease, LeaseTable, Refusal
 from gangline.worker.slots.limiter import SlotLimiter
 
@@ -261,8 +261,14 @@ def an_overdue_lease_is_good_until_the_timer_comes(patch: pytest.MonkeyPatch) ->
 
 @mutant("L5", needs=has(Accident.WORKER_FREEZE, 1.0))
 def a_freeze_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FreezeGuard, "frozen", lambda self, now: False)
-    patch.setattr(FreezeGuard, "tick", lambda self, now: False)
+    class Blind(FreezeDetector):
+        def frozen(self, now: float) -> bool:
+            return False
+
+        def tick(self, now: float) -> bool:
+            return False
+
+    patch.setattr("gangline.worker.server.FreezeDetector", Blind)
 
 
 @mutant("L5")

@@ -10,9 +10,6 @@ from typing import Final
 FENCE_BITS: Final = 20
 """Grants of one epoch are counted below these bits."""
 
-TICK_S: Final = 0.25
-"""How often a running worker notes that it runs. Messages are looked at more often; see FreezeGuard."""
-
 
 def next_epoch(previous: int, wall: float) -> int:
     """The epoch after `previous`: milliseconds of Unix time, or one more if the clock was set back.
@@ -42,36 +39,3 @@ class Fences:
     def new_epoch(self, epoch: int) -> None:
         """Go on from a later epoch."""
         self._last = max(self._last, epoch << FENCE_BITS)
-
-
-class FreezeGuard:
-    """Notices that the process did not run for a while: stopped, swapped out, or its loop blocked by a task.
-
-    What piled up in the socket meanwhile was sent by callers who may have given up. After a freeze asyncio runs the
-    sockets before the timers, so the gap must be looked for on entry of every message, not by a timer alone.
-    """
-
-    __slots__ = ("_after_s", "last_at")
-
-    def __init__(self, after_s: float, now: float) -> None:
-        self._after_s = after_s
-        self.last_at = now
-
-    def tick(self, now: float) -> bool:
-        """The timer's look, every TICK_S: True after a freeze. Resets the gap."""
-        frozen = now - self.last_at > self._after_s
-        self.last_at = now
-        return frozen
-
-    def frozen(self, now: float) -> bool:
-        """A message's look. True after a freeze, once."""
-        if now - self.last_at > self._after_s:
-            self.last_at = now
-            return True
-        return False
-
-    def stall_s(self, now: float) -> float:
-        """For how long, beyond the timer's own period, the loop may not have run: messages may be so much older than
-        they look, and what is left of their deadlines is so much less."""
-        stall_s = now - self.last_at - TICK_S
-        return stall_s if stall_s > 0.0 else 0.0

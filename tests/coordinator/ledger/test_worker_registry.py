@@ -176,7 +176,7 @@ async def test_our_own_freeze_is_nobodys_silence(rig):
     await rig.register()
     await rig.live(1)
     # As after ten seconds without a turn of our loop.
-    rig.census._ticked_at -= 10
+    rig.census._freeze.last_at -= 10
     rig.census._entries[W1].heard_at -= 10
     await rig.kv.delete("none")
     await rig.live(4)

@@ -1,8 +1,8 @@
-"""Epochs, fences and the freeze guard."""
+"""Epochs and fences."""
 
 from __future__ import annotations
 
-from gangline.worker.slots.epochs import Fences, FreezeGuard, next_epoch
+from gangline.worker.slots.epochs import Fences, next_epoch
 
 
 def test_an_epoch_is_the_time_in_milliseconds():
@@ -32,24 +32,3 @@ def test_fences_grow_even_if_an_epoch_counted_past_its_share():
         last = fences.next()
     fences.new_epoch(6)
     assert fences.next() > last
-
-
-def test_a_message_after_a_long_gap_is_noticed_once():
-    guard = FreezeGuard(1.0, 100.0)
-    assert not guard.frozen(101.0)
-    assert guard.frozen(101.1)
-    assert not guard.frozen(101.2)
-
-
-def test_the_timer_notices_a_gap_too_and_keeps_it_short_otherwise():
-    guard = FreezeGuard(1.0, 100.0)
-    for at in (100.25, 100.5, 101.4):
-        assert not guard.tick(at)
-    assert guard.tick(103.0)
-    assert not guard.tick(103.25)
-
-
-def test_a_stall_is_what_exceeds_the_timers_own_period():
-    guard = FreezeGuard(1.0, 100.0)
-    assert guard.stall_s(100.2) == 0.0
-    assert round(guard.stall_s(100.85), 6) == 0.6

@@ -38,7 +38,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         *("public_id", "schedules", "errors", "deadline", "limits", "text"),
     ),
     "telemetry": ("setup", "metrics", "tracing", "tracer_provider", "log_format", "logs"),
-    "runtime": ("loop_thread", "tasks", "failure_detector", "freeze", "timeouts", "timers", "event_clock", "clock"),
+    "runtime": (
+        *("loop_thread", "tasks", "failure_detector", "backoff", "freeze", "timeouts", "timers", "state_machine"),
+        *("event_clock", "clock"),
+    ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),
         *("rpc", "nats_client", "settings", "port"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import Message, StreamHandler, StreamMessage
-from .resubscriber import FIRST_RETRY_S, Resuming
+from .resubscriber import Resuming
 from .wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
@@ -64,7 +64,6 @@ class Reading(Resuming):
         self._stream.forget(self)
 
     async def _run(self) -> None:
-        pause = FIRST_RETRY_S
         while True:
             self._broken.clear()
             try:
@@ -73,7 +72,7 @@ class Reading(Resuming):
                 await self._open()
                 if not self._ready.done():
                     self._ready.set_result(None)
-                pause = FIRST_RETRY_S
+                self._backoff.reset()
                 await self._listen()
                 continue
             except ClosedError:
@@ -87,7 +86,7 @@ class Reading(Resuming):
                 )
             finally:
                 self._close()
-            pause = await self._pause(pause)
+            await self._pause()
 
     async def _listen(self) -> None:
         """Return when delivery stopped or has a gap."""

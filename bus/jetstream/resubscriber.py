@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
+from ...runtime.backoff import Backoff
 from ..port.bus import ConnectionEvent, StorageUnavailable
 
 if TYPE_CHECKING:
     from .transport import Transport
 
-FIRST_RETRY_S: Final = 0.1
-MOST_RETRY_S: Final = 1.0
+_FIRST_RETRY_S: Final = 0.1
+_MOST_RETRY_S: Final = 1.0
 
 
 class Resuming:
@@ -25,6 +26,7 @@ class Resuming:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._broken = asyncio.Event()
         """It must be opened again."""
+        self._backoff = Backoff(_FIRST_RETRY_S, _MOST_RETRY_S)
         self._task: asyncio.Task[None] | None = None
 
     async def _begin(self, what: str) -> None:
@@ -61,11 +63,10 @@ class Resuming:
         # A consumer may survive a short loss, but what it delivered meanwhile did not reach us.
         self._broken.set()
 
-    async def _pause(self, pause_s: float) -> float:
-        """Wait until the connection is back, else for so long; how long to wait the next time."""
+    async def _pause(self) -> None:
+        """Wait until the connection is back, else a while, and longer each time."""
         try:
-            async with asyncio.timeout(pause_s):
+            async with asyncio.timeout(self._backoff.delay_s):
                 await self._broken.wait()
         except TimeoutError:
-            return min(pause_s * 2, MOST_RETRY_S)
-        return pause_s
+            self._backoff.failures += 1

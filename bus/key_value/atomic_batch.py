@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import InvalidRequest, Unavailable
 from ..jetstream.api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from ..port.bus import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable
@@ -55,7 +56,7 @@ class Batch:
         loop = asyncio.get_running_loop()
         start = loop.time()
         deadline = start + self._bus.api.timeout_s
-        pause = _RETRY_S
+        backoff = Backoff(_RETRY_S, _MOST_RETRY_S)
         await self._bucket.ensure()
         while True:
             timeout_s = min(_SILENCE_S, max(deadline - loop.time(), 0.0))
@@ -79,10 +80,9 @@ class Batch:
                 committed = await self._after_silence()
                 if committed is not None:
                     return committed
-            if loop.time() + pause > deadline:
+            if loop.time() + backoff.delay_s > deadline:
                 raise last
-            await asyncio.sleep(pause * (0.5 + self._bus.ambient.random.random()))
-            pause = min(pause * 2, _MOST_RETRY_S)
+            await asyncio.sleep(backoff.next_s() * (0.5 + self._bus.ambient.random.random()))
 
     def _no_leader(self) -> StorageUnavailable:
         return StorageUnavailable(

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..jetstream.resubscriber import FIRST_RETRY_S, Resuming
+from ..jetstream.resubscriber import Resuming
 from ..port.bus import KvEntry, KvHandler, KvOperation
 from .ordered_feed import Feed, FeedEvent
 from .wire import Stored
@@ -46,7 +46,6 @@ class Watch(Resuming):
         self._bucket.forget(self)
 
     async def _run(self) -> None:
-        pause = FIRST_RETRY_S
         while True:
             feed = Feed(self._bucket, (self._pattern,), self._take)
             self._broken.clear()
@@ -55,7 +54,7 @@ class Watch(Resuming):
                 if not self._bus.connected:
                     raise Disconnected("no connection to a nats-server right now: try again when it is back")
                 if await feed.open():
-                    pause = FIRST_RETRY_S
+                    self._backoff.reset()
                     await self._broken.wait()
                 else:
                     # The bucket vanished. Made again here, since nothing would tell us when somebody else does.
@@ -72,7 +71,7 @@ class Watch(Resuming):
                 log.debug("a watch waits: %s", error, extra={"action": "bus.watch_waits", "bucket": self._bucket.name})
             finally:
                 feed.close()
-            pause = await self._pause(pause)
+            await self._pause()
 
     def _take(self, event: Stored | FeedEvent) -> None:
         if isinstance(event, Stored):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...runtime.backoff import exponential_s
 from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
@@ -113,7 +114,7 @@ class Members:
         books = self._books
         holds.abandon(books, gang)
         settings = books.settings
-        wait = min(settings.refused_max_s, settings.refused_first_s * 2.0 ** min(gang.refusals, 30))
+        wait = exponential_s(settings.refused_first_s, settings.refused_max_s, gang.refusals)
         gang.refusals += 1
         gang.not_before = books.now + wait * (0.5 + books.draw / 2)
         books.agenda.set(("retry", gang.id), gang.not_before)

@@ -10,6 +10,7 @@ Laws:
 
 from __future__ import annotations
 
+from ...runtime.backoff import exponential_s
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import GangEnded, GangFailed
 from ...schemas.messages.gangs import GangEventKind, TeardownRequest
@@ -201,7 +202,7 @@ class Teardown:
         closing = gang.closing
         if closing is not None and closing.failure.cause not in BLAMELESS:
             of_set.failures += 1
-            wait = min(books.settings.restart_max_s, gang.spec.backoff_s * 2.0 ** min(of_set.failures, 30))
+            wait = exponential_s(gang.spec.backoff_s, books.settings.restart_max_s, of_set.failures)
             of_set.not_before = books.now + wait
             books.agenda.set(("set", gang.gangset), of_set.not_before)
         books.sets_to_look_at[gang.gangset] = None

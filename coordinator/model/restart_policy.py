@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ...runtime.backoff import exponential_s
 from ...schemas.records.gangs import GangSpec, RestartPolicy
 from ..settings import CoordinatorSettings
 from .events import Cause
@@ -57,5 +58,5 @@ def decide(
 
 def backoff_s(spec: GangSpec, streak: int, draw: float, settings: CoordinatorSettings) -> float:
     """Exponential with jitter: half of it is certain, so that a gang which fails at once never restarts in a loop."""
-    full = min(settings.restart_max_s, spec.backoff_s * 2.0 ** min(streak, 30))
+    full = exponential_s(spec.backoff_s, settings.restart_max_s, streak)
     return full * (0.5 + draw / 2)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, NoResponders, NotPermitted, RequestTimeout
 from ...bus.rpc.requester import read_answer
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
 from ...schemas.messages.gangs import AcquireRequest, GangReply, OwnedRequest
@@ -79,17 +80,17 @@ class GangDesk:
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
         heard = False
-        pause_s = _RETRY_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         # Asking again keeps the request in the queue, as a renewal does.
         longest_s = min(ASK_AGAIN_S, request.ttl_s / RENEWALS_PER_TTL)
-        again_s = min(ASK_AGAIN_FIRST_S, longest_s)
+        asking = Backoff(ASK_AGAIN_FIRST_S, longest_s)
         while True:
             asked_at = loop.time()
             left_s = None if deadline is None else deadline - asked_at
             if left_s is not None and left_s <= 0:
                 raise _not_formed(request)
-            last = left_s is not None and left_s < again_s + _LAST_ASK_S
-            timeout_s = left_s + _LAST_WORD_S if left_s is not None and last else again_s
+            last = left_s is not None and left_s < asking.delay_s + _LAST_ASK_S
+            timeout_s = left_s + _LAST_WORD_S if left_s is not None and last else asking.delay_s
             try:
                 asked = request
                 if left_s != request.deadline_s:
@@ -98,7 +99,7 @@ class GangDesk:
             except RequestTimeout:
                 alone_since = None
                 heard = True
-                again_s = min(longest_s, 2 * again_s)
+                asking.failures += 1
                 continue
             except (NoCoordinator, Disconnected) as error:
                 if isinstance(error.__cause__, NoResponders) and deadline is None and not heard:
@@ -109,8 +110,7 @@ class GangDesk:
                 give_up_at = alone_since + patience_s if deadline is None else deadline
                 if now >= give_up_at:
                     raise
-                await asyncio.sleep(min(pause_s, max(0.0, give_up_at - now)))
-                pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+                await asyncio.sleep(min(backoff.next_s(), max(0.0, give_up_at - now)))
                 if loop.time() >= give_up_at:
                     raise error from None
 
@@ -118,14 +118,14 @@ class GangDesk:
         """Give the gang back; returns when its members have stopped, or it is known to be over. Never fails."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + _RELEASE_S
-        pause_s = _RETRY_FIRST_S
-        again_s = ASK_AGAIN_FIRST_S
+        backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
+        asking = Backoff(ASK_AGAIN_FIRST_S, ASK_AGAIN_S)
         while True:
             try:
-                await self.ask(GangOperation.RELEASE, request, again_s)
+                await self.ask(GangOperation.RELEASE, request, asking.delay_s)
                 return
             except RequestTimeout as error:
-                again_s = min(ASK_AGAIN_S, 2 * again_s)
+                asking.failures += 1
                 if loop.time() > give_up_at + grace_s:
                     self._not_released(request, error)
                     return
@@ -133,14 +133,13 @@ class GangDesk:
             except (GangEnded, UnknownGang, ClosedError):
                 return
             except (Unavailable, MalformedMessage) as error:
-                if loop.time() + pause_s > give_up_at:
+                if loop.time() + backoff.delay_s > give_up_at:
                     self._not_released(request, error)
                     return
             except GanglineError as error:
                 self._not_released(request, error)
                 return
-            await asyncio.sleep(pause_s)
-            pause_s = min(_RETRY_MAX_S, 2 * pause_s)
+            await asyncio.sleep(backoff.next_s())
 
     def release_unheard(self, request: OwnedRequest) -> None:
         """Give the gang back without waiting for an answer. Never fails."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import (
     ClosedError,
     Disconnected,
@@ -29,7 +30,6 @@ from ...schemas.records.gangs import HostPort
 from ...telemetry.tracing import Attributes, tracer
 from ..calls.call import CallOptions, Order
 from ..leases.lease import Observe
-from ..routing.outcome import Backoff
 from .collective_call import Arguments, by_rank, run_on_all, same_for_all
 from .members import Formation, GangMember
 from .owner import EventQueue, GangOwner, OwnedState
@@ -345,7 +345,7 @@ class Gang:
                 restarted = any(isinstance(item, GangRestarted) for item in failed)
             left -= 1
             if not restarted:
-                await asyncio.sleep(backoff.next_s(0.0))
+                await asyncio.sleep(backoff.next_s())
 
     def _worth_another(self, error: GanglineError, method: str) -> bool:
         """Whether a run that ended so may be made again."""

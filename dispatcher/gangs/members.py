@@ -11,6 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
 from ...schemas.text import count_of
@@ -21,7 +22,7 @@ from ..calls.streaming import Streamer, StreamFlight, stream_fate
 from ..calls.two_phase_start import Together
 from ..leases.lease_slots import LeaseSlots
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Backoff, Fate
+from ..routing.outcome import Fate
 from ..routing.pool_core import outcome_unknown, stale
 from ..routing.request import Ticket
 from ..routing.settings import LOST_AFTER_S
@@ -191,7 +192,7 @@ class MemberLine:
                     raise self._error(fate, worker)
             elif held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
-            await self._pause(backoff.next_s(0.0), order.deadline, order.target, self._error(fate, worker))
+            await self._pause(backoff.next_s(), order.deadline, order.target, self._error(fate, worker))
 
     async def stream(
         self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, held: HeldSlots | None = None
@@ -214,7 +215,7 @@ class MemberLine:
                 return
             if held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
                 raise self._error(fate, worker)
-            await self._pause(backoff.next_s(0.0), order.deadline, order.target)
+            await self._pause(backoff.next_s(), order.deadline, order.target)
 
     async def reach(self, deadline: float | None, target: str) -> Worker:
         """The member's worker; `target`: what it is wanted for, for people.
@@ -238,7 +239,7 @@ class MemberLine:
                     await pool.discovery.pull()
             worker = pool.core.view.workers.get(seat.worker)
             if worker is None:
-                await self._pause(backoff.next_s(0.0), deadline, target)
+                await self._pause(backoff.next_s(), deadline, target)
         self._check()
         if worker is None:
             raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ...bus.port.bus import Conflict, StreamMessage
+from ...runtime.backoff import exponential_s
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import JobError, UnknownJob
@@ -268,7 +269,7 @@ class DeadLetters:
         for tries in range(ENDING_LOOKS if sequence is not None else 0):
             if not await self._desk.in_hand(ref, ENDING_LOOK_S):
                 return tries > 0
-            await asyncio.sleep(min(ENDING_LOOK_S, 0.01 * 2**tries))
+            await asyncio.sleep(exponential_s(0.01, ENDING_LOOK_S, tries))
         if sequence is None:
             return False
         raise JobError(

@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from ...bus.port.bus import Conflict, ConsumerLost, ConsumerTaken, NotPermitted, Refused
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ServerUnsupported, Unavailable
 from ...telemetry.logs import Log
 
 FIRST_S: Final = 0.05
 MOST_S: Final = 2.0
-_LOUD_AFTER: Final = 5
+LOUD_AFTER: Final = 5
+"""Tries in vain before people are told."""
 _SAID_AGAIN: Final = 30
 
 T = TypeVar("T")
@@ -21,17 +23,9 @@ FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, Refused, NotPermitted, Se
 """Answers of storage, not the lack of one."""
 
 
-class Patience:
-    """How long to wait before the next try: 50 ms, doubling to 2 s."""
-
-    __slots__ = ("tries",)
-
-    def __init__(self) -> None:
-        self.tries = 0
-
-    def next_s(self) -> float:
-        self.tries += 1
-        return float(min(MOST_S, FIRST_S * 2 ** min(self.tries - 1, 10)))
+def storage_backoff() -> Backoff:
+    """Between two tries: 50 ms, doubling to 2 s."""
+    return Backoff(FIRST_S, MOST_S)
 
 
 async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -> T:
@@ -40,15 +34,15 @@ async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -
     Raises:
         Conflict, ConsumerLost, ConsumerTaken, Refused, NotPermitted, ServerUnsupported: storage said so.
     """
-    patience = Patience()
+    backoff = storage_backoff()
     while True:
         try:
             return await ask()
         except FINAL:
             raise
         except Unavailable as error:
-            delay_s = patience.next_s()
-            say = log.warning if patience.tries == _LOUD_AFTER else log.debug
+            delay_s = backoff.next_s()
+            say = log.warning if backoff.failures == LOUD_AFTER else log.debug
             say("%s: %s; asking again", what, error, extra={"action": "storage.retry", "what": what})
             await asyncio.sleep(delay_s)
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from ...bus.port.bus import Published, Refused, StorageUnavailable, Stream
+from ...runtime.backoff import Backoff
 from ...runtime.clock import Ambient
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError
@@ -110,7 +111,7 @@ class Submitter:
         inherited = current_deadline()
         if inherited is not None:
             give_up_at = min(give_up_at, inherited)
-        pause_s, sent = _PAUSE_FIRST_S, False
+        backoff, sent = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S), False
         while True:
             try:
                 if look and await self._ended(message):
@@ -122,10 +123,9 @@ class Submitter:
                 raise
             except (StorageUnavailable, Disconnected) as error:
                 sent = sent or error.may_have_started
-                if loop.time() + pause_s >= give_up_at:
+                if loop.time() + backoff.delay_s >= give_up_at:
                     raise _not_stored(message, error, sent) from error
-            await asyncio.sleep(pause_s * (0.5 + self._ambient.random.random() / 2))
-            pause_s = min(_PAUSE_MAX_S, 2 * pause_s)
+            await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random() / 2))
 
     async def _publish(self, message: TaskMessage, timeout_s: float) -> Published:
         stream = self._tasks

@@ -1,4 +1,4 @@
-"""What became of a try, whether there may be another, and how long to wait before it. Pure.
+"""What became of a try, and whether there may be another. Pure.
 
 =============  ==========================================================  =======================================
 fate           how it is known                                             another try
@@ -65,23 +65,3 @@ _BY_REASON: Final[dict[str, Fate]] = {
     Reason.EXPIRED: Fate.LATE,
     Reason.UNKNOWN_JOB: Fate.NOT_HERE,
 }
-
-
-class Backoff:
-    """25 ms, doubling to 0.5 s, of which jitter takes off up to half. Reset by any success."""
-
-    __slots__ = ("_first_s", "_max_s", "failures")
-
-    def __init__(self, first_s: float, max_s: float) -> None:
-        self._first_s = first_s
-        self._max_s = max_s
-        self.failures = 0
-
-    def next_s(self, draw: float) -> float:
-        """How long to wait now, in seconds; counts one more failure. `draw` is a random number in [0, 1)."""
-        delay = min(self._max_s, self._first_s * 2.0 ** min(self.failures, 32))
-        self.failures += 1
-        return delay * (1.0 - draw / 2)
-
-    def reset(self) -> None:
-        self.failures = 0

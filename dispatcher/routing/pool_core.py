@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import (
     DeadlineExceeded,
     Disconnected,
@@ -37,7 +38,7 @@ from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
 from .candidates import Candidates, Draw, cost, cost_on, sample
-from .outcome import Backoff, Fate
+from .outcome import Fate
 from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
 from .request import Ticket
 from .settings import RouterSettings

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, StrEnum
 from typing import Any, Final, NamedTuple
 
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge
 
 HUB: Final = 0
@@ -147,7 +148,7 @@ class TalkCore:
         self._taken = True
         """Whether the result of `_mine` was asked for."""
         self._ask_at = 0.0
-        self._ask_every_s = ASK_FIRST_S
+        self._asking = Backoff(ASK_FIRST_S, ASK_MAX_S)
         self._gathering: Round | None = None
         """At the hub: the collective that not all have begun."""
         self._kept: Round | None = None
@@ -196,8 +197,8 @@ class TalkCore:
         self._mine = mine = Round(self.number + 1, kind, root)
         self._given = given = Parts.of(value, self._part_bytes)
         self._done = self._taken = False
-        self._ask_every_s = ASK_FIRST_S
-        self._ask_at = now + ASK_FIRST_S
+        self._asking.reset()
+        self._ask_at = now + self._asking.next_s()
         if self.rank != HUB:
             return self._give(given.some())
         sends: list[Send] = []
@@ -220,8 +221,7 @@ class TalkCore:
             return []
         if now < self._ask_at and not at_once:
             return []
-        self._ask_every_s = min(ASK_MAX_S, 2 * self._ask_every_s)
-        self._ask_at = now + self._ask_every_s
+        self._ask_at = now + self._asking.next_s()
         missing: dict[int, list[int]] | None = None
         if mine.values:
             told = [rank for rank in mine.told(self.size) if not mine.has(rank)][:_ASKED_RANKS]
@@ -265,8 +265,8 @@ class TalkCore:
                     rank in mine.told(self.size) and 0 < count <= MAX_VALUE_BYTES
                 ):
                     if mine.values.setdefault(rank, Parts(count)).add(part, count, data):
-                        self._ask_every_s = ASK_FIRST_S
-                        self._ask_at = now + ASK_FIRST_S
+                        self._asking.reset()
+                        self._ask_at = now + self._asking.next_s()
                 case _:
                     self.malformed += 1
         self._done = all(mine.has(rank) for rank in mine.told(self.size))

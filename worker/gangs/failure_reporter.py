@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from ...bus.port.bus import Bus
+from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ClosedError, GanglineError, Unavailable
 from ...schemas.messages.gangs import MemberCause, MemberReport
 from ...schemas.names import GangOperation, Names
@@ -79,7 +80,7 @@ class Reports:
     async def _deliver(self, report: MemberReport) -> None:
         loop = asyncio.get_running_loop()
         data = report.model_dump_json().encode()
-        give_up_at, wait_s = loop.time() + GIVE_UP_S, RETRY_S
+        give_up_at, backoff = loop.time() + GIVE_UP_S, Backoff(RETRY_S, RETRY_MAX_S)
         while loop.time() < give_up_at:
             try:
                 answer = await self._bus.request(self._subject, data, timeout_s=ANSWER_S)
@@ -93,5 +94,4 @@ class Reports:
             except GanglineError as error:
                 self._log.error("report refused: %s", error, extra={"action": "gang.report_refused"})
                 return
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s())

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from pydantic import ValidationError
 
 from ...bus.port.bus import KeyValue, KvEntry
+from ...runtime.backoff import Backoff
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
@@ -100,7 +101,7 @@ class GangLedger:
         return self._core.holds.get((hold.gang, hold.generation)) is hold
 
     async def _resolve(self, hold: Hold) -> None:
-        retry_s = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_MAX_S)
         while self._stands(hold):
             try:
                 # First void every commit that is on its way, then see whether one had come before that.
@@ -116,8 +117,7 @@ class GangLedger:
                 return
             except (Unavailable, ValidationError) as error:
                 self._log.debug("hold not resolved: %s", error, extra={"action": "gang.hold_unresolved"})
-            await asyncio.sleep(retry_s * (0.5 + self._ambient.random.random()))
-            retry_s = min(2 * retry_s, RETRY_MAX_S)
+            await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random()))
 
     def _decide(self, hold: Hold, found: tuple[GangRecord, int] | None, granted: bool) -> None:
         why = "it was not committed"

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...bus.port.bus import KeyValue, KvWrite
+from ...runtime.backoff import Backoff
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.names import Names, WorkerId
@@ -168,15 +169,15 @@ class LedgerWriter:
 
     async def _flush(self) -> None:
         """Runs while there is something to write."""
-        wait_s, retry_s = FLUSH_S, RETRY_S
+        wait_s, backoff = FLUSH_S, Backoff(RETRY_S, RETRY_MAX_S)
         try:
             while self._dirty and not self._closed:
                 await asyncio.sleep(wait_s)
                 if await self._write_batch():
-                    wait_s, retry_s = FLUSH_S, RETRY_S
+                    wait_s = FLUSH_S
+                    backoff.reset()
                 else:
-                    wait_s = retry_s * (0.5 + self._ambient.random.random())
-                    retry_s = min(2 * retry_s, RETRY_MAX_S)
+                    wait_s = backoff.next_s() * (0.5 + self._ambient.random.random())
         finally:
             self._flusher = None
 
@@ -244,7 +245,7 @@ class LedgerWriter:
     # -- comparing ------------------------------------------------------------------------------------------------
 
     async def _reconcile(self) -> None:
-        retry_s = RETRY_S
+        backoff = Backoff(RETRY_S, RETRY_MAX_S)
         try:
             while self._reconcile_again:
                 self._reconcile_again = False
@@ -256,8 +257,7 @@ class LedgerWriter:
                 except Unavailable as error:
                     self._log.debug("cannot read the ledger: %s", error, extra={"action": "ledger.unreadable"})
                     self._reconcile_again = True
-                    await asyncio.sleep(retry_s * (0.5 + self._ambient.random.random()))
-                    retry_s = min(2 * retry_s, RETRY_MAX_S)
+                    await asyncio.sleep(backoff.next_s() * (0.5 + self._ambient.random.random()))
                     continue
                 self._compare(before, dict.fromkeys(entry.key.removeprefix(self._prefix) for entry in entries))
         finally:

@@ -17,7 +17,7 @@ from ....schemas.records.jobs import JobEvent, JobItem
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import Patience
+from ...jobs.retry_budget import LOUD_AFTER, storage_backoff
 
 _AT_ONCE: Final = 128
 _OVERHEAD_BYTES: Final = 512
@@ -116,7 +116,7 @@ class JobFeed:
         self._wake.set()
 
     async def _go_on(self) -> None:
-        patience = Patience()
+        backoff = storage_backoff()
         while True:
             if not self._line:
                 self._wake.clear()
@@ -129,10 +129,10 @@ class JobFeed:
                 continue
             failed = await self._store(batch)
             if failed is None:
-                patience = Patience()
+                backoff.reset()
                 continue
-            delay_s = patience.next_s()
-            say = self._log.warning if patience.tries == 5 else self._log.debug
+            delay_s = backoff.next_s()
+            say = self._log.warning if backoff.failures == LOUD_AFTER else self._log.debug
             say("events of jobs cannot be stored: %s; trying on", failed, extra={"action": "job_feed.retry"})
             await asyncio.sleep(delay_s)
 

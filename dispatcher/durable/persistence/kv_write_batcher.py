@@ -15,7 +15,7 @@ from typing import Final
 from ....bus.port.bus import Conflict, KeyValue, KvWrite
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import Patience
+from ...jobs.retry_budget import LOUD_AFTER, storage_backoff
 
 _AT_ONCE: Final = 512
 
@@ -93,7 +93,7 @@ class Scribe:
         self._wake.set()
 
     async def _write_on(self) -> None:
-        patience = Patience()
+        backoff = storage_backoff()
         while True:
             if not self._jobs:
                 self._idle.set()
@@ -111,11 +111,11 @@ class Scribe:
                 answers = [_as_unavailable(error)] * len(batch)
             failed = self._judge(batch, answers)
             if failed is None:
-                patience = Patience()
+                backoff.reset()
                 continue
-            delay_s = patience.next_s()
+            delay_s = backoff.next_s()
             self.retried += 1
-            say = self._log.warning if patience.tries == 5 else self._log.debug
+            say = self._log.warning if backoff.failures == LOUD_AFTER else self._log.debug
             say("results cannot be written: %s; trying on", failed, extra={"action": "scribe.retry"})
             await asyncio.sleep(delay_s)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Final, TypeVar
 
+from ....runtime.backoff import exponential_s
 from ....schemas.messages.submission import Submission
 from ....schemas.records.routes import QueueRules
 from ..settings import DispatcherSettings
@@ -49,9 +50,9 @@ def backoff_s(
     first = _first(settings.backoff_s, task.backoff_s, rules.backoff_s)
     most = _first(settings.backoff_max_s, None, rules.backoff_max_s)
     # A task that asks for a longer first wait than the most is given it.
-    return min(max(first, most), first * 2.0 ** min(attempts - task.attempts - 1, 40)) * (1.0 - draw / 2)
+    return exponential_s(first, max(first, most), attempts - task.attempts - 1) * (1.0 - draw / 2)
 
 
 def refused_s(refusals: int) -> float:
     """Seconds until a task that could not be started is offered again: at once the first time."""
-    return 0.0 if refusals <= 1 else min(REFUSED_MOST_S, REFUSED_FIRST_S * 2.0 ** min(refusals - 2, 10))
+    return 0.0 if refusals <= 1 else exponential_s(REFUSED_FIRST_S, REFUSED_MOST_S, refusals - 2)

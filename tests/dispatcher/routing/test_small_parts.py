@@ -13,7 +13,7 @@ from hypothesis import given
 
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.gateway.settings import GatewaySettings
-from gangline.dispatcher.routing.outcome import Backoff, Fate
+from gangline.dispatcher.routing.outcome import Fate
 from gangline.dispatcher.routing.rendezvous import fingerprint, score
 from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.dispatcher.routing.wait_queue import WaitingLine
@@ -150,16 +150,6 @@ def test_who_moves_to_another_line_does_not_come_up_in_the_one_before() -> None:
     there.add(moved)
     assert here.remove(first) and here.heads() == [other] and len(here) == 1
     assert there.heads() == [moved] and len(there) == 1
-
-
-def test_the_backoff_doubles_from_25_ms_to_half_a_second_and_jitter_takes_off_up_to_half() -> None:
-    backoff = Backoff(0.025, 0.5)
-    assert [backoff.next_s(0.0) for _ in range(7)] == [0.025, 0.05, 0.1, 0.2, 0.4, 0.5, 0.5]
-    assert backoff.next_s(1.0) == 0.25
-    backoff.reset()
-    assert backoff.next_s(0.0) == 0.025
-    for _ in range(5000):  # no overflow however long it goes on
-        backoff.next_s(0.5)
 
 
 def test_only_what_may_have_started_is_kept_from_another_try() -> None:

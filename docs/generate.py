@@ -280,7 +280,7 @@ def gang_states_page() -> str:
             "from the table of transitions, which is the only way that a step changes.",
             "",
             "```mermaid",
-            states.diagram().rstrip(),
+            states.states_diagram().rstrip(),
             "```",
             "",
             "| step | meaning |",
@@ -344,12 +344,12 @@ EXPLAINED_TASKS = REFERENCE.parent / "explanation" / "durable-tasks.md"
 
 def with_diagram(page: str) -> str:
     """The page on gangs, with the diagram of their states between its two marks, whatever was there before."""
-    return _between_marks(page, "diagram", states.diagram())
+    return _between_marks(page, "diagram", states.states_diagram())
 
 
 def with_task_diagram(page: str) -> str:
     """Likewise the page on durable tasks, with the diagram of their steps."""
-    return _between_marks(page, "diagram of tasks", task_states.diagram())
+    return _between_marks(page, "diagram of tasks", task_states.states_diagram())
 
 
 def _between_marks(page: str, what: str, diagram: str) -> str:

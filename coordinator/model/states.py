@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Protocol
 
+from ...runtime.state_machine import IllegalMove, Stepping, diagram
+
 
 class Step(StrEnum):
     """Where a gang is."""
@@ -86,16 +88,11 @@ WAITING: Final = frozenset({Step.QUEUED, Step.HOLDING, Step.COMMITTING, Step.BAC
 """Not formed yet, or not formed again."""
 
 
-class IllegalMove(Exception):
-    """A defect of the coordinator: the table does not have this move."""
-
-
-class Stepping(Protocol):
+class _Gang(Stepping[Step], Protocol):
     id: str
-    step: Step
 
 
-def move(gang: Stepping, what: Move) -> None:
+def move(gang: _Gang, what: Move) -> None:
     """Change the gang's step as the table says.
 
     Raises:
@@ -107,9 +104,7 @@ def move(gang: Stepping, what: Move) -> None:
     gang.step = found
 
 
-def diagram() -> str:
+def states_diagram() -> str:
     """The table as a mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", f"    [*] --> {Step.QUEUED.value}"]
-    lines += [f"    {before.value} --> {after.value}: {what.value}" for (before, what), after in TRANSITIONS.items()]
-    lines.append(f"    {Step.ENDED.value} --> [*]")
-    return "\n".join(lines) + "\n"
+    edges = ((before.value, after.value, what.value) for (before, what), after in TRANSITIONS.items())
+    return diagram(Step.QUEUED, edges, Step.ENDED)

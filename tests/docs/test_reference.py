@@ -47,14 +47,14 @@ generate = _generator()
 def test_the_drawing_of_a_gangs_states_is_up_to_date():
     page = generate.EXPLAINED.read_text()
     assert page == generate.with_diagram(page), "run: make docs"
-    assert states.diagram() in page
+    assert states.states_diagram() in page
     assert [step for step in states.Step if f"| `{step.value}` |" not in generate.gang_states_page()] == []
 
 
 def test_the_drawing_of_a_tasks_steps_is_up_to_date():
     page = generate.EXPLAINED_TASKS.read_text()
     assert page == generate.with_task_diagram(page), "run: make docs"
-    assert task_states.diagram() in page
+    assert task_states.states_diagram() in page
 
 
 @pytest.mark.parametrize("name", generate.PAGES)

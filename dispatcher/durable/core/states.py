@@ -14,6 +14,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Final, Protocol
 
+from ....runtime.state_machine import IllegalMove, Stepping, diagram
 from ....schemas.records.jobs import JobState
 
 
@@ -90,16 +91,11 @@ TOLD: Final[dict[Step, JobState]] = {
 """What people are told; of ACKING it is how the task ended."""
 
 
-class IllegalMove(Exception):
-    """A defect of the core: the table does not have this move."""
-
-
-class Stepping(Protocol):
+class _Task(Stepping[Step], Protocol):
     seq: int
-    step: Step
 
 
-def move(task: Stepping, to: Step) -> None:
+def move(task: _Task, to: Step) -> None:
     """Change the task's step, if the table allows it.
 
     Raises:
@@ -110,14 +106,11 @@ def move(task: Stepping, to: Step) -> None:
     task.step = to
 
 
-def diagram() -> str:
+def states_diagram() -> str:
     """The table as a mermaid state diagram, for the documentation; ADMITTED is drawn as one state."""
 
     def name(step: Step) -> str:
         return "admitted" if step in ADMITTED else step.value
 
-    edges = {(name(before), name(after)): None for before, afters in NEXT.items() for after in sorted(afters)}
-    lines = ["stateDiagram-v2", f"    [*] --> {Step.NEW.value}"]
-    lines += [f"    {before} --> {after}" for before, after in edges if before != after]
-    lines.append(f"    {Step.GONE.value} --> [*]")
-    return "\n".join(lines) + "\n"
+    edges = {(name(before), name(after), ""): None for before, afters in NEXT.items() for after in sorted(afters)}
+    return diagram(Step.NEW, (edge for edge in edges if edge[0] != edge[1]), Step.GONE)

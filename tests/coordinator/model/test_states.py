@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from gangline.coordinator.model.states import TRANSITIONS, IllegalMove, Move, Step, diagram, move
+from gangline.coordinator.model.states import TRANSITIONS, Move, Step, move, states_diagram
+from gangline.runtime.state_machine import IllegalMove
 
 
 @dataclass
@@ -42,7 +43,7 @@ def test_every_step_can_be_reached_and_every_step_can_end():
 
 
 def test_the_diagram_has_every_transition():
-    lines = diagram().splitlines()
+    lines = states_diagram().splitlines()
     assert lines[0] == "stateDiagram-v2"
     assert len(lines) == len(TRANSITIONS) + 3
     assert "    holding --> committing: held" in lines

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.dispatcher.durable.core.states import NEXT, TOLD, IllegalMove, Step, diagram, move
+from gangline.dispatcher.durable.core.states import NEXT, TOLD, Step, move, states_diagram
+from gangline.runtime.state_machine import IllegalMove
 
 
 class Something:
@@ -37,6 +38,6 @@ def test_every_step_leads_to_the_end_and_has_a_name_for_people():
 
 
 def test_the_diagram_shows_every_step():
-    text = diagram()
+    text = states_diagram()
     assert text.startswith("stateDiagram-v2\n    [*] --> new")
     assert "    running --> noting\n" in text and "    admitted --> running\n" in text

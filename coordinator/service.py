@@ -13,6 +13,7 @@ from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
 from ..runtime.clock import Ambient
 from ..runtime.event_clock import Clock
+from ..runtime.tasks import Chores
 from ..schemas.errors.base import ClosedError
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
@@ -125,11 +126,10 @@ class Coordinator:
             counts=self._counts,
         )
         self._office: Office | None = None
-        self._ended: set[asyncio.Task[None]] = set()
-        """Clearing away after terms that are over."""
+        self._background = Chores("coordinator")
+        """Clears away after terms that are over; stops us, if we are unfit."""
         self._failure: ShardConflict | None = None
         """Why it stopped by itself."""
-        self._leaving: set[asyncio.Task[None]] = set()
         self._forget_connection: Callable[[], None] = _nothing
         self._leads = asyncio.Event()
         self._closed = asyncio.Event()
@@ -218,8 +218,7 @@ class Coordinator:
                 await office.census.stop()
                 await office.registry.stop()
             await self._nats_service.stop()
-            if self._ended:
-                await asyncio.wait(self._ended)
+            await self._background.rest()
         finally:
             self._forget_connection()
             self._leads.clear()
@@ -283,16 +282,12 @@ class Coordinator:
         self._leads.clear()
         if self.state is CoordinatorState.LEADING:
             self.state = CoordinatorState.STANDBY
-        clearing = asyncio.get_running_loop().create_task(term.rest(), name="gangline end of term")
-        self._ended.add(clearing)
-        clearing.add_done_callback(self._ended.discard)
+        self._background.start(term.rest())
 
     def _unfit(self, conflict: ShardConflict) -> None:
         self._log.error("%s", conflict, extra={"action": "coordinator.unfit"})
         self._failure = conflict
-        leaving = asyncio.get_running_loop().create_task(self.stop(), name="gangline unfit coordinator")
-        self._leaving.add(leaving)
-        leaving.add_done_callback(self._leaving.discard)
+        self._background.start(self.stop())
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if self._office is not None:

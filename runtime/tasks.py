@@ -3,48 +3,83 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 from ..telemetry.logs import Log
 
+T = TypeVar("T")
+
 
 class Chores:
-    """Runs coroutines until `cancel`. One that raises is logged, and the others go on."""
+    """Runs coroutines in the background until `cancel` or `stop`. One that raises does not touch the others.
 
-    def __init__(self, name: str, log: Log) -> None:
-        self._name = name
+    Where tasks end with the block that starts them, use asyncio.TaskGroup.
+
+    Args:
+        name: of the tasks, for people.
+        log: told of errors; without one the event loop tells of them, as of those of any task.
+    """
+
+    __slots__ = ("_log", "_name", "_over", "_tasks")
+
+    def __init__(self, name: str, log: Log | None = None) -> None:
+        self._name = f"gangline {name}"
         self._log = log
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._over = False
 
     def __len__(self) -> int:
+        """Those that have not ended."""
         return len(self._tasks)
 
-    def __repr__(self) -> str:
-        return f"<Chores {self._name} {len(self._tasks)}>"
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(self._tasks)
 
-    def start(self, chore: Coroutine[Any, Any, Any]) -> None:
-        """Run it in the background; not at all after `cancel`."""
+    def __repr__(self) -> str:
+        return f"<{self._name} {len(self._tasks)}>"
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Future[T]:
+        """Run it in the background. After `cancel` it is not begun, and what is returned is cancelled."""
+        loop = asyncio.get_running_loop()
         if self._over:
-            chore.close()
-            return
-        task = asyncio.get_running_loop().create_task(chore, name=f"gangline {self._name}")
+            work.close()
+            never: asyncio.Future[T] = loop.create_future()
+            never.cancel()
+            return never
+        task = loop.create_task(work, name=self._name)
         self._tasks[task] = None
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("%s failed", self._name, exc_info=error, extra={"action": "coordinator.bug"})
+        del self._tasks[task]
+        if self._log is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("%s failed", self._name, exc_info=error, extra={"action": "background.failed"})
 
     def cancel(self) -> None:
-        """End all of them; nothing new is started. Idempotent."""
+        """End all of them, without a wait; nothing new is started. Idempotent."""
         self._over = True
         for task in list(self._tasks):
             task.cancel()
 
-    async def rest(self) -> None:
-        """Wait until all have ended; for after `cancel`."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+    async def rest(self, timeout_s: float | None = None) -> None:
+        """Wait until all have ended, or so long. One of them may wait for the others."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while others := self._others():
+                    await asyncio.wait(others)
+        except TimeoutError:
+            pass
+
+    async def stop(self) -> None:
+        """End all of them, and wait until they have; nothing new is started. Idempotent. One of them may stop the
+        others."""
+        self._over = True
+        for task in self._others():
+            task.cancel()
+        await self.rest()
+
+    def _others(self) -> list[asyncio.Task[Any]]:
+        here = asyncio.current_task()
+        return [task for task in self._tasks if task is not here]

@@ -18,12 +18,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from nats import errors as nats_errors
 from nats.aio.client import Client, __version__
 
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError, Disconnected
 from ..port.bus import Message
 from .protocol import Parser, ProtocolViolation, decode_headers
@@ -63,7 +64,7 @@ class DirectClient(ReconnectingClient):
         self._interests: dict[bytes, bytes] = {}
         """The SUB command of each subscription by its sid; sent again after a reconnect."""
         self._last_sid = 0
-        self._background: set[asyncio.Task[None]] = set()
+        self._background = Chores("connection")
         self._turn_end: list[Callable[[], None]] = []
         """Those who have something to publish at the end of this turn."""
 
@@ -268,7 +269,7 @@ class DirectClient(ReconnectingClient):
         elif line.startswith(b"PONG"):
             self._pong()
         elif line.startswith(b"INFO"):
-            self._spawn(self._update_info(line[4:]))
+            self._background.start(self._update_info(line[4:]))
         elif line.startswith(b"-ERR"):
             self._observer.on_server_error(line[4:].decode("utf-8", "replace").strip().strip("'"))
             if b"stale connection" in line.lower():
@@ -284,8 +285,3 @@ class DirectClient(ReconnectingClient):
             await self._process_info(info)
         except (ValueError, TypeError, AttributeError) as error:
             log.warning("the server sent an INFO that cannot be read: %s", error, extra={"action": "bus.info_invalid"})
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)

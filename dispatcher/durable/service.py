@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 from ...bus.lifecycle.process import run_until_left
 from ...bus.lifecycle.startup import StartPatience
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
 from ...runtime.clock import Ambient
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
@@ -120,7 +120,7 @@ class Dispatcher:
         """Queues that are handed over by `stop`."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
-        self._ends: set[asyncio.Task[None]] = set()
+        self._background = Chores("dispatcher", self._log)
         self._starting: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
@@ -243,8 +243,7 @@ class Dispatcher:
         self._leaving = list(queues.values())
         await asyncio.gather(*(queue.close(grace_s=grace_s) for queue in self._leaving))
         await asyncio.gather(*(desk.stop() for desk in desks.values()))
-        if self._ends:
-            await asyncio.wait(self._ends)
+        await self._background.rest()
         if parts is not None:
             await parts.presence.stop()
             if queues:
@@ -286,10 +285,10 @@ class Dispatcher:
         try:
             consumer = await queue.take(over)
         except BaseException:
-            await asyncio.shield(self._in_background(queue.drop()))
+            await asyncio.shield(self._background.start(queue.drop()))
             raise
         if consumer is None or queue.over or self.state is not DispatcherState.RUNNING:
-            await asyncio.shield(self._in_background(queue.close()))
+            await asyncio.shield(self._background.start(queue.close()))
             return None
         self._queues[endpoint] = queue
         self._counts["taken"] += 1
@@ -299,7 +298,7 @@ class Dispatcher:
         except BaseException:
             self._queues.pop(endpoint, None)
             self._desks.pop(endpoint, None)
-            await asyncio.shield(self._in_background(queue.close()))
+            await asyncio.shield(self._background.start(queue.close()))
             raise
         return consumer if self._queues.get(endpoint) is queue else None  # it may have been lost meanwhile
 
@@ -326,7 +325,7 @@ class Dispatcher:
     def _hand_over(self, names: list[str]) -> None:
         queues = [self._queues.pop(name) for name in names]
         desks = [desk for name in names if (desk := self._desks.pop(name, None)) is not None]
-        self._in_background(self._close(names, queues, desks))
+        self._background.start(self._close(names, queues, desks))
 
     async def _close(self, names: list[str], queues: list[Queue], desks: list[Desk]) -> None:
         await asyncio.gather(*(desk.stop() for desk in desks))
@@ -338,17 +337,6 @@ class Dispatcher:
                 self._parts.ownership.gone(name)
             self._parts.ownership.handed_over(names)
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name="gangline-dispatcher-errand")
-        self._ends.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._ends.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("an errand failed", exc_info=error, extra={"action": "dispatcher.bug"})
-
     def _on_lost(self, queue: Queue) -> None:
         self._counts["lost"] += 1
         self._started_before += queue.started
@@ -359,7 +347,7 @@ class Dispatcher:
         if self._queues.get(queue.endpoint) is queue:
             del self._queues[queue.endpoint]
             desk = self._desks.pop(queue.endpoint, None)
-        self._in_background(_end(queue, desk))
+        self._background.start(_end(queue, desk))
         if self._parts is not None:
             self._parts.ownership.gone(queue.endpoint)
 
@@ -430,7 +418,7 @@ async def run_dispatcher(dispatcher: Dispatcher) -> None:
         Disconnected: the server closed the connection for good.
         Unavailable, ServerUnsupported: as `Dispatcher.start`.
     """
-    leaving: set[asyncio.Task[None]] = set()
+    leaving = Chores("stop of a dispatcher")
 
     async def life() -> None:
         try:
@@ -439,17 +427,11 @@ async def run_dispatcher(dispatcher: Dispatcher) -> None:
         finally:
             await dispatcher.stop(grace_s=0.0)
 
-    def leave(grace_s: float | None) -> None:
-        task = asyncio.get_running_loop().create_task(dispatcher.stop(grace_s), name="gangline-dispatcher-stop")
-        leaving.add(task)
-        task.add_done_callback(leaving.discard)
-
     def finish() -> bool:
         if dispatcher.state is not DispatcherState.RUNNING:
             return False
-        leave(None)
+        leaving.start(dispatcher.stop())
         return True
 
     await run_until_left(dispatcher.bus, life(), finish=finish, stop=dispatcher.hurry)
-    if leaving:
-        await asyncio.wait(leaving)
+    await leaving.rest()

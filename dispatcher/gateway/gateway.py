@@ -18,6 +18,7 @@ from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
 from ...bus.rpc.responder import Responder
 from ...runtime.clock import Ambient
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError, QueueFull
 from ...schemas.names import Names
 from ...schemas.wire.codec import Format
@@ -84,7 +85,7 @@ class Gateway:
         )
         self._service = ServiceResponder(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
-        self._pending: dict[asyncio.Task[None], None] = {}
+        self._pending = Chores("gateway call")
         self._closed = asyncio.Event()
         self._state = "new"
         self._requests = 0
@@ -118,9 +119,7 @@ class Gateway:
         if self._state == "serving":
             self._state = "draining"
             await self._unsubscribe()
-            if self._pending:
-                limit = self.settings.drain_grace_s if grace_s is None else grace_s
-                await asyncio.wait(self._pending, timeout=limit)
+            await self._pending.rest(self.settings.drain_grace_s if grace_s is None else grace_s)
         await self.stop()
 
     async def stop(self) -> None:
@@ -130,10 +129,8 @@ class Gateway:
         self._state = "closed"
         await self._unsubscribe()
         await self.router.stop()
-        if self._pending:
-            await asyncio.wait(self._pending, timeout=1.0)
-        for task in list(self._pending):
-            task.cancel()
+        await self._pending.rest(1.0)
+        self._pending.cancel()
         self._closed.set()
         _log.info("stopped", extra={"action": "gateway.stopped"})
 
@@ -172,9 +169,7 @@ class Gateway:
             full = QueueFull(f"this gateway has {self.settings.max_pending} calls under way: ask again later")
             self._fail(responder, full)
             return
-        task = asyncio.get_running_loop().create_task(self._serve(message, responder), name="gangline-gateway-call")
-        self._pending[task] = None
-        task.add_done_callback(self._pending.pop)
+        self._pending.start(self._serve(message, responder))
 
     async def _serve(self, message: Message, responder: Responder) -> None:
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...runtime.failure_detector import LOOK_S, PROMPT_S, FailureDetector
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError
 from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
@@ -80,7 +81,7 @@ class RoutedPool:
         or by `pump`."""
         self._suspects: FailureDetector[Worker] = FailureDetector(settings.unconfirmed_after_s)
         self._looking: asyncio.Task[None] | None = None
-        self._questions: set[asyncio.Task[None]] = set()
+        self._questions = Chores("questions about suspects")
         self._timer: asyncio.TimerHandle | None = None
         self._closed: GanglineError | None = None
 
@@ -287,9 +288,9 @@ class RoutedPool:
         """Refuse whoever waits."""
         self._carry_out(self.core.refuse_all(error))
         self._suspects.clear_all()
-        for task in (self._looking, *self._questions):
-            if task is not None:
-                task.cancel()
+        self._questions.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -327,9 +328,7 @@ class RoutedPool:
                 if worker is None:
                     await asyncio.sleep(LOOK_S)
                     continue
-                question = self._loop.create_task(self._ask(discovery, worker), name="gangline-suspect")
-                self._questions.add(question)
-                question.add_done_callback(self._questions.discard)
+                question = self._questions.start(self._ask(discovery, worker))
                 await asyncio.wait([question], timeout=PROMPT_S)
         finally:
             self._looking = None

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from ...runtime.tasks import Chores
 from ...telemetry.logs import logger_for
 from .task_context import has_ended
 
@@ -67,7 +68,7 @@ class ModelCache:
         self.pinned: dict[TaskContext, _Entry] = {}
         """By task that has asked for one and not ended yet; to be read."""
         self._reported: tuple[str, ...] = ()
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanups = Chores("unloading of models")
 
     @property
     def loaded(self) -> tuple[str, ...]:
@@ -107,7 +108,7 @@ class ModelCache:
         for entry in list(self._entries.values()):
             entry.load.cancel()
         await asyncio.gather(*(entry.load for entry in self._entries.values()), return_exceptions=True)
-        await asyncio.gather(*self._cleanups, return_exceptions=True)
+        await self._cleanups.rest()
         entries, self._entries = self._entries, {}
         for entry in entries.values():
             if _is_loaded(entry):
@@ -143,9 +144,7 @@ class ModelCache:
             self._report()
             return True
         self._unloading += 1
-        cleanup = asyncio.get_running_loop().create_task(self._make_room(idle), name=f"unload model {idle.id}")
-        self._cleanups.add(cleanup)
-        cleanup.add_done_callback(self._cleanups.discard)
+        self._cleanups.start(self._make_room(idle))
         return False
 
     async def _make_room(self, entry: _Entry) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.types import Subscription
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
 from ...schemas.names import Names
 from ...schemas.wire import codec
@@ -221,7 +222,7 @@ class GangTalks:
         self._make = partial(GangTalk, bus, names, gang=gang, generation=generation, rank=rank, size=size)
         self._talks: dict[int, GangTalk] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = Chores("end of a session")
         self._error: GanglineError | None = None
 
     def session(self, run: int = 0) -> GangTalk:
@@ -252,8 +253,7 @@ class GangTalks:
     async def close(self) -> None:
         """End, and wait until nothing is listened to any more. Idempotent."""
         self.end(ClosedError("this member has stopped"))
-        if self._closing:
-            await asyncio.wait(set(self._closing))
+        await self._closing.rest()
 
     def __repr__(self) -> str:
         return f"GangTalks({sorted(self._talks)})"
@@ -261,6 +261,4 @@ class GangTalks:
     def _forget(self, run: int, *, keep: bool = False) -> None:
         self._timers.pop(run, None)
         talk = self._talks[run] if keep else self._talks.pop(run)
-        task = asyncio.get_running_loop().create_task(talk.close(), name="gangline-gang-talk-close")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(talk.close())

@@ -9,6 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 
+from ...runtime.tasks import Chores
 from ...schemas.errors.gangs import GangFailed
 from ...schemas.messages.gangs import FormRequest
 from ...telemetry.logs import Log
@@ -68,7 +69,7 @@ class GangHooks:
         """Of the health checks; made when the first member begins."""
         self._starts: dict[str, _Start] = {}
         """By token, from the member's start to its end."""
-        self._ending: set[asyncio.Task[None]] = set()
+        self._ending = Chores("gang stop")
         self._idle = asyncio.Event()
         """Set now and then: some task has ended."""
 
@@ -108,9 +109,7 @@ class GangHooks:
             if start.task is not None:
                 start.task.cancel()  # now, so that none begins any more
         leaving.hooks += 1
-        task = asyncio.get_running_loop().create_task(self._end(leaving, starts), name="gangline gang stop")
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        self._ending.start(self._end(leaving, starts))
 
     def tasks_ended(self) -> None:
         """Some task on a seat has ended."""

@@ -12,13 +12,14 @@ A reading that fails frees nothing and stops nothing; it is repeated. Two cases 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 
 from pydantic import ValidationError
 
 from ...bus.port.bus import KeyValue, KvEntry
 from ...runtime.backoff import Backoff
 from ...runtime.clock import Ambient
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
 from ...schemas.names import Names, WorkerId
@@ -71,29 +72,22 @@ class GangLedger:
         self._changed = changed
         self._ambient = ambient
         self._log = log
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._looks = Chores("gang reconciler")
         self._looking: set[Member] = set()
 
     def resolve(self, hold: Hold) -> None:
         """The time of a hold is up: find out whether it was committed."""
-        self._spawn(self._resolve(hold))
+        self._looks.start(self._resolve(hold))
 
     def look(self, member: Member) -> None:
         """Find out whether a gang still stands. One look at a time for each."""
         if member not in self._looking:
             self._looking.add(member)
-            self._spawn(self._look(member))
+            self._looks.start(self._look(member))
 
     async def stop(self) -> None:
         """Idempotent."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="gangline gang ledger")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        await self._looks.stop()
 
     # -- holds ----------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
 from ..settings import WorkerSettings
 from ..slots.lease_table import Lease, Refusal
@@ -23,7 +24,7 @@ class Grants:
         """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
         self._recorded: set[str] = set()
         """Living `sync` leases whose fence is their revision."""
-        self._background: dict[asyncio.Task[None], None] = {}
+        self._background = Chores("sync grant")
         """Answers that wait for the ledger, oldest first."""
 
     def reserve(
@@ -70,9 +71,7 @@ class Grants:
 
     def in_background(self, answering: Coroutine[None, None, None]) -> None:
         """Run what answers a request once its lease is recorded."""
-        task = asyncio.get_running_loop().create_task(answering, name="gangline sync grant")
-        self._background[task] = None
-        task.add_done_callback(self._background.pop)
+        self._background.start(answering)
 
     async def record(self, token: str) -> Lease | None:
         """Write a lease to the ledger; its fence is then the revision. None: it ended meanwhile.

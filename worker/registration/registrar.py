@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, KeyValue, NotPermitted
 from ...runtime.clock import Ambient
+from ...runtime.tasks import Chores
 from ...schemas.errors.base import ClosedError, GanglineError, Unavailable, WorkerIdTaken
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
@@ -78,7 +79,7 @@ class Presence:
         self._log = log
         self._alive = OwnedKey(kv, names.alive_key(worker), instance)
         self._reg = OwnedKey(kv, names.registration_key(worker), instance)
-        self._writes: dict[asyncio.Task[None], None] = {}
+        self._writes = Chores("registration")
         """On their way, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
         self._published = False
@@ -236,9 +237,7 @@ class Presence:
     def _spawn(self, write: Callable[[], Awaitable[None]]) -> None:
         if self.lost or self._loop_task is None:
             return  # not published yet: the registration may still be a dead predecessor's, which is no loss of ours
-        task = asyncio.get_running_loop().create_task(self._guarded(write), name="gangline registration")
-        self._writes[task] = None
-        task.add_done_callback(self._writes.pop)
+        self._writes.start(self._guarded(write))
 
     async def _guarded(self, write: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from ....bus.port.bus import Bus, ConnectionEvent, ConsumerState, Message, NoResponders, Stream
 from ....bus.port.types import Subscription
 from ....runtime.clock import Ambient
+from ....runtime.tasks import Chores
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation, Names
 from ....schemas.records.jobs import DispatcherEvent
@@ -90,8 +91,7 @@ class Ownership:
         self._prefix = names.tasks[: -len(">")]
         self._core: OwnershipCore | None = None
         self._wake = asyncio.Event()
-        self._loop_task: asyncio.Task[None] | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Chores("ownership")
         self._subscription: Subscription | None = None
         self._undo: list[Callable[[], None]] = []
         self._at_once = asyncio.Semaphore(_AT_ONCE)
@@ -113,19 +113,14 @@ class Ownership:
         )
         self._undo = [self._bus.on_connection(self._on_connection), self._guard.on_doubt(self._on_doubt)]
         self._subscription = await self._bus.subscribe(self._names.dispatcher_events, self._on_event)
-        self._loop_task = loop.create_task(self._go_on(), name="gangline-ownership")
+        self._background.start(self._go_on())
 
     async def stop(self) -> None:
         """Take nothing more. Idempotent, safe before `start`. Queues that we have are not given up by it."""
         for undo in self._undo:
             undo()
         self._undo = []
-        tasks = [task for task in (self._loop_task, *self._errands) if task is not None]
-        self._loop_task = None
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._background.stop()
         subscription, self._subscription = self._subscription, None
         if subscription is not None:
             with contextlib.suppress(GanglineError):
@@ -179,18 +174,13 @@ class Ownership:
         for effect in self._core.handle(event):
             match effect:
                 case Take():
-                    self._start(self._take_queue(effect))
+                    self._background.start(self._take_queue(effect))
                 case Ping():
-                    self._start(self._ping(effect.dispatcher))
+                    self._background.start(self._ping(effect.dispatcher))
                 case GiveUp():
                     self._give_up(effect.count)
                 case _:
                     assert_never(effect)
-
-    def _start(self, errand: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(errand)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
 
     async def _go_on(self) -> None:
         core, loop = self._core, asyncio.get_running_loop()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from pydantic import ValidationError
 
 from ....bus.port.bus import Bus, KvEntry, Published, Refused
 from ....runtime.clock import Ambient
+from ....runtime.tasks import Chores
 from ....schemas.errors.base import GanglineError, PayloadTooLarge
 from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.names import Names
@@ -71,20 +72,16 @@ class Outcomes:
         self._ambient = ambient
         self._sure = sure
         self._log = log
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Chores("outcome", log)
         self._looks = asyncio.Semaphore(_LOOKS)
 
     async def stop(self) -> None:
         """Drop what is under way. Idempotent."""
-        errands = list(self._errands)
-        for errand in errands:
-            errand.cancel()
-        if errands:
-            await asyncio.wait(errands)
+        await self._background.stop()
 
     @property
     def under_way(self) -> int:
-        return len(self._errands)
+        return len(self._background)
 
     # -- results --------------------------------------------------------------------------------------------------
 
@@ -102,7 +99,7 @@ class Outcomes:
                 self.forget_try(endpoint, effect.job)
             answer(found is not None)
 
-        self._start(errand())
+        self._background.start(errand())
 
     async def cancelled(self, jobs: Iterable[str]) -> list[str]:
         """Which of them have a record that says so: their publishers found nobody to ask."""
@@ -129,7 +126,7 @@ class Outcomes:
                 effect.job, record, effect.result_ttl_s, lambda first: self._stored(entry, effect, first, answer)
             )
         else:
-            self._start(self._store_large(entry, effect, entry.body, answer))
+            self._background.start(self._store_large(entry, effect, entry.body, answer))
 
     async def _store_large(self, entry: Entry, effect: Store, body: bytes, answer: Answer) -> None:
         name = f"{effect.job}-{effect.attempts}-{self._ambient.token()[:8]}"
@@ -197,7 +194,7 @@ class Outcomes:
     def bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
         """The dead letter, then the record, then the broadcast."""
         records.note_try(entry, effect, wall=self._ambient.wall())
-        self._start(self._bury(entry, effect, answer))
+        self._background.start(self._bury(entry, effect, answer))
 
     async def _bury(self, entry: Entry, effect: Bury, answer: Answer) -> None:
         wall = self._ambient.wall()
@@ -259,7 +256,7 @@ class Outcomes:
 
     def schedule(self, entry: Entry, effect: Schedule, answer: Callable[[GanglineError | None], None]) -> None:
         """Give the message back to the server until its time; `answer` with why it will not take it."""
-        self._start(self._schedule(entry, answer))
+        self._background.start(self._schedule(entry, answer))
 
     async def _schedule(self, entry: Entry, answer: Callable[[GanglineError | None], None]) -> None:
         submission = entry.submission
@@ -296,18 +293,8 @@ class Outcomes:
         if abs(record.submitted_at - entry.message.at) < _SAME_S:
             await (await self._streams.tasks()).purge(subject)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        errand = asyncio.get_running_loop().create_task(work, name="gangline-outcome")
-        self._errands.add(errand)
-        errand.add_done_callback(self._done)
-
-    def _done(self, errand: asyncio.Task[None]) -> None:
-        self._errands.discard(errand)
-        if not errand.cancelled() and (error := errand.exception()) is not None:
-            self._log.error("an outcome could not be written", exc_info=error, extra={"action": "outcome.bug"})
-
     def __repr__(self) -> str:
-        return f"Outcomes(under way={len(self._errands)})"
+        return f"Outcomes(under way={len(self._background)})"
 
 
 class Writing:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, assert_never
 from pydantic import ValidationError
 
 from ....bus.port.bus import Consumer
+from ....runtime.tasks import Chores
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
@@ -84,7 +85,7 @@ class Hands:
         self._wants: dict[str, do.Want] = {}
         self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
-        self._errands: set[asyncio.Task[None]] = set()
+        self._background = Chores(f"effects of {endpoint}", self._log)
         self._closed = False
 
     def start(self, consumer: Consumer) -> None:
@@ -98,11 +99,7 @@ class Hands:
         if self._timer is not None:
             self._timer.cancel()
         self.flights.let_go()
-        tasks = [task for task in self._errands if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._background.stop()
         for feeder in self.feeders.values():
             await feeder.stop()
         await self.writing.stop()
@@ -133,7 +130,7 @@ class Hands:
             case do.Start():
                 self._start(effect)
             case do.Attach():
-                self._in_background(self._attach(self._entries[effect.seq], effect))
+                self._background.start(self._attach(self._entries[effect.seq], effect))
             case do.Stop():
                 if (entry := self._entries.get(effect.seq)) is not None:
                     self.flights.stop(entry, effect.attempt)
@@ -305,16 +302,6 @@ class Hands:
                 self.outcomes.forget_try(self._endpoint, job)
 
     # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name=f"gangline-hands-{self._endpoint}")
-        self._errands.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._errands.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("an errand failed", exc_info=error, extra={"action": "hands.bug"})
 
     def __repr__(self) -> str:
         return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"

@@ -12,6 +12,7 @@ import asyncio
 from typing import Final
 
 from ....bus.port.bus import Bus, NoResponders
+from ....runtime.tasks import Chores
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import JobsRequest
 from ....schemas.names import Names, Operation
@@ -50,23 +51,17 @@ class Vigil:
         self._gone_after_s = gone_after_s
         self._log = log
         self._watched: dict[Worker, _Watched] = {}
-        self._task: asyncio.Task[None] | None = None
-        self._pings: set[asyncio.Task[None]] = set()
+        self._pings = Chores("pings of workers")
         self.lost = 0
 
     def start(self) -> None:
         """Idempotent."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._go_on(), name="gangline-vigil")
+        if not self._pings:
+            self._pings.start(self._go_on())
 
     async def stop(self) -> None:
         """Idempotent, safe before `start`."""
-        tasks = [task for task in (self._task, *self._pings) if task is not None]
-        self._task = None
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._pings.stop()
 
     def watch(self, worker: Worker) -> None:
         """Something of ours runs there."""
@@ -85,15 +80,12 @@ class Vigil:
                 self.lost += watched.suspected and not worker.known
 
     async def _go_on(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._ping_s)
             if not self._bus.connected:
                 continue
             for watched in list(self._watched.values()):
-                ping = loop.create_task(self._ping(watched), name="gangline-vigil-ping")
-                self._pings.add(ping)
-                ping.add_done_callback(self._pings.discard)
+                self._pings.start(self._ping(watched))
 
     async def _ping(self, watched: _Watched) -> None:
         worker, loop = watched.worker, asyncio.get_running_loop()

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from .....runtime.tasks import Chores
 from .....schemas.errors.base import GanglineError, InvalidSettings, TaskCrashed
 from .....telemetry.logs import logger_for
 from ....context.task_context import TaskContext, gang_of, progress_of
@@ -43,7 +44,7 @@ class Processes:
         self._children: set[Child] = set()
         self._idle: list[Child] = []
         """Ready for a task; the most recently used last, and used first: its memory is warm."""
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting = Chores("start of a child process")
         self._open: Open | None = None
 
     async def start(self) -> None:
@@ -71,9 +72,7 @@ class Processes:
 
     async def stop(self) -> None:
         """Close idle children; kill busy ones, and those that do not go in time."""
-        for starting in list(self._starting):
-            starting.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await self._starting.stop()
         self._idle.clear()
         children = list(self._children)
         for child in children:
@@ -100,9 +99,7 @@ class Processes:
             idle.remove(child)
             run.assign(child)
             return
-        starting = asyncio.get_running_loop().create_task(self._begin_in_new(run))
-        self._starting.add(starting)
-        starting.add_done_callback(self._starting.discard)
+        self._starting.start(self._begin_in_new(run))
 
     def give_back(self, child: Child) -> None:
         """The child has nothing to do now."""
@@ -168,7 +165,7 @@ class ProcessRun(Run):
         self._processes = processes
         self._window = window
         self._child: Child | None = None
-        self._gang_calls: set[asyncio.Task[None]] = set()
+        self._gang_calls = Chores("gang call of a child")
         self._outcome: Outcome | None = None
         """How it ended, when it did so while its child was being killed."""
         self.loop.call_soon(self._begin)
@@ -220,9 +217,7 @@ class ProcessRun(Run):
             progress.report(value)
 
     def child_gang(self, number: int, what: str, value: Any, root: int) -> None:
-        call = self.loop.create_task(self._call_gang(number, what, value, root), name="gangline gang call of a child")
-        self._gang_calls.add(call)
-        call.add_done_callback(self._gang_calls.discard)
+        self._gang_calls.start(self._call_gang(number, what, value, root))
 
     async def _call_gang(self, number: int, what: str, value: Any, root: int) -> None:
         answer = await answer_child(gang_of(self.context), number, what, value, root)
@@ -230,8 +225,7 @@ class ProcessRun(Run):
             self._child.send(answer)
 
     def finish(self, outcome: Outcome) -> None:
-        for call in self._gang_calls:
-            call.cancel()
+        self._gang_calls.cancel()
         super().finish(outcome)
 
     def child_done(self, outcome: Outcome) -> None:

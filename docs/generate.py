@@ -1,6 +1,7 @@
 """Write what the pages repeat of the code: errors, settings, commands, the states of a gang.
 
-`python docs/generate.py` writes them; a test compares them with what it would write.
+`python docs/generate.py` writes them, and the client for plain code (see generate_sync.py); tests compare them with
+what it would write.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import inspect
 import itertools
 import re
+import runpy
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
@@ -365,6 +367,7 @@ def main() -> None:
     ROLES.write_text(configuration(Names(), DEFAULT_USERS))
     EXPLAINED.write_text(with_diagram(EXPLAINED.read_text()))
     EXPLAINED_TASKS.write_text(with_task_diagram(EXPLAINED_TASKS.read_text()))
+    runpy.run_path(str(REFERENCE.parent / "generate_sync.py"), run_name="__main__")
 
 
 if __name__ == "__main__":

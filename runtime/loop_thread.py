@@ -8,7 +8,7 @@ import contextvars
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from ..schemas.errors.base import ClosedError
 
@@ -61,6 +61,14 @@ class LoopThread:
                 concurrent.futures.wait((future,), timeout=_CLEAN_UP_S)
             raise
 
+    def call(self, function: Callable[[], T]) -> T:
+        """Call a plain function on the loop. Raises as `run`."""
+
+        async def on_loop() -> T:
+            return function()
+
+        return self.run(on_loop())
+
     def _begin(
         self,
         coroutine: Coroutine[Any, Any, T],
@@ -89,17 +97,83 @@ class LoopThread:
                 self._thread.join()
 
 
+class SyncProxy(Generic[T]):
+    """Plain functions in front of an object that belongs to the loop of a thread."""
+
+    def __init__(self, thread: LoopThread, target: T) -> None:
+        self._thread = thread
+        self._target = target
+
+    def __repr__(self) -> str:
+        return f"Sync{self._target!r}"
+
+
+class Closable(Protocol):
+    """What is started and closed on its loop."""
+
+    def start(self) -> Coroutine[Any, Any, Any]: ...
+
+    def close(self) -> Coroutine[Any, Any, None]: ...
+
+
+R = TypeVar("R", bound=Closable)
+
+
+class OwningProxy(SyncProxy[R]):
+    """A proxy whose thread began with it and ends with it."""
+
+    def __init__(self, open_client: Callable[[], Coroutine[Any, Any, R]]) -> None:
+        """`open_client` runs on the proxy's own loop."""
+        self._thread = LoopThread()
+        try:
+            self._target = self._thread.run(open_client())
+        except BaseException:
+            self._thread.stop()
+            raise
+
+    def _with(self, target: R) -> Self:
+        """A proxy of another target on the same thread."""
+        proxy = type(self).__new__(type(self))
+        SyncProxy.__init__(proxy, self._thread, target)
+        return proxy
+
+    def start(self) -> Self:
+        """Does nothing: it began when it was made."""
+        self._thread.run(self._target.start())
+        return self
+
+    def close(self) -> None:
+        """Close the target, and end the thread. Idempotent."""
+        try:
+            self._thread.run(self._target.close())
+        except ClosedError:
+            return
+        self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
 class SyncContext(Generic[T]):
     """An async context manager, entered and left from plain code."""
 
-    def __init__(self, thread: LoopThread, manager: Any, wrap: Callable[[Any], T]) -> None:
+    def __init__(self, thread: LoopThread, manager: Any) -> None:
         self._thread = thread
         self._manager = manager
-        self._wrap = wrap
+
+    def _entered(self, entered: Any) -> T:
+        """What `with` gives of what `async with` gives."""
+        found: T = entered
+        return found
 
     def __enter__(self) -> T:
         try:
-            return self._wrap(self._thread.run(self._manager.__aenter__()))
+            return self._entered(self._thread.run(self._manager.__aenter__()))
         except BaseException:
             # Interrupted (Ctrl-C) just when it had succeeded: nobody else would give the slots back.
             self._thread.run(self._manager.__aexit__(None, None, None))

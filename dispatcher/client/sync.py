@@ -1,153 +1,317 @@
 """The client for code without an event loop: the same names, plain functions.
 
 A `SyncClient` runs an ordinary Client on a loop in a thread of its own. It may be used from many threads at once.
+
+Written by docs/generate_sync.py from the async classes: change those, and run `make docs`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ...bus.port.bus import BucketSettings
-from ...runtime.loop_thread import LoopThread, SyncContext, iterate
-from ...schemas.errors.base import ClosedError, GanglineError
+from ...runtime.loop_thread import OwningProxy, SyncContext, SyncProxy, iterate
+from ...schemas.errors.base import GanglineError
+from ...schemas.messages.gangs import GangEvent
+from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
-from ...schemas.records.gangs import Bundle
+from ...schemas.records.gangs import Bundle, HostPort
+from ...schemas.records.jobs import JobEvent, JobProgress
 from ...schemas.records.routes import RouteRecord
 from ...schemas.records.workers import LeaseRecord
+from ..gangs.gang import Gang
+from ..gangs.members import GangMember
+from ..gangs.owner import OwnedState
+from ..jobs.dead_letters import DeadLetter
+from ..jobs.job import Job
 from ..jobs.storage import TaskStorage
-from ..leases.lease import Lease, Leasing
-from ..leases.selection import Choosing, Selection
+from ..leases.lease import Lease
+from ..leases.selection import Selection
 from ..routing.policy import Policy
 from ..routing.settings import RouterSettings
 from .client import Client, connect
-from .gang_sync import SyncGanging
 from .hooks import Hook
-from .jobs_sync import SyncDurableTasks
 from .operations import WorkerInfo
 
 if TYPE_CHECKING:
     from ...bus.settings.connection import ConnectionSettings
 
 
-class SyncChoosing(SyncContext[Selection]):
-    """See selection.Choosing."""
-
-    def __init__(self, thread: LoopThread, choosing: Choosing) -> None:
-        super().__init__(thread, choosing, lambda selection: selection)
-
-
-class SyncLease:
-    """See leases.Lease; the same attributes and methods."""
-
-    def __init__(self, thread: LoopThread, lease: Lease) -> None:
-        self._thread = thread
-        self._lease = lease
-
-    @property
-    def pool(self) -> str:
-        return self._lease.pool
-
-    @property
-    def endpoint(self) -> str:
-        """What was asked for: the pool, or an endpoint whose route led there."""
-        return self._lease.endpoint
-
-    @property
-    def worker(self) -> str:
-        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is."""
-        return self._lease.worker
-
-    @property
-    def gang(self) -> str | None:
-        """The gang of a standing set whose slots they are; None: of no gang."""
-        return self._lease.gang
-
-    @property
-    def node(self) -> str:
-        return self._lease.node
-
-    @property
-    def zone(self) -> str:
-        return self._lease.zone
-
-    @property
-    def address(self) -> str:
-        """Where others can reach the process, if it told."""
-        return self._lease.address
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        return self._lease.labels
-
-    @property
-    def token(self) -> str:
-        return self._lease.token
-
-    @property
-    def epoch(self) -> int:
-        return self._lease.epoch
-
-    @property
-    def fence(self) -> int:
-        return self._lease.fence
-
-    @property
-    def slots(self) -> int:
-        return self._lease.slots
+class SyncLease(SyncProxy[Lease]):
+    """Lease for plain code. Some slots of one worker, or of one gang of a standing set, renewed by itself
+    while held. Not for use after its `with` block."""
 
     @property
     def used(self) -> int:
-        """Slots in use by this lease's tasks now."""
-        return self._lease.used
+        """Slots in use by this lease's tasks now, those included that were cancelled and have not stopped yet."""
+        return self._target.used
 
     @property
     def lost(self) -> GanglineError | None:
         """Why the lease cannot be used any more; None while it can."""
-
-        async def ask() -> GanglineError | None:
-            return self._lease.lost
-
-        return self._thread.run(ask())
+        return self._thread.call(lambda: self._target.lost)
 
     def call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """See Lease.call."""
-        return self._thread.run(self._lease.call(method, *args, **kwargs))
+        """Run a task on the lease and return its result. Waits while all slots of the lease are in use. See
+        Lease.call."""
+        return self._thread.run(self._target.call(method, *args, **kwargs))
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        """See Lease.stream."""
-        return iterate(self._thread, self._lease.stream(method, *args, **kwargs))
+        """Run a task on the lease and yield its items. Leaving the loop early cancels the task. See Lease.stream."""
+        return iterate(self._thread, self._target.stream(method, *args, **kwargs))
 
     def renew(self) -> None:
-        """See Lease.renew."""
-
-        async def renew() -> None:
-            self._lease.renew()
-
-        self._thread.run(renew())
+        """Ask for the full time to live now, rather than when it is due by itself."""
+        self._thread.call(self._target.renew)
 
     def release(self) -> None:
-        """See Lease.release."""
+        """Give the slots back now; those in use come back as their tasks end. Idempotent, never waits."""
+        self._thread.call(self._target.release)
 
-        async def release() -> None:
-            self._lease.release()
+    @property
+    def pool(self) -> str:
+        return self._target.pool
 
-        self._thread.run(release())
+    @property
+    def endpoint(self) -> str:
+        """What was asked for: the pool, or an endpoint whose route led there."""
+        return self._target.endpoint
 
-    def __repr__(self) -> str:
-        return f"Sync{self._lease!r}"
+    @property
+    def worker(self) -> str:
+        """`<pool>.<worker>`, as operators name it; of a standing set, where rank 0 of the gang is. The same goes
+        for what else is told of the worker."""
+        return self._target.worker
+
+    @property
+    def gang(self) -> str | None:
+        """The gang of a standing set whose slots they are: of rank 0, or of every rank. None: of no gang."""
+        return self._target.gang
+
+    @property
+    def node(self) -> str:
+        return self._target.node
+
+    @property
+    def zone(self) -> str:
+        return self._target.zone
+
+    @property
+    def address(self) -> str:
+        """Where others can reach the process, if it told; host or host:port."""
+        return self._target.address
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        return self._target.labels
+
+    @property
+    def token(self) -> str:
+        """As it stands in the ledger."""
+        return self._target.token
+
+    @property
+    def epoch(self) -> int:
+        """The worker's epoch; the token dies with it."""
+        return self._target.epoch
+
+    @property
+    def fence(self) -> int:
+        """A number that grows with each lease of the worker, for resources that refuse zombies; of a lease with
+        `ledger="sync"` it grows over the whole system."""
+        return self._target.fence
+
+    @property
+    def slots(self) -> int:
+        """How many; of a gang whose calls run on all ranks, so many of each."""
+        return self._target.slots
+
+
+class SyncGang(SyncProxy[Gang]):
+    """Gang for plain code. A gang that this process owns: renewed by itself while held. Not for use after its
+    `with` block."""
+
+    @property
+    def id(self) -> str:
+        return self._target.id
+
+    @property
+    def generation(self) -> int:
+        """Of the newest members; grows with each restart."""
+        return self._target.generation
+
+    @property
+    def size(self) -> int:
+        """The number of ranks: the world size. With a range of sizes, that of the newest members."""
+        return self._target.size
+
+    @property
+    def members(self) -> tuple[GangMember, ...]:
+        """By rank."""
+        return self._target.members
+
+    @property
+    def rendezvous(self) -> HostPort | None:
+        """Host and port at rank 0's worker, for the tasks to meet at; free when the gang was formed."""
+        return self._target.rendezvous
+
+    @property
+    def fence(self) -> int:
+        """A number that grows over the whole system with each generation, for resources that refuse zombies."""
+        return self._target.fence
+
+    @property
+    def restarts(self) -> int:
+        """How often it was formed again or repaired so far, for whatever reason: the generations before this one.
+        The same number stands in the ledger, in answers and in events."""
+        return self._target.restarts
+
+    @property
+    def failures(self) -> int:
+        """How many failures count against `max_restarts` so far; drains and preemptions do not."""
+        return self._target.failures
+
+    @property
+    def state(self) -> OwnedState:
+        """How it fares: formed, repairing, restarting, unconfirmed or ended."""
+        return self._thread.call(lambda: self._target.state)
+
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """Ranks that are lost and being replaced while the others go on (`restart="restart_member"`), ascending.
+        What was under way there has ended with GangRestarted; what is sent there waits for the replacement."""
+        return self._target.lost_ranks
+
+    @property
+    def lost(self) -> GanglineError | None:
+        """Why nothing can be sent now: over, between two generations, or not renewed in time. None while it can,
+        if only to ranks that are not among `lost_ranks`."""
+        return self._thread.call(lambda: self._target.lost)
+
+    def options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        idempotent: bool | None = None,
+        retries: int | None = None,
+        partial: bool | None = None,
+    ) -> SyncGang:
+        """The same gang, with calls that are made so; what is not given stays as it is. Cheap. See Gang.options."""
+        return SyncGang(
+            self._thread,
+            self._target.options(timeout_s=timeout_s, idempotent=idempotent, retries=retries, partial=partial),
+        )
+
+    def run(self, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run a task on all ranks, with the same arguments, and return the results by rank. See Gang.run."""
+        return self._thread.run(self._target.run(method, *args, **kwargs))
+
+    def run_each(self, method: str, arguments: Sequence[Any] | Callable[[int], Sequence[Any]], /) -> list[Any]:
+        """Run a task on all ranks, each with its own arguments; else as `run`. See Gang.run_each."""
+        return self._thread.run(self._target.run_each(method, arguments))
+
+    def call(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a task on one rank and return its result. Waits while all slots of the member are in use. See
+        Gang.call."""
+        return self._thread.run(self._target.call(rank, method, *args, **kwargs))
+
+    def stream(self, rank: int, method: str, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
+        """Run a task on one rank and yield its items. Leaving the loop early cancels the task. Never repeated. See
+        Gang.stream."""
+        return iterate(self._thread, self._target.stream(rank, method, *args, **kwargs))
+
+    def wait_formed(self) -> int:
+        """The living generation; between two, and while ranks of it are lost, wait for the next. See
+        Gang.wait_formed."""
+        return self._thread.run(self._target.wait_formed())
+
+    def ready(self) -> int:
+        """The living generation, once all its members have started: their `gang_start` functions have ended well.
+        Waits for that, also over restarts, until the deadline of `options(timeout_s=...)`, if there is one. See
+        Gang.ready."""
+        return self._thread.run(self._target.ready())
+
+    def events(self) -> Generator[GangEvent, None, None]:
+        """What is broadcast of this gang, from now until it is over. Events may be lost."""
+        return iterate(self._thread, self._thread.call(self._target.events))
+
+    def release(self) -> None:
+        """Give the gang back now; returns when its members have stopped. Idempotent. What is under way ends with
+        ClosedError."""
+        self._thread.run(self._target.release())
+
+
+class SyncJob(SyncProxy[Job]):
+    """Job for plain code. Made by `Client.submit`, or by `Client.job` from its id. Nothing of it needs to be
+    closed; it may be dropped at any time, and looked up again by its id from anywhere."""
+
+    @property
+    def id(self) -> str:
+        return self._target.id
+
+    @property
+    def endpoint(self) -> str | None:
+        """None: it was looked up without."""
+        return self._target.endpoint
+
+    @property
+    def method(self) -> str | None:
+        """None: it was looked up by its id."""
+        return self._target.method
+
+    @property
+    def repeats(self) -> bool:
+        """It is a schedule (`cron`): each of its runs is a job of its own."""
+        return self._target.repeats
+
+    def result(self, timeout_s: float | None = None) -> Any:
+        """What the task returned; waits for its end, also over lost connections. See Job.result."""
+        return self._thread.run(self._target.result(timeout_s))
+
+    def status(self) -> JobInfo:
+        """What is known of it now: from its result, its dispatcher, or the stream. See Job.status."""
+        return self._thread.run(self._target.status())
+
+    def cancel(self) -> bool:
+        """Have it not start, or stop where it runs; of a schedule, run no more. False: it had ended. See
+        Job.cancel."""
+        return self._thread.run(self._target.cancel())
+
+    def why(self) -> WhyReply:
+        """What it waits for. See Job.why."""
+        return self._thread.run(self._target.why())
+
+    def events(self) -> Generator[JobEvent | JobProgress, None, None]:
+        """What happened to it so far, and what happens, until its end: `for event in job.events()`. See
+        Job.events."""
+        return iterate(self._thread, self._target.events())
+
+    def items(self, *, skip: bool = False) -> Generator[Any, None, None]:
+        """The items of a task that yields, from the first, as they come: `for item in job.items()`. See Job.items."""
+        return iterate(self._thread, self._target.items(skip=skip))
+
+
+class SyncChoosing(SyncContext[Selection]):
+    """`with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
 
 class SyncLeasing(SyncContext[SyncLease]):
-    """See leases.Leasing."""
+    """`with router.lease(...) as lease`: reserves on entry, releases on exit."""
 
-    def __init__(self, thread: LoopThread, leasing: Leasing) -> None:
-        super().__init__(thread, leasing, lambda lease: SyncLease(thread, lease))
+    def _entered(self, entered: Lease) -> SyncLease:
+        return SyncLease(self._thread, entered)
 
 
-class SyncClient(SyncDurableTasks):
+class SyncGanging(SyncContext[SyncGang]):
+    """`with client.gang(...) as gang`: waits until it is formed, releases on leaving."""
+
+    def _entered(self, entered: Gang) -> SyncGang:
+        return SyncGang(self._thread, entered)
+
+
+class SyncClient(OwningProxy[Client]):
     """Client for plain code; see Client for what each method means and raises.
 
     ::
@@ -157,36 +321,6 @@ class SyncClient(SyncDurableTasks):
 
     Ctrl-C during a call cancels the call. Forked children must connect anew.
     """
-
-    def __init__(self, open_client: Callable[[], Coroutine[Any, Any, Client]]) -> None:
-        """`open_client` runs on the client's own loop."""
-        self._thread = LoopThread()
-        try:
-            self._client = self._thread.run(open_client())
-        except BaseException:
-            self._thread.stop()
-            raise
-
-    def start(self) -> SyncClient:
-        """Does nothing: it began when it was made."""
-        self._thread.run(self._client.start())
-        return self
-
-    def close(self) -> None:
-        """See Client.close; also ends the thread. Idempotent."""
-        try:
-            self._thread.run(self._client.close())
-        except ClosedError:
-            return
-        self._thread.stop()
-
-    def __enter__(self) -> SyncClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def options(
         self,
@@ -210,53 +344,55 @@ class SyncClient(SyncDurableTasks):
         result_ttl_s: float | None = None,
         events: bool | None = None,
     ) -> SyncClient:
-        """See Client.options."""
-        bound = SyncClient.__new__(SyncClient)
-        bound._thread = self._thread
-        bound._client = self._client.options(
-            timeout_s=timeout_s,
-            key=key,
-            model=model,
-            idempotent=idempotent,
-            max_attempts=max_attempts,
-            labels=labels,
-            pool=pool,
-            queue=queue,
-            priority=priority,
-            idempotency_key=idempotency_key,
-            deadline_s=deadline_s,
-            delay_s=delay_s,
-            at=at,
-            cron=cron,
-            ordered=ordered,
-            backoff_s=backoff_s,
-            result_ttl_s=result_ttl_s,
-            events=events,
+        """A copy of this client whose requests are made so; what is not given stays as it is. Cheap. See
+        Client.options."""
+        return self._with(
+            self._target.options(
+                timeout_s=timeout_s,
+                key=key,
+                model=model,
+                idempotent=idempotent,
+                max_attempts=max_attempts,
+                labels=labels,
+                pool=pool,
+                queue=queue,
+                priority=priority,
+                idempotency_key=idempotency_key,
+                deadline_s=deadline_s,
+                delay_s=delay_s,
+                at=at,
+                cron=cron,
+                ordered=ordered,
+                backoff_s=backoff_s,
+                result_ttl_s=result_ttl_s,
+                events=events,
+            )
         )
-        return bound
 
     def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
-        """See Client.call."""
-        return self._thread.run(self._client.call(target, *args, **kwargs))
+        """Run a task on some worker and return its result: one round trip. See Client.call."""
+        return self._thread.run(self._target.call(target, *args, **kwargs))
 
     def stream(self, target: str | Selection, /, *args: Any, **kwargs: Any) -> Generator[Any, None, None]:
-        """See Client.stream. Closing the generator stops the task."""
-        return iterate(self._thread, self._client.stream(target, *args, **kwargs))
+        """Run a task that yields, and yield its items as they come: `for item in client.stream(...)`. See
+        Client.stream."""
+        return iterate(self._thread, self._target.stream(target, *args, **kwargs))
 
     def choose_worker(self, target: str, /, *, slots: int | None = None, move: bool = True) -> SyncChoosing:
-        """See Client.choose_worker."""
-        return SyncChoosing(self._thread, self._client.choose_worker(target, slots=slots, move=move))
+        """`with client.choose_worker("images") as selection:` — hold a slot, and see whose, before sending. See
+        Client.choose_worker."""
+        return SyncChoosing(self._thread, self._target.choose_worker(target, slots=slots, move=move))
 
     def dispatch(self, selection: Selection, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        """See Client.dispatch."""
-        return self._thread.run(self._client.dispatch(selection, method, *args, **kwargs))
+        """Run a task on the slot that was chosen; it cannot be rejected for want of room. See Client.dispatch."""
+        return self._thread.run(self._target.dispatch(selection, method, *args, **kwargs))
 
     def lease(
         self, target: str, /, *, slots: int = 1, ttl_s: float = 15.0, ledger: str = "behind", wait: bool = True
     ) -> SyncLeasing:
-        """See Client.lease."""
-        leasing = self._client.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait)
-        return SyncLeasing(self._thread, leasing)
+        """`with client.lease("images", slots=4) as lease:` — hold slots of one worker for many tasks. See
+        Client.lease."""
+        return SyncLeasing(self._thread, self._target.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait))
 
     def gang(
         self,
@@ -278,69 +414,106 @@ class SyncClient(SyncDurableTasks):
         start_timeout_s: float = 600.0,
         ttl_s: float = 15.0,
     ) -> SyncGanging:
-        """See Client.gang."""
-        ganging = self._client.gang(
-            pool=pool,
-            size=size,
-            slots=slots,
-            labels=labels,
-            bundles=bundles,
-            strategy=strategy,
-            deadline_s=deadline_s,
-            wait_for_workers=wait_for_workers,
-            priority=priority,
-            preempt=preempt,
-            restart=restart,
-            max_restarts=max_restarts,
-            backoff_s=backoff_s,
-            grace_s=grace_s,
-            start_timeout_s=start_timeout_s,
-            ttl_s=ttl_s,
+        """`with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing. See
+        Client.gang."""
+        return SyncGanging(
+            self._thread,
+            self._target.gang(
+                pool=pool,
+                size=size,
+                slots=slots,
+                labels=labels,
+                bundles=bundles,
+                strategy=strategy,
+                deadline_s=deadline_s,
+                wait_for_workers=wait_for_workers,
+                priority=priority,
+                preempt=preempt,
+                restart=restart,
+                max_restarts=max_restarts,
+                backoff_s=backoff_s,
+                grace_s=grace_s,
+                start_timeout_s=start_timeout_s,
+                ttl_s=ttl_s,
+            ),
         )
-        return SyncGanging(self._thread, ganging)
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
-        """See Client.workers."""
-        return self._thread.run(self._client.workers(pool))
+        """Living workers of one pool, or of all, by name. See Client.workers."""
+        return self._thread.run(self._target.workers(pool))
 
     def leases(self, pool: str | None = None, worker: str | None = None) -> list[LeaseRecord]:
-        """See Client.leases."""
-        return self._thread.run(self._client.leases(pool, worker))
+        """Living leases, oldest first; `worker` is the name within its pool. See Client.leases."""
+        return self._thread.run(self._target.leases(pool, worker))
 
     def drain(self, worker: str, *, grace_s: float | None = None) -> DrainReply:
-        """See Client.drain."""
-        return self._thread.run(self._client.drain(worker, grace_s=grace_s))
+        """Have a worker (`POOL.WORKER`) take nothing new, finish and leave; what runs after `grace_s` is
+        cancelled. See Client.drain."""
+        return self._thread.run(self._target.drain(worker, grace_s=grace_s))
 
     def resize(self, worker: str, slots: int) -> ResizeReply:
-        """See Client.resize."""
-        return self._thread.run(self._client.resize(worker, slots))
+        """Change the number of slots of a worker (`POOL.WORKER`), live; 0 pauses it. See Client.resize."""
+        return self._thread.run(self._target.resize(worker, slots))
 
     def stats(self, worker: str) -> StatsReply:
-        """See Client.stats."""
-        return self._thread.run(self._client.stats(worker))
-
-    def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
-        """See Client.set_route."""
-        return self._thread.run(self._client.set_route(endpoint, route))
-
-    def delete_route(self, endpoint: str, /) -> None:
-        """See Client.delete_route."""
-        self._thread.run(self._client.delete_route(endpoint))
-
-    def routes(self) -> dict[str, RouteRecord]:
-        """See Client.routes."""
-        return self._thread.run(self._client.routes())
+        """What a worker (`POOL.WORKER`) says of itself: load, leases, counts. See Client.stats."""
+        return self._thread.run(self._target.stats(worker))
 
     def statistics(self) -> dict[str, Any]:
-        """See Client.statistics."""
+        """What this client knows and does: pools with workers and queues, requests in flight, slots held."""
+        return self._thread.call(self._target.statistics)
 
-        async def ask() -> dict[str, Any]:
-            return self._client.statistics()
+    def submit(self, target: str, /, *args: Any, **kwargs: Any) -> SyncJob:
+        """Have a task run, now or later, whatever becomes of this process: returns when it is stored. See
+        Client.submit."""
+        return SyncJob(self._thread, self._thread.run(self._target.submit(target, *args, **kwargs)))
 
-        return self._thread.run(ask())
+    def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[SyncJob]:
+        """Submit a task with each of these named arguments, many at once; in order. With an `idempotency_key`,
+        each has that key with its place in the list. See Client.submit_many."""
+        return [SyncJob(self._thread, each) for each in self._thread.run(self._target.submit_many(target, arguments))]
 
-    def __repr__(self) -> str:
-        return f"Sync{self._client!r}"
+    def job(self, id: str, /, endpoint: str | None = None) -> SyncJob:
+        """A job by its id. Nothing is asked yet. See Client.job."""
+        return SyncJob(self._thread, self._target.job(id, endpoint))
+
+    def queues(self) -> list[QueueStats]:
+        """Every endpoint that has tasks waiting or running, or a dispatcher: depth, oldest, running, credit. See
+        Client.queues."""
+        return self._thread.run(self._target.queues())
+
+    def dead_letters(
+        self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
+    ) -> list[DeadLetter]:
+        """Tasks that will not be tried again, of all endpoints or one; the newest, oldest first. See
+        Client.dead_letters."""
+        return self._thread.run(self._target.dead_letters(endpoint, limit=limit, bodies=bodies))
+
+    def dead_letter(self, job: str) -> DeadLetter:
+        """That of one job. See Client.dead_letter."""
+        return self._thread.run(self._target.dead_letter(job))
+
+    def replay(self, job: str | DeadLetter) -> SyncJob:
+        """Submit a dead letter anew, as the same job with all its attempts before it. See Client.replay."""
+        return SyncJob(self._thread, self._thread.run(self._target.replay(job)))
+
+    def drop(self, job: str | DeadLetter) -> None:
+        """Throw a dead letter away. See Client.drop."""
+        self._thread.run(self._target.drop(job))
+
+    def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:
+        """Send an endpoint's traffic where `route` says, from now on and from everywhere; replaces the route it
+        has. See Client.set_route."""
+        return self._thread.run(self._target.set_route(endpoint, route))
+
+    def delete_route(self, endpoint: str, /) -> None:
+        """The endpoint is the pool of its name again. One that has no route is no error. See Client.delete_route."""
+        self._thread.run(self._target.delete_route(endpoint))
+
+    def routes(self) -> dict[str, RouteRecord]:
+        """Routes by endpoint, as they are followed now. Values that cannot be followed are in
+        `statistics()["routes"]["refused"]`. See Client.routes."""
+        return self._thread.run(self._target.routes())
 
 
 def connect_sync(

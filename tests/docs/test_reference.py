@@ -32,8 +32,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 PROTOCOL = (DOCS / "reference" / "protocol.md").read_text()
 
 
-def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generate", DOCS / "generate.py")
+def _generator(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,7 +41,8 @@ def _generator() -> ModuleType:
     return module
 
 
-generate = _generator()
+generate = _generator("generate")
+generate_sync = _generator("generate_sync")
 
 
 def test_the_drawing_of_a_gangs_states_is_up_to_date():
@@ -60,6 +61,10 @@ def test_the_drawing_of_a_tasks_steps_is_up_to_date():
 @pytest.mark.parametrize("name", generate.PAGES)
 def test_a_generated_page_is_up_to_date(name):
     assert (DOCS / "reference" / name).read_text() == generate.PAGES[name](), "run: make docs"
+
+
+def test_the_client_for_plain_code_is_up_to_date():
+    assert generate_sync.MODULE.read_text() == generate_sync.text(), "run: make docs"
 
 
 def test_the_servers_configuration_is_up_to_date():

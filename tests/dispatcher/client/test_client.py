@@ -12,9 +12,7 @@ import gangline
 from gangline.bus.port.bus import RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
-from gangline.dispatcher.client.gang_sync import SyncGang
-from gangline.dispatcher.client.jobs_sync import SyncJob
-from gangline.dispatcher.client.sync import SyncClient, SyncLease, connect_sync
+from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncLease, connect_sync
 from gangline.dispatcher.gangs.gang import Gang
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.leases.lease import Lease

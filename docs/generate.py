@@ -27,9 +27,11 @@ from gangline.coordinator.election.election_core import ElectionSettings
 from gangline.coordinator.model import states
 from gangline.coordinator.service_settings import ShellSettings
 from gangline.coordinator.settings import CoordinatorSettings
+from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.calls.options import SubmitOptions
 from gangline.dispatcher.durable.core import states as task_states
 from gangline.dispatcher.durable.settings import DispatcherSettings
+from gangline.dispatcher.gangs.gangs import GangOptions
 from gangline.dispatcher.gateway.settings import GatewaySettings
 from gangline.dispatcher.jobs.storage import TaskStorage
 from gangline.dispatcher.routing.settings import RouterSettings
@@ -38,6 +40,7 @@ from gangline.schemas.errors import base as errors
 from gangline.schemas.errors import gangs as gang_errors
 from gangline.schemas.errors import tasks as task_errors
 from gangline.schemas.errors.base import GanglineError
+from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.names import Names
 from gangline.schemas.permissions.nats_config import DEFAULT_USERS, configuration
 from gangline.schemas.permissions.roles import Role, permissions
@@ -137,11 +140,22 @@ def _default(field: dataclasses.Field[object]) -> str:
     return "see text" if field.default_factory is not dataclasses.MISSING else "required"
 
 
-def _settings_section(cls: type, title: str) -> list[str]:
+def _gang_default(name: str) -> str:
+    field = AcquireRequest.model_fields.get(name)
+    value = None if field is None else field.default
+    return f"`{getattr(value, 'value', value)!r}`"
+
+
+def _settings_section(cls: type, title: str, *, without: str = "") -> list[str]:
     texts = _field_texts(cls)
+    if dataclasses.is_dataclass(cls):
+        defaults = {field.name: _default(field) for field in dataclasses.fields(cls) if field.init}
+    else:
+        defaults = {name: _gang_default(name) for name in cls.__annotations__}
     rows = [
-        f"| `{field.name}` | {_default(field)} | {cell(texts.get(field.name, ''))} |"
-        for field in dataclasses.fields(cls)
+        f"| `{name}` | {default} | {cell(texts.get(name, ''))} |"
+        for name, default in defaults.items()
+        if name != without
     ]
     about = (inspect.getdoc(cls) or "").partition("\n\nRaises:")[0]
     return [f"## {title}", "", about, "", "| setting | default | meaning |", "|---|---|---|", *rows, ""]
@@ -163,6 +177,8 @@ def settings_page() -> str:
             *_settings_section(WorkerSettings, "Worker: `WorkerSettings`"),
             *_settings_section(RouterSettings, "Router, in clients and gateways: `RouterSettings`"),
             *_settings_section(GatewaySettings, "Gateway: `GatewaySettings`"),
+            *_settings_section(CallOptions, "Calls: options of `client.options(...)`", without="submit"),
+            *_settings_section(GangOptions, "Gangs: options of `client.gang(...)`"),
             *_settings_section(SubmitOptions, "Submitted tasks: options of `client.options(...).submit`"),
             *_settings_section(DispatcherSettings, "Dispatcher of submitted tasks: `DispatcherSettings`"),
             *_settings_section(TaskStorage, "Streams and buckets of submitted tasks: `TaskStorage`"),

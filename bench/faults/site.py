@@ -171,12 +171,12 @@ class Site(Crew):
 
     # -- gangs -------------------------------------------------------------------------------------------------------
 
-    def gang(self, gang: str = "", *, max_restarts: int | None = 3, **fields: Any) -> Ganging:
+    def gang(self, gang: str = "", **fields: Any) -> Ganging:
         """As Client.gang, of an id that is known beforehand."""
         given = {"pool": SERVED, "strategy": "spread", "grace_s": 1.0, **fields}
         if gang:
             given["id"] = gang
-        return self.client.router.gangs.gang(given, max_restarts, CallOptions())
+        return self.client.router.gangs.gang(given, CallOptions())
 
     def _on_event(self, message: Message) -> None:
         self.events.append((time.monotonic(), GangEvent.model_validate_json(message.data)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ...schemas.errors.base import (
@@ -20,7 +20,7 @@ from ...schemas.names import check_name
 from ...schemas.text import plain
 from ...schemas.wire.frames import Answer, Frame, Request
 from ..routing.request import Ticket
-from .options import SubmitOptions
+from .options import SUBMIT_ONLY, ClientOptions, SubmitOptions, check_names, submit_options
 
 _TASK: Final = int(Request.TASK)
 _OK: Final = int(Answer.OK)
@@ -70,6 +70,20 @@ class CallOptions:
             raise InvalidSettings(f"max_attempts is {self.max_attempts!r}, it must be at least 1")
         if self.pool is not None:
             check_name(self.pool, "pool")
+
+    def changed(self, given: ClientOptions) -> CallOptions:
+        """These, but what is given; None is not.
+
+        Raises:
+            TypeError: there is no such option.
+            InvalidSettings, InvalidName, InvalidSchedule: a value out of its bounds.
+        """
+        check_names("options", given, ClientOptions)
+        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if not SUBMIT_ONLY.isdisjoint(changes):
+            submit = {name: changes.pop(name) for name in SUBMIT_ONLY & changes.keys()}
+            changes["submit"] = submit_options(self.submit, submit)
+        return replace(self, **changes)
 
     def check_for_call(self) -> None:
         """

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, TypedDict
 
 from ...schemas.errors.base import InvalidSettings
 from ...schemas.limits import MAX_BACKOFF_S, MAX_DEADLINE_S, MAX_RESULT_TTL_S
@@ -19,6 +20,7 @@ _BOUNDS: Final = (
     ("backoff_s", 0.0, MAX_BACKOFF_S),
     ("result_ttl_s", 0.0, MAX_RESULT_TTL_S),
 )
+_TIMES: Final = frozenset(("delay_s", "at", "cron"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,49 +82,55 @@ class SubmitOptions:
             raise InvalidSettings(f"{' and '.join(given)} exclude each other: give one")
 
 
-def submit_options(
-    base: SubmitOptions | None,
-    priority: int | None,
-    idempotency_key: str | None,
-    deadline_s: float | None,
-    delay_s: float | None,
-    at: datetime | None,
-    cron: str | None,
-    ordered: bool | None,
-    backoff_s: float | None,
-    result_ttl_s: float | None,
-    events: bool | None,
-) -> SubmitOptions | None:
+class ClientOptions(TypedDict, total=False):
+    """What `Client.options` takes: the fields of CallOptions, and for `submit` alone those of SubmitOptions. None is as
+    if it were not given."""
+
+    timeout_s: float | None
+    key: str | None
+    model: str | None
+    idempotent: bool | None
+    max_attempts: int | None
+    labels: Mapping[str, str] | None
+    pool: str | None
+    queue: bool | None
+    priority: int | None
+    idempotency_key: str | None
+    deadline_s: float | None
+    delay_s: float | None
+    at: datetime | None
+    cron: str | None
+    ordered: bool | None
+    backoff_s: float | None
+    result_ttl_s: float | None
+    events: bool | None
+
+
+def check_names(function: str, given: Iterable[str], options: Any) -> None:
+    """Python checks the names of parameters by itself, but not those of options, a TypedDict.
+
+    Raises:
+        TypeError: one of them is none of its names.
+    """
+    for name in given:
+        if name not in options.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+
+
+SUBMIT_ONLY: Final = frozenset(each.name for each in fields(SubmitOptions))
+
+
+def submit_options(base: SubmitOptions | None, given: Mapping[str, Any]) -> SubmitOptions | None:
     """`base` with what is given; `base` itself where nothing is: so it is for calls, and costs them little. A time that
     is given (`delay_s`, `at`, `cron`) replaces another one.
 
     Raises:
         InvalidSettings, InvalidSchedule: see SubmitOptions.
     """
-    timed = delay_s is not None or at is not None or cron is not None
-    if not timed and (
-        priority is None
-        and idempotency_key is None
-        and deadline_s is None
-        and ordered is None
-        and backoff_s is None
-        and result_ttl_s is None
-        and events is None
-    ):
+    if not given:
         return base
-    old = base or SubmitOptions()
-    return SubmitOptions(
-        priority=old.priority if priority is None else priority,
-        idempotency_key=old.idempotency_key if idempotency_key is None else idempotency_key,
-        deadline_s=old.deadline_s if deadline_s is None else deadline_s,
-        delay_s=delay_s if timed else old.delay_s,
-        at=at if timed else old.at,
-        cron=cron if timed else old.cron,
-        ordered=old.ordered if ordered is None else ordered,
-        backoff_s=old.backoff_s if backoff_s is None else backoff_s,
-        result_ttl_s=old.result_ttl_s if result_ttl_s is None else result_ttl_s,
-        events=old.events if events is None else events,
-    )
+    times = {} if _TIMES.isdisjoint(given) else dict.fromkeys(_TIMES)
+    return replace(base or SubmitOptions(), **{**times, **given})
 
 
 def _check_priority(value: object) -> None:

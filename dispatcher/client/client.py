@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Ambient
 from ...schemas.errors.base import ClosedError, InvalidRequest
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.names import Names
-from ...schemas.records.gangs import Bundle
 from ...schemas.records.workers import LeaseRecord
 from ..calls.call import CallOptions
-from ..calls.options import submit_options
+from ..calls.options import ClientOptions, check_names
 from ..gangs.gang import Ganging
+from ..gangs.gangs import GangOptions
 from ..jobs.storage import TaskStorage, TaskStreams
 from ..leases.lease import Leasing
 from ..leases.selection import Choosing, Selection
@@ -119,28 +118,7 @@ class Client(DurableTasks, RouteOperations):
     ) -> None:
         await self.close()
 
-    def options(
-        self,
-        *,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        model: str | None = None,
-        idempotent: bool | None = None,
-        max_attempts: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        pool: str | None = None,
-        queue: bool | None = None,
-        priority: int | None = None,
-        idempotency_key: str | None = None,
-        deadline_s: float | None = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        cron: str | None = None,
-        ordered: bool | None = None,
-        backoff_s: float | None = None,
-        result_ttl_s: float | None = None,
-        events: bool | None = None,
-    ) -> Client:
+    def options(self, **given: Unpack[ClientOptions]) -> Client:
         """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
 
         See CallOptions for what the first eight mean, and SubmitOptions for the others, which are for `submit` alone.
@@ -149,32 +127,9 @@ class Client(DurableTasks, RouteOperations):
         Raises:
             InvalidSettings: a value out of its bounds.
         """
-        base = self._options
         bound = Client.__new__(Client)
         bound.__dict__.update(self.__dict__)
-        bound._options = CallOptions(
-            timeout_s=base.timeout_s if timeout_s is None else timeout_s,
-            key=base.key if key is None else key,
-            model=base.model if model is None else model,
-            idempotent=base.idempotent if idempotent is None else idempotent,
-            max_attempts=base.max_attempts if max_attempts is None else max_attempts,
-            labels=base.labels if labels is None else labels,
-            pool=base.pool if pool is None else pool,
-            queue=base.queue if queue is None else queue,
-            submit=submit_options(
-                base.submit,
-                priority,
-                idempotency_key,
-                deadline_s,
-                delay_s,
-                at,
-                cron,
-                ordered,
-                backoff_s,
-                result_ttl_s,
-                events,
-            ),
-        )
+        bound._options = self._options.changed(given)
         return bound
 
     # -- tasks ----------------------------------------------------------------------------------------------------
@@ -292,50 +247,14 @@ class Client(DurableTasks, RouteOperations):
         """
         return self._router.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait, options=self._options)
 
-    def gang(
-        self,
-        *,
-        pool: str | None = None,
-        size: int | tuple[int, int] | None = None,
-        slots: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
-        strategy: str = "pack",
-        deadline_s: float | None = None,
-        wait_for_workers: bool = False,
-        priority: int = 0,
-        preempt: bool = False,
-        restart: str = "restart_gang",
-        max_restarts: int | None = 3,
-        backoff_s: float = 0.5,
-        grace_s: float = 5.0,
-        start_timeout_s: float = 600.0,
-        ttl_s: float = 15.0,
-    ) -> Ganging:
+    def gang(self, **wanted: Unpack[GangOptions]) -> Ganging:
         """`async with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing.
 
         Entering waits in the coordinator's queue until the gang is formed. That does not mean that its members have
         started: a task waits for the `gang_start` functions of its member, and `await gang.ready()` for those of all.
         Leaving releases it, and returns when its members have stopped. It is renewed by itself meanwhile.
 
-        Args:
-            pool, size, slots, labels: so many members of that pool, of so many slots (1) each, on workers with these
-                labels. `size=(2, 8)`: as soon as 2 fit, and as many as there is room for, up to 8. Each generation is
-                placed anew, so it may be larger or smaller than the one before; `gang.size` tells. Beyond the smallest
-                size it takes what is free and what no other gang in the queue needs.
-            bundles: instead of these: members of several shapes, over several pools; see schemas.records.gangs.Bundle.
-            strategy: `pack`, `spread`, `strict_pack` (one node) or `strict_spread` (a node for each).
-            deadline_s: give up when not formed by then. None: wait for ever, if a coordinator leads.
-            wait_for_workers: wait even if the workers that are registered now could never hold it (a rolling
-                deployment, an autoscaler); else that is GangImpossible at once.
-            priority: higher goes first.
-            preempt: gangs of lower priority may be torn down to make room.
-            restart: `restart_gang`, `restart_member` or `fail`: what becomes of it when a member fails.
-            max_restarts: failures before it ends; None: no bound.
-            backoff_s: wait before the first restart; doubles with each.
-            grace_s: how long a member may take to stop before it is killed.
-            start_timeout_s: how long the `gang_start` functions of a member may take before it has failed at its start.
-            ttl_s: the gang ends when it is not renewed for so long; says how long it outlives this process.
+        See GangOptions for what can be asked for.
 
         Raises:
             InvalidRequest: at once; names what is wrong.
@@ -344,24 +263,8 @@ class Client(DurableTasks, RouteOperations):
             NoCoordinator: none leads: by the deadline, and without one at once.
         """
         self._check_open()
-        fields = {
-            "pool": pool,
-            "size": size,
-            "slots": slots,
-            "labels": None if labels is None else dict(labels),
-            "bundles": None if bundles is None else tuple(_plain(bundle) for bundle in bundles),
-            "strategy": strategy,
-            "deadline_s": deadline_s,
-            "wait_for_workers": wait_for_workers,
-            "priority": priority,
-            "preempt": preempt,
-            "restart": restart,
-            "backoff_s": backoff_s,
-            "grace_s": grace_s,
-            "start_timeout_s": start_timeout_s,
-            "ttl_s": ttl_s,
-        }
-        return self._router.gangs.gang(fields, max_restarts, self._options)
+        check_names("gang", wanted, GangOptions)
+        return self._router.gangs.gang(wanted, self._options)
 
     # -- operating ------------------------------------------------------------------------------------------------
 
@@ -474,10 +377,6 @@ class Client(DurableTasks, RouteOperations):
 def _on(selection: Selection, method: str) -> str:
     """The target of a task that runs on what was chosen."""
     return method if "." in method else f"{selection.endpoint}.{method}"
-
-
-def _plain(bundle: Bundle | Mapping[str, Any]) -> dict[str, Any]:
-    return bundle.model_dump() if isinstance(bundle, Bundle) else dict(bundle)
 
 
 class Connecting:

@@ -8,8 +8,7 @@ Written by docs/generate_sync.py from the async classes: change those, and run `
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ...bus.port.bus import BucketSettings
 from ...runtime.loop_thread import OwningProxy, SyncContext, SyncProxy, iterate
@@ -17,11 +16,13 @@ from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
 from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
-from ...schemas.records.gangs import Bundle, HostPort
+from ...schemas.records.gangs import HostPort
 from ...schemas.records.jobs import JobEvent, JobProgress
 from ...schemas.records.routes import RouteRecord
 from ...schemas.records.workers import LeaseRecord
+from ..calls.options import ClientOptions
 from ..gangs.gang import Gang
+from ..gangs.gangs import GangOptions
 from ..gangs.members import GangMember
 from ..gangs.owner import OwnedState
 from ..jobs.dead_letters import DeadLetter
@@ -322,52 +323,10 @@ class SyncClient(OwningProxy[Client]):
     Ctrl-C during a call cancels the call. Forked children must connect anew.
     """
 
-    def options(
-        self,
-        *,
-        timeout_s: float | None = None,
-        key: str | None = None,
-        model: str | None = None,
-        idempotent: bool | None = None,
-        max_attempts: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        pool: str | None = None,
-        queue: bool | None = None,
-        priority: int | None = None,
-        idempotency_key: str | None = None,
-        deadline_s: float | None = None,
-        delay_s: float | None = None,
-        at: datetime | None = None,
-        cron: str | None = None,
-        ordered: bool | None = None,
-        backoff_s: float | None = None,
-        result_ttl_s: float | None = None,
-        events: bool | None = None,
-    ) -> SyncClient:
+    def options(self, **given: Unpack[ClientOptions]) -> SyncClient:
         """A copy of this client whose requests are made so; what is not given stays as it is. Cheap. See
         Client.options."""
-        return self._with(
-            self._target.options(
-                timeout_s=timeout_s,
-                key=key,
-                model=model,
-                idempotent=idempotent,
-                max_attempts=max_attempts,
-                labels=labels,
-                pool=pool,
-                queue=queue,
-                priority=priority,
-                idempotency_key=idempotency_key,
-                deadline_s=deadline_s,
-                delay_s=delay_s,
-                at=at,
-                cron=cron,
-                ordered=ordered,
-                backoff_s=backoff_s,
-                result_ttl_s=result_ttl_s,
-                events=events,
-            )
-        )
+        return self._with(self._target.options(**given))
 
     def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
         """Run a task on some worker and return its result: one round trip. See Client.call."""
@@ -394,49 +353,10 @@ class SyncClient(OwningProxy[Client]):
         Client.lease."""
         return SyncLeasing(self._thread, self._target.lease(target, slots=slots, ttl_s=ttl_s, ledger=ledger, wait=wait))
 
-    def gang(
-        self,
-        *,
-        pool: str | None = None,
-        size: int | tuple[int, int] | None = None,
-        slots: int | None = None,
-        labels: Mapping[str, str] | None = None,
-        bundles: Sequence[Bundle | Mapping[str, Any]] | None = None,
-        strategy: str = "pack",
-        deadline_s: float | None = None,
-        wait_for_workers: bool = False,
-        priority: int = 0,
-        preempt: bool = False,
-        restart: str = "restart_gang",
-        max_restarts: int | None = 3,
-        backoff_s: float = 0.5,
-        grace_s: float = 5.0,
-        start_timeout_s: float = 600.0,
-        ttl_s: float = 15.0,
-    ) -> SyncGanging:
+    def gang(self, **wanted: Unpack[GangOptions]) -> SyncGanging:
         """`with client.gang(pool="train", size=8) as gang:` — slots on many workers, all or nothing. See
         Client.gang."""
-        return SyncGanging(
-            self._thread,
-            self._target.gang(
-                pool=pool,
-                size=size,
-                slots=slots,
-                labels=labels,
-                bundles=bundles,
-                strategy=strategy,
-                deadline_s=deadline_s,
-                wait_for_workers=wait_for_workers,
-                priority=priority,
-                preempt=preempt,
-                restart=restart,
-                max_restarts=max_restarts,
-                backoff_s=backoff_s,
-                grace_s=grace_s,
-                start_timeout_s=start_timeout_s,
-                ttl_s=ttl_s,
-            ),
-        )
+        return SyncGanging(self._thread, self._target.gang(**wanted))
 
     def workers(self, pool: str | None = None) -> list[WorkerInfo]:
         """Living workers of one pool, or of all, by name. See Client.workers."""

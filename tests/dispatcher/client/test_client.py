@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_type_hints
 
 import pytest
 
 import gangline
 from gangline.bus.port.bus import RequestTimeout
 from gangline.bus.settings.connection import ConnectionSettings
+from gangline.dispatcher.calls.call import CallOptions
+from gangline.dispatcher.calls.options import ClientOptions, SubmitOptions
 from gangline.dispatcher.client.client import Client, connect
 from gangline.dispatcher.client.sync import SyncClient, SyncGang, SyncJob, SyncLease, connect_sync
 from gangline.dispatcher.gangs.gang import Gang
+from gangline.dispatcher.gangs.gangs import GangOptions
 from gangline.dispatcher.jobs.job import Job
 from gangline.dispatcher.leases.lease import Lease
 from gangline.schemas.deadline import deadline
@@ -26,6 +30,7 @@ from gangline.schemas.errors.base import (
     NoWorkers,
     ServerUnreachable,
 )
+from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.public_id import public_id
 from gangline.schemas.wire.frames import Request
 from gangline.worker.pool.pool import Pool
@@ -225,6 +230,29 @@ async def test_connecting_to_nobody_is_an_error_that_says_where() -> None:
 def test_connecting_to_nobody_from_plain_code() -> None:
     with pytest.raises(ServerUnreachable):
         connect_sync(ConnectionSettings(urls=("nats://127.0.0.1:1",), connect_timeout_s=0.2))
+
+
+# -- what options are called --------------------------------------------------------------------------------------
+
+
+def test_options_are_called_and_typed_as_the_fields_that_they_set() -> None:
+    taken = get_type_hints(CallOptions) | get_type_hints(SubmitOptions)
+    names = {each.name for kind in (CallOptions, SubmitOptions) for each in fields(kind) if each.init} - {"submit"}
+    assert get_type_hints(ClientOptions) == {name: taken[name] for name in names}
+
+
+@on_rig()
+async def test_an_option_of_another_name_is_refused(rig: Rig) -> None:
+    with pytest.raises(TypeError, match=r"options\(\) got an unexpected keyword argument 'timeout'"):
+        rig.client.options(timeout=5)
+    with pytest.raises(TypeError, match=r"gang\(\) got an unexpected keyword argument 'id'"):
+        rig.client.gang(pool="images", id="g1")
+
+
+def test_what_a_gang_takes_is_what_its_request_has() -> None:
+    short = {"pool", "size", "slots", "labels"}
+    assert short < GangOptions.__annotations__.keys()
+    assert GangOptions.__annotations__.keys() - short < AcquireRequest.model_fields.keys()
 
 
 # -- the twin -----------------------------------------------------------------------------------------------------

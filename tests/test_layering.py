@@ -71,8 +71,6 @@ KNOWN: frozenset[tuple[str, str]] = frozenset(
         ("dispatcher/durable/messages/entry.py", "dispatcher/durable/queue/job_attempt.py"),
         ("dispatcher/durable/messages/entry.py", "dispatcher/durable/queue/slot_lessor.py"),
         ("dispatcher/jobs/dead_letters.py", "dispatcher/durable/persistence/records.py"),
-        ("dispatcher/leases/selection.py", "dispatcher/gangs/member_slots.py"),
-        ("dispatcher/leases/selection.py", "dispatcher/gangs/standing_set.py"),
         ("worker/context/lifespans.py", "worker/pool/pool.py"),
     }
 )

@@ -1,46 +1,234 @@
-"""Running a task on some worker of a pool: try, and try again where that is safe."""
+"""The one place where requests are tried, and tried again where that is safe.
+
+`Caller` sends, waits and repeats. Who takes a try, and whether there may be another, is for the `AttemptTarget` to say:
+of a pool, a lease, a selection, a member of a gang, a standing set.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, Final
 
-from ...schemas.errors.base import GanglineError, Unavailable
-from ...schemas.wire.frames import Answer, Frame, Request
+from ...schemas.errors.base import GanglineError
+from ...schemas.names import WorkerId
+from ...schemas.wire.frames import Request, TaskFlag
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..pools.pool import RoutedPool
 from ..routing.outcome import Fate
 from ..routing.request import Ticket
-from ..routing.settings import RouterSettings
 from ..routing.worker_table import Worker
 from ..transport.exchange import Exchange
 from ..transport.flights import Awaited, Books, Outcome, TaskFlight
-from .call import Order, error_of, result_of
+from .call import Order, fate_of, result_of
+from .streaming import StreamFlight, no_stream, stream_end, streams
 
-_REJECTED: Final = int(Answer.REJECTED)
-_ERROR: Final = int(Answer.ERROR)
+_STREAM: Final = int(TaskFlag.STREAM)
+"""A plain number: arithmetic with flags of an enum takes long."""
+
+
+class AttemptTarget:
+    """Who takes the tries of one request, and whether there is to be another. Made for one request."""
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether an earlier try may have started something, whatever the last one says."""
+        return False
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        """Get the next try a place; returns the target that takes it, which is this one or one that it leads to.
+
+        Args:
+            fate: what became of the try before; None: this is the first.
+
+        Raises:
+            GanglineError: there is to be none.
+        """
+        raise NotImplementedError
+
+    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Any]:
+        """One try; returns what came of it, for `settle` and `result`."""
+        raise NotImplementedError
+
+    def settle(self, outcome: Any) -> Fate | None:
+        """A try has ended: why it came to nothing; None: it is the one that counts."""
+        raise NotImplementedError
+
+    def result(self, outcome: Any) -> Any:
+        """What the request has come to.
+
+        Raises:
+            GanglineError: the outcome says so.
+        """
+        raise NotImplementedError
+
+
+class TaskTarget(AttemptTarget):
+    """Takes tries of a task. Each goes to a worker, and counts in books until its flight has ended."""
+
+    books: Books
+    ticket: Ticket
+    worker: Worker
+    token: str | None = None
+    """Of the slots that it is sent on; None: of any."""
+    spans = False
+    """Each try has a span of its own."""
+    ended: Outcome
+    """How the last try of a stream ended."""
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+
+    async def attempt(self, caller: Caller, span: Span) -> Outcome:
+        """See AttemptTarget. The ticket is settled when the worker has answered, also after a cancellation.
+
+        Raises:
+            InvalidRequest: arguments that have no form on the wire; nothing was sent.
+            DeadlineExceeded: the deadline passed; the worker was told to stop.
+        """
+        spans = self.spans and span is not NO_SPAN
+        if spans:
+            span = _attempt_span(self.worker, self.ticket.attempts, span)
+        exchange = caller.exchange
+        flight = TaskFlight(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
+        caller.launch(self, flight, span.traceparent())
+        try:
+            outcome = await caller.answer(self.order, flight)
+        except BaseException as error:
+            self.left(flight, error)
+            if spans:
+                span.end(error)
+            raise
+        self.left(flight, None)
+        if spans:
+            if (fate := fate_of(outcome)) is not None:
+                span.event("gangline.refused", {"reason": fate.value})
+            span.end()
+        return outcome
+
+    async def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+        """One try of a task that streams: its items; `ended` tells afterwards how it ended.
+
+        Raises:
+            GanglineError: it ended with an error.
+        """
+        flight = StreamFlight(caller.exchange.new_id(), self.worker, self.books, self.ticket)
+        caller.launch(self, flight, span.traceparent(), caller.window)
+        try:
+            items = caller.read(self.order, flight)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
+        except BaseException as error:
+            self.left(flight, error)
+            raise
+        self.left(flight, None)
+        self.ended = stream_end(flight)
+
+    def settle(self, outcome: Outcome) -> Fate | None:
+        return fate_of(outcome)
+
+    def result(self, outcome: Outcome) -> Any:
+        assert not isinstance(outcome, Fate)
+        return result_of(outcome)
+
+    @property
+    def where(self) -> tuple[WorkerId, str | None]:
+        """The worker of the try, and the gang of a standing set, if it is of one."""
+        return self.worker.id, None
+
+    def check_streams(self) -> None:
+        """
+        Raises:
+            InvalidRequest: a stream is asked for, and the worker has a task of one result.
+        """
+        if self.order.flags & _STREAM and not streams(self.worker, self.order):
+            raise no_stream(self.order)
+
+    # -- what it is told ------------------------------------------------------------------------------------------
+
+    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+        """A try was sent; None: as several."""
+
+    def unsent(self) -> None:
+        """It could not be."""
+        self.books.settle(self.ticket)
+        self.books.pump()
+
+    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+        """Nobody waits for it any more: there is an outcome, or the error that ended the wait."""
+
+    async def failed(self, error: GanglineError) -> Fate:
+        """A try on several workers failed: why it may be made again.
+
+        Raises:
+            GanglineError: it may not.
+        """
+        raise error
+
+    def accepted(self) -> None:
+        """An item came."""
+
+
+class PoolTarget(TaskTarget):
+    """Any worker of a pool."""
+
+    spans = True
+
+    def __init__(self, pool: RoutedPool, order: Order, ticket: Ticket) -> None:
+        self.order = order
+        self.books: Books = pool
+        self.pool = pool
+        self.ticket = ticket
+
+    @property
+    def uncertain(self) -> bool:
+        return self.ticket.uncertain is not None
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        order, pool = self.order, self.pool
+        if not order.flags & _STREAM:
+            self.worker = await pool.place(self.ticket, order.deadline, fate)
+            return self
+        view = pool.core.view
+        if view.serves(order.method) and not view.streams(order.method):
+            raise no_stream(order)
+        self.worker = await pool.place(self.ticket, order.deadline, fate)
+        try:
+            self.check_streams()  # nobody, or others, were known before the wait
+        except GanglineError:
+            self.unsent()
+            raise
+        return self
+
+    def settle(self, outcome: Outcome) -> Fate | None:
+        fate = fate_of(outcome)
+        if fate is None:
+            self.pool.accepted(self.ticket)
+        else:
+            self.pool.refused(self.ticket, self.worker, fate)
+        return fate
+
+    def accepted(self) -> None:
+        self.pool.accepted(self.ticket)
 
 
 class Caller:
-    """Sends tasks and takes their answers."""
+    """Sends tasks and takes their answers; repeats what its target wants repeated."""
 
-    def __init__(self, exchange: Exchange, settings: RouterSettings) -> None:
+    def __init__(self, exchange: Exchange, window: int) -> None:
+        """`window`: items of a stream that may come ahead of their reader."""
         self.exchange = exchange
-        self._settings = settings
+        self.window = window
 
     async def run(
-        self,
-        pool: RoutedPool,
-        order: Order,
-        ticket: Ticket,
-        parent: Span = NO_SPAN,
-        *,
-        tried: tuple[Worker, Outcome] | None = None,
+        self, target: AttemptTarget, span: Span = NO_SPAN, *, tried: tuple[AttemptTarget, Any] | None = None
     ) -> Any:
-        """The result of the task. Cancelling stops the task, wherever it is, and does not wait for that.
+        """The result of a request. Cancelling stops the task, wherever it is, and does not wait for that.
 
         Args:
-            tried: what a first try, made elsewhere, has come to.
+            tried: a first try that was made elsewhere: who took it, and what came of it.
 
         Raises:
             GanglineError: see Client.call.
@@ -49,79 +237,63 @@ class Caller:
         try:
             while True:
                 if tried is None:
-                    worker = await pool.place(ticket, order.deadline, fate)
-                    outcome = await self.attempt(pool, order, worker, ticket, parent=parent)
+                    at = await target.place(fate)
+                    outcome = await at.attempt(self, span)
                 else:
-                    (worker, outcome), tried = tried, None
-                fate = fate_of(outcome)
+                    (at, outcome), tried = tried, None
+                fate = at.settle(outcome)
                 if fate is None:
-                    pool.accepted(ticket)
-                    assert not isinstance(outcome, Fate)
-                    return result_of(outcome)
-                pool.refused(ticket, worker, fate)
+                    return at.result(outcome)
         except GanglineError as error:
-            if ticket.uncertain is not None:
+            if target.uncertain:
                 error.may_have_started = True  # an earlier try may have, whatever the last one says
             raise
 
-    async def attempt(
-        self,
-        books: Books,
-        order: Order,
-        worker: Worker,
-        ticket: Ticket,
-        *,
-        token: str | None = None,
-        parent: Span = NO_SPAN,
-    ) -> Outcome:
-        """One try on one worker. The ticket is settled when the worker has answered, also after a cancellation.
+    async def stream(self, order: Order, target: AttemptTarget, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
+        """The items of a task. Tried again like a call, until the first item has come. Closing it cancels the task.
 
         Raises:
-            InvalidRequest: arguments that have no form on the wire; nothing was sent.
-            DeadlineExceeded: the deadline passed; the worker was told to stop.
+            InvalidRequest: the task does not stream; nothing was sent.
+            StreamBroken: items were lost on the way.
+            GanglineError: see Client.call.
         """
-        span = NO_SPAN
-        if parent is not NO_SPAN:
-            span = _attempt_span(worker, ticket.attempts, parent)
-        flight = self.launch(books, order, worker, ticket, token=token, trace=span.traceparent())
+        order.flags |= _STREAM
+        fate: Fate | None = None
         try:
-            outcome = await self.answer(order, flight)
-        except BaseException as error:
-            span.end(error)
+            while True:
+                at = await target.place(fate)
+                assert isinstance(at, TaskTarget)
+                items = at.items(self, span)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        at.accepted()
+                        yield item
+                fate = at.settle(at.ended)
+                if fate is None:
+                    return
+        except GanglineError as error:
+            if target.uncertain:
+                error.may_have_started = True
             raise
-        if span is not NO_SPAN:
-            if (fate := fate_of(outcome)) is not None:
-                span.event("gangline.refused", {"reason": fate.value})
-            span.end()
-        return outcome
 
     def launch(
-        self,
-        books: Books,
-        order: Order,
-        worker: Worker,
-        ticket: Ticket,
-        *,
-        token: str | None = None,
-        trace: str | None = None,
-    ) -> TaskFlight:
-        """Send a task. Whatever goes wrong before it is sent settles the ticket.
+        self, target: TaskTarget, flight: TaskFlight | StreamFlight, trace: str | None, window: int | None = None
+    ) -> None:
+        """Send one try.
 
         Raises:
             InvalidRequest, DeadlineExceeded: nothing was sent.
         """
-        exchange = self.exchange
-        loop = exchange.loop
-        flight = TaskFlight(exchange.new_id(), worker, loop, books, ticket)
+        exchange, ticket = self.exchange, target.ticket
         try:
-            exchange.launch(flight, order.frame(flight.id, loop.time(), token, trace, ticket.attempts))
+            frame = target.order.frame(flight.id, exchange.loop.time(), target.token, trace, ticket.attempts, window)
+            exchange.launch(flight, frame)
         except GanglineError:
-            books.settle(ticket)
-            books.pump()
+            target.unsent()
             raise
         if ticket.visit is not None:
             ticket.visit.sent()
-        return flight
+        target.sent(flight)
 
     async def answer(self, order: Order, flight: TaskFlight) -> Outcome:
         """Wait for the answer; on cancellation and at the deadline tell the worker to stop."""
@@ -137,11 +309,34 @@ class Caller:
             if timer is not None:
                 timer.cancel()
 
-    def abandon(self, flight: Awaited) -> bool:
-        """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
+    async def read(self, order: Order, flight: StreamFlight) -> AsyncGenerator[Any, None]:
+        """The items of one try, as they come; `flight.end` says afterwards how it ended."""
         exchange = self.exchange
-        if not exchange.is_open(flight):
-            return True
+        flight.on_stall = lambda: self._credit_anew(flight)
+        timer = None
+        if order.deadline is not None:
+            timer = exchange.loop.call_at(order.deadline, flight.stop, order.too_late(may_have_started=True))
+        try:
+            while True:
+                await flight.wait()
+                if not flight.items:
+                    break
+                item = flight.items.popleft()
+                self._credit(flight)
+                yield item
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if flight.is_broken or exchange.is_open(flight):
+                self._stop(flight)
+
+    def abandon(self, flight: Awaited | StreamFlight) -> bool:
+        """Nobody wants the answer any more; False when nothing had been sent. Never fails, never waits."""
+        return self._stop(flight) if self.exchange.is_open(flight) else True
+
+    def _stop(self, flight: Awaited | StreamFlight) -> bool:
+        """Take it back, else tell its worker to stop."""
+        exchange = self.exchange
         if exchange.recall(flight):
             flight.settle()
             flight.books.pump()
@@ -154,6 +349,18 @@ class Caller:
             sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))
 
+    def _credit(self, flight: StreamFlight) -> None:
+        flight.credited += 1
+        if flight.credited * 2 >= self.window and flight.end is None:
+            self.exchange.post(flight.worker, (Request.CREDIT, flight.id, flight.credited))
+            flight.credited = 0
+
+    def _credit_anew(self, flight: StreamFlight) -> None:
+        """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
+        last items were lost, the next one shows the gap."""
+        flight.credited = 0
+        self.exchange.post(flight.worker, (Request.CREDIT, flight.id, self.window))
+
 
 def _attempt_span(worker: Worker, attempt: int, parent: Span) -> Span:
     return tracer.start(
@@ -162,18 +369,3 @@ def _attempt_span(worker: Worker, attempt: int, parent: Span) -> Span:
         parent=parent,
         attributes={"gangline.worker": str(worker.id), "gangline.attempt": attempt},
     )
-
-
-def fate_of(outcome: Outcome) -> Fate | None:
-    """Why an outcome is no answer of the task; None when it is one."""
-    if isinstance(outcome, Fate):
-        return outcome
-    if outcome[0] == _REJECTED:
-        return Fate.of_reason(outcome[2])
-    if outcome[0] == _ERROR and _says_unavailable(outcome):
-        return Fate.DRAINING
-    return None
-
-
-def _says_unavailable(frame: Frame) -> bool:
-    return frame[5] is False and isinstance(error_of(frame), Unavailable)

@@ -11,6 +11,7 @@ from ...schemas.errors.base import (
     GanglineError,
     InvalidRequest,
     InvalidSettings,
+    LeaseBusy,
     LeaseError,
     Unavailable,
     error_from_wire,
@@ -19,11 +20,15 @@ from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import check_name
 from ...schemas.text import plain
 from ...schemas.wire.frames import Answer, Frame, Request
+from ..routing.outcome import Fate
 from ..routing.request import Ticket
+from ..transport.flights import Outcome
 from .options import SUBMIT_ONLY, ClientOptions, SubmitOptions, check_names, submit_options
 
 _TASK: Final = int(Request.TASK)
 _OK: Final = int(Answer.OK)
+_ERROR: Final = int(Answer.ERROR)
+_REJECTED: Final = int(Answer.REJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +243,22 @@ def error_of(frame: Frame) -> GanglineError:
     return error_from_wire(frame[2], frame[3], frame[4], frame[5])
 
 
+def fate_of(outcome: Outcome) -> Fate | None:
+    """Why an outcome is no answer of the task; None when it is one."""
+    if isinstance(outcome, Fate):
+        return outcome
+    if outcome[0] == _REJECTED:
+        return Fate.of_reason(outcome[2])
+    if outcome[0] == _ERROR and outcome[5] is False and isinstance(error_of(outcome), Unavailable):
+        return Fate.DRAINING
+    return None
+
+
 def refuses_token(frame: Frame) -> bool:
     """Whether it is an error that says that the token was not good: nothing started."""
-    return frame[0] == Answer.ERROR and frame[5] is False and isinstance(error_of(frame), (LeaseError, Unavailable))
+    return frame[0] == _ERROR and frame[5] is False and isinstance(error_of(frame), (LeaseError, Unavailable))
+
+
+def says_busy(frame: Frame) -> bool:
+    """Whether it is an error that says that the slots of the token are in use: nothing started."""
+    return frame[0] == _ERROR and frame[5] is False and isinstance(error_of(frame), LeaseBusy)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
-from ...schemas.wire.frames import Answer, Frame, Request, TaskFlag
-from ...telemetry.tracing import NO_SPAN, Span
-from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.pool_core import outcome_unknown
+from ...schemas.wire.frames import Answer, Frame
+from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
 from ..routing.worker_table import Worker
 from ..transport.flights import Books, Flight, Outcome
-from .attempts import Caller, fate_of
-from .call import Order, error_of
+from .call import Order, error_of, fate_of
 
 _ITEM: Final = int(Answer.ITEM)
 
@@ -91,8 +86,17 @@ class StreamFlight(Flight):
             finally:
                 self._wakeup = None
 
-    def _finish(self, end: Outcome | GanglineError) -> None:
+    @property
+    def is_broken(self) -> bool:
+        """Whether items were lost, and its worker does not know."""
+        return isinstance(self.end, StreamBroken)
+
+    def settle(self) -> None:
+        """It no longer counts on its worker. Idempotent."""
         self.books.settle(self.ticket)
+
+    def _finish(self, end: Outcome | GanglineError) -> None:
+        self.settle()
         if self.end is None:
             self.end = end
             self._wake()
@@ -105,112 +109,6 @@ class StreamFlight(Flight):
         return StreamBroken(
             f"the stream from {self.worker.id} broke: {why}; ask again", details={"items": self.received}
         )
-
-
-class Streamer:
-    """Runs tasks whose results are streamed."""
-
-    def __init__(self, caller: Caller, window: int) -> None:
-        self._caller = caller
-        self._window = window
-
-    async def run(
-        self, pool: RoutedPool, order: Order, ticket: Ticket, span: Span = NO_SPAN
-    ) -> AsyncGenerator[Any, None]:
-        """The items. Tried again elsewhere like a call, until the first item has come. Closing it cancels the task.
-
-        Raises:
-            InvalidRequest: the task does not stream; nothing was sent.
-            StreamBroken: items were lost on the way.
-            GanglineError: see Client.call.
-        """
-        view = pool.core.view
-        if view.serves(order.method) and not view.streams(order.method):
-            raise no_stream(order)
-        fate: Fate | None = None
-        try:
-            while True:
-                worker = await pool.place(ticket, order.deadline, fate)
-                if not streams(worker, order):  # nobody, or others, were known before the wait
-                    pool.settle(ticket)
-                    pool.pump()
-                    raise no_stream(order)
-                flight = StreamFlight(self._caller.exchange.new_id(), worker, pool, ticket)
-                items = self.read(order, flight, trace=span.traceparent())
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        pool.accepted(ticket)
-                        yield item
-                fate = stream_fate(flight)
-                if fate is None:
-                    pool.accepted(ticket)
-                    return
-                pool.refused(ticket, worker, fate)
-        except GanglineError as error:
-            if ticket.uncertain is not None:
-                error.may_have_started = True
-            raise
-
-    async def read(
-        self,
-        order: Order,
-        flight: StreamFlight,
-        *,
-        token: str | None = None,
-        trace: str | None = None,
-    ) -> AsyncGenerator[Any, None]:
-        """The items of one try; `flight.end` says afterwards how it ended."""
-        exchange = self._caller.exchange
-        order.flags |= TaskFlag.STREAM
-        try:
-            frame = order.frame(flight.id, exchange.loop.time(), token, trace, flight.ticket.attempts, self._window)
-            exchange.launch(flight, frame)
-        except GanglineError:
-            flight.books.settle(flight.ticket)
-            flight.books.pump()
-            raise
-        if flight.ticket.visit is not None:
-            flight.ticket.visit.sent()
-        flight.on_stall = lambda: self._credit_anew(flight)
-        timer = None
-        if order.deadline is not None:
-            too_late = order.too_late(may_have_started=True)
-            timer = exchange.loop.call_at(order.deadline, flight.stop, too_late)
-        try:
-            while True:
-                await flight.wait()
-                if not flight.items:
-                    break
-                item = flight.items.popleft()
-                self._credit(flight)
-                yield item
-        finally:
-            if timer is not None:
-                timer.cancel()
-            self._abandon(flight)
-
-    def _credit(self, flight: StreamFlight) -> None:
-        flight.credited += 1
-        if flight.credited * 2 >= self._window and flight.end is None:
-            self._caller.exchange.post(flight.worker, (Request.CREDIT, flight.id, flight.credited))
-            flight.credited = 0
-
-    def _credit_anew(self, flight: StreamFlight) -> None:
-        """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
-        last items were lost, the next one shows the gap."""
-        flight.credited = 0
-        self._caller.exchange.post(flight.worker, (Request.CREDIT, flight.id, self._window))
-
-    def _abandon(self, flight: StreamFlight) -> None:
-        """Stop the task if it has not ended. Never fails, never waits."""
-        exchange = self._caller.exchange
-        if not isinstance(flight.end, StreamBroken) and not exchange.is_open(flight):
-            return
-        if exchange.recall(flight):
-            flight.books.settle(flight.ticket)
-            flight.books.pump()
-        else:
-            exchange.post(flight.worker, (Request.CANCEL, flight.id))
 
 
 def streams(worker: Worker, order: Order) -> bool:
@@ -227,31 +125,30 @@ def no_stream(order: Order) -> InvalidRequest:
     )
 
 
-def stream_fate(flight: StreamFlight) -> Fate | None:
-    """Why the stream is to be tried again; None when it is complete.
+def stream_end(flight: StreamFlight) -> Outcome:
+    """How a stream that was read ended: with its END, or with a fate after which it may be tried again.
 
     Raises:
         GanglineError: it ended with an error.
     """
     end = flight.end
-    assert end is not None, "read() ends only at the end"
+    assert end is not None, "it is read until its end"
     if isinstance(end, GanglineError):
         raise end
-    fate = fate_of(end)
-    if fate is None:
-        assert not isinstance(end, Fate)
-        if end[0] == Answer.END:
-            return None
-        if end[0] == Answer.ERROR:
-            raise error_of(end)
-        raise StreamBroken(
-            "the task answered with one result, not with items: use call() for it",
-            details={"worker": str(flight.worker.id)},
-        )
-    if flight.received:
-        # What was read cannot be taken back, and a second run would begin anew.
-        raise outcome_unknown(Fate.LOST, str(flight.worker.id), flight.ticket.attempts)
-    return fate
+    if fate_of(end) is not None:
+        if flight.received:
+            # What was read cannot be taken back, and a second run would begin anew.
+            raise error_of_fate(Fate.LOST, str(flight.worker.id), attempts=flight.ticket.attempts)
+        return end
+    assert not isinstance(end, Fate)
+    if end[0] == Answer.END:
+        return end
+    if end[0] == Answer.ERROR:
+        raise error_of(end)
+    raise StreamBroken(
+        "the task answered with one result, not with items: use call() for it",
+        details={"worker": str(flight.worker.id)},
+    )
 
 
 def _nothing() -> None:

@@ -8,22 +8,75 @@ released, used up, not renewed in time, or with the gang.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
+from typing import Any, Final, Protocol
 
-from ...schemas.errors.base import GanglineError, LeaseError, LeaseExpired, StaleEpoch, WorkerLost
+from ...schemas.errors.base import (
+    GanglineError,
+    InvalidRequest,
+    LeaseBusy,
+    LeaseError,
+    LeaseExpired,
+    StaleEpoch,
+    WorkerLost,
+)
 from ...schemas.errors.gangs import GangFailed
-from ...schemas.wire.frames import ReserveFlag
+from ...schemas.wire.frames import Answer, TaskFlag
+from ...telemetry.tracing import Span
+from ..calls.attempts import AttemptTarget, Caller, TaskTarget
+from ..calls.call import Order
 from ..calls.two_phase_start import HELD_WITHIN_S
-from ..leases.held_slots import Hold, Reserver
+from ..leases.held_slots import HeldTarget, Hold, Reserver, SlotRequest
+from ..pools.pool import RoutedPool
 from ..routing.outcome import Fate
 from ..routing.request import Ticket
 from ..routing.worker_table import Worker
-from ..transport.flights import Books
+from ..transport.flights import Books, Outcome
 from .members import Formation, HeldSlots, MemberLine
 
-if TYPE_CHECKING:
-    from .standing_set import RoutedSet
+_OK: Final = int(Answer.OK)
+_END: Final = int(Answer.END)
+_STREAM: Final = int(TaskFlag.STREAM)
+
+
+class HeldSet(Protocol):
+    """What held slots of a gang need of the standing set that the gang is of."""
+
+    name: str
+    suspected: dict[str, None]
+    """Gangs whose members could not be reached; to be looked up."""
+
+    @property
+    def pool(self) -> RoutedPool:
+        """Its gangs, as workers."""
+
+    def stands(self, formation: Formation) -> bool:
+        """Whether that is what its gang is made of now."""
+
+    async def run(
+        self,
+        formation: Formation,
+        order: Order,
+        ticket: Ticket,
+        span: Span,
+        held: Sequence[HeldSlots] = (),
+        *,
+        on_all: bool,
+    ) -> Any:
+        """Run a task on that gang: on rank 0, or on all ranks.
+
+        Args:
+            held: slots by rank that are held for it.
+        """
+
+    async def fate_of_error(
+        self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
+    ) -> Fate | None:
+        """Why a try came to nothing and may be made again; None when the error is the task's own."""
+
+    def target(self, order: Order, ticket: Ticket) -> AttemptTarget:
+        """Any gang of it."""
 
 
 class GangHold(Hold):
@@ -31,7 +84,7 @@ class GangHold(Hold):
 
     others: tuple[Hold, ...] = ()
     """By rank, from 1 on; none where tasks run on rank 0 alone."""
-    routed: RoutedSet
+    routed: HeldSet
     formation: Formation
     lines: tuple[MemberLine, ...] = ()
     """Of the ranks on which slots are held; none until it was joined."""
@@ -41,7 +94,7 @@ class GangHold(Hold):
     """Tasks run on all ranks."""
 
     def join(
-        self, routed: RoutedSet, formation: Formation, stands_for: Worker, others: Sequence[Hold], *, on_all: bool
+        self, routed: HeldSet, formation: Formation, stands_for: Worker, others: Sequence[Hold], *, on_all: bool
     ) -> GangHold:
         """It is of this gang, and is lost with any of its members."""
         self.routed, self.formation, self.stands_for, self.others = routed, formation, stands_for, tuple(others)
@@ -73,6 +126,45 @@ class GangHold(Hold):
             return [HeldSlots(self.worker, self.token, books, ticket)]
         jointly = _Jointly(books, ticket, len(self.parts))
         return [HeldSlots(part.worker, part.token, jointly, _part_of(ticket)) for part in self.parts]
+
+    # -- tasks on it ----------------------------------------------------------------------------------------------
+
+    def check_streams(self, target: HeldTarget) -> None:
+        if self.on_all and target.order.flags & _STREAM:
+            raise no_stream_of_all(self.routed.name)
+
+    async def attempt(self, target: HeldTarget, caller: Caller, span: Span) -> Outcome:
+        target.sent(None)
+        held = self.slots_for(target.books, target.ticket)
+        return await attempt_on(self.routed, self.formation, target, span, held, on_all=self.on_all)
+
+    def items(self, target: HeldTarget, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+        target.sent(None)
+        return items_of(self.formation, target, span, *self.slots_for(target.books, target.ticket))
+
+    async def fate_after(self, error: GanglineError, deadline: float | None) -> Fate | None:
+        return await self.routed.fate_of_error(error, self.formation, self.stands_for, deadline)
+
+    async def lost_by(self, error: GanglineError, deadline: float | None) -> GanglineError:
+        cause = cause_of(error)
+        if isinstance(cause, LeaseBusy):
+            return cause
+        fate = await self.fate_after(error, deadline)
+        if fate is None or fate is Fate.FULL:
+            return error
+        if not fate.may_have_started and (lost := self.trouble()) is not None:
+            return lost
+        if isinstance(cause, (LeaseError, WorkerLost)) and cause.may_have_started == fate.may_have_started:
+            return cause
+        started = "the task may have started" if fate.may_have_started else "nothing started"
+        return WorkerLost(
+            f"{cause.message}, and the lease on it: {started}",
+            may_have_started=fate.may_have_started,
+            details=cause.details,
+        )
+
+    def elsewhere(self, order: Order, ticket: Ticket) -> AttemptTarget:
+        return self.routed.target(order, ticket)
 
     # -- Hold -----------------------------------------------------------------------------------------------------
 
@@ -145,6 +237,72 @@ class GangHold(Hold):
         return f"GangHold({self.slots} slots of {len(self.lines)} ranks of {self.formation.gang}, {state})"
 
 
+def no_stream_of_all(name: str) -> InvalidRequest:
+    """The error for a stream of a set whose calls run on all ranks."""
+    return InvalidRequest(f"calls to standing set {name!r} run on all ranks: none of them can be streamed")
+
+
+def cause_of(error: GanglineError) -> GanglineError:
+    """Of a failed rank: its own error."""
+    cause = error.__cause__
+    return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
+
+
+def for_rank(order: Order, formation: Formation, rank: int) -> Order:
+    """The order as it goes to one rank."""
+    each = Order(
+        endpoint=formation.lines[rank].seat.pool,
+        method=order.method,
+        args=order.args,
+        kwargs=order.kwargs,
+        options=order.options,
+        deadline=order.deadline,
+        flags=order.flags,
+    )
+    each.generation = formation.later
+    return each
+
+
+async def attempt_on(
+    routed: HeldSet,
+    formation: Formation,
+    target: TaskTarget,
+    span: Span,
+    held: Sequence[HeldSlots] = (),
+    *,
+    on_all: bool,
+) -> Outcome:
+    """One try of a task on a gang; see TaskTarget."""
+    try:
+        return (_OK, 0, await routed.run(formation, target.order, target.ticket, span, held, on_all=on_all))
+    except GanglineError as error:
+        return await target.failed(error)
+    except BaseException as error:
+        target.left(None, error)
+        raise
+
+
+async def items_of(
+    formation: Formation, target: TaskTarget, span: Span, held: HeldSlots | None = None
+) -> AsyncGenerator[Any, None]:
+    """One try of a task that streams, on rank 0 of a gang; see TaskTarget."""
+    read = 0
+    try:
+        items = formation.lines[0].stream(for_rank(target.order, formation, 0), span, patient=False, held=held)
+        async with contextlib.aclosing(items):
+            async for item in items:
+                read += 1
+                yield item
+        target.ended = (_END, 0, read)
+    except GanglineError as error:
+        target.ended = await target.failed(error)
+        if read:
+            raise
+    except BaseException as error:
+        target.left(None, error)
+        raise
+
+
 class _Jointly:
     """Books of one task on several ranks: it counts until it has ended on the last of them."""
 
@@ -180,24 +338,21 @@ class _Refused(Exception):  # noqa: N818
 
 
 async def hold_members(
-    routed: RoutedSet,
+    routed: HeldSet,
     formation: Formation,
     reserver: Reserver,
-    ticket: Ticket,
+    asked: SlotRequest,
     *,
     on_all: bool,
-    ttl_s: float,
-    flags: ReserveFlag,
-    deadline: float | None,
 ) -> GangHold | Fate:
     """Hold slots of rank 0, or of all members or none; cancelling gives back whatever may have been granted.
 
     Rank 0 comes first and the others then, at once: of several routers that want all ranks, one gets them.
 
     Args:
-        ticket: placed on the gang; it stays so if a hold is returned.
+        asked: its ticket is placed on the gang, and stays so if a hold is returned.
     """
-    loop = asyncio.get_running_loop()
+    loop, ticket, deadline = asyncio.get_running_loop(), asked.ticket, asked.deadline
     stands_for = ticket.worker
     assert stands_for is not None
 
@@ -210,7 +365,14 @@ async def hold_members(
         if left_s <= 0:
             raise _Refused(Fate.LATE)
         granted = await reserver.ask(
-            routed.pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s, seat=line.seat.token, make=make
+            routed.pool,
+            ticket,
+            worker,
+            ttl_s=asked.ttl_s,
+            flags=asked.flags,
+            probe_s=left_s,
+            seat=line.seat.token,
+            make=make,
         )
         if isinstance(granted, Fate):
             raise _Refused(granted)

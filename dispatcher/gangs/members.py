@@ -9,28 +9,23 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...runtime.backoff import Backoff
-from ...schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, Unavailable, WorkerLost
+from ...schemas.errors.base import GanglineError, Unavailable, WorkerLost
 from ...schemas.records.gangs import Rendezvous, Seat
-from ...schemas.text import count_of
 from ...telemetry.tracing import NO_SPAN, Span
-from ..calls.attempts import Caller, fate_of
-from ..calls.call import Order, result_of, too_late
-from ..calls.streaming import Streamer, StreamFlight, stream_fate
+from ..calls.attempts import AttemptTarget, Caller, TaskTarget
+from ..calls.call import Order, fate_of, says_busy, too_late
+from ..calls.streaming import StreamFlight
 from ..calls.two_phase_start import Together
 from ..leases.lease_slots import LeaseSlots
 from ..pools.pool import RoutedPool
-from ..routing.outcome import Fate
-from ..routing.pool_core import outcome_unknown, stale
+from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
 from ..routing.settings import LOST_AFTER_S
 from ..routing.worker_table import Method, Worker
-from ..transport.flights import Books, TaskFlight
-
-if TYPE_CHECKING:
-    from .member_slots import GangHold
+from ..transport.flights import Books, Outcome, TaskFlight
 
 PoolOf = Callable[[str, float | None], Awaitable[RoutedPool]]
 """Finds a pool of the router, by a deadline."""
@@ -40,6 +35,8 @@ _SENT_AGAIN: Final = frozenset((Fate.UNSEEN, Fate.FULL, Fate.UNSENT))
 _ABSENT: Final = frozenset((Fate.UNHEARD, Fate.GONE))
 """Nothing started. The member's process may have died, which the coordinator finds out, or may be on its way back to a
 server that was restarted."""
+_LOST: Final = frozenset((Fate.UNSENT, Fate.DRAINING))
+"""Whoever says that of a member cannot reach it, and may try another gang."""
 _ABSENT_S: Final = 10.0
 """How long a call without a deadline tries to reach a member that is not there while its generation stands."""
 
@@ -91,21 +88,30 @@ class HeldSlots(NamedTuple):
     ticket: Ticket
 
 
+class MemberHold(Protocol):
+    """Slots of members that are held by tokens of their own."""
+
+    formation: Formation
+
+    def lose(self, error: GanglineError) -> None:
+        """A member that they are of is no more."""
+
+
 class MemberLine:
     """The way to one member: sends tasks on its token, at most as many at once as it has slots."""
 
-    def __init__(self, gang: str, seat: Seat, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+    def __init__(self, gang: str, seat: Seat, *, caller: Caller, pool: PoolOf) -> None:
         self.seat = seat
         self._gang = gang
         self._caller = caller
-        self._streamer = streamer
         self._pool = pool
         self._loop = caller.exchange.loop
-        self._slots = LeaseSlots(seat.slots, self._loop)
-        self._flights: dict[TaskFlight | StreamFlight, None] = {}
-        self._methods: Mapping[str, Method] = {}
+        self.slots = LeaseSlots(seat.slots, self._loop)
+        self.flights: dict[TaskFlight | StreamFlight, None] = {}
+        """Tries that somebody waits for."""
+        self.methods: Mapping[str, Method] = {}
         """Of the worker that was asked last."""
-        self.holds: dict[GangHold, None] = {}
+        self.holds: dict[MemberHold, None] = {}
         """Slots of it that are held by tokens of their own: lost when it is no more."""
         self._end: Callable[[], GanglineError] | None = None
         self._ended = asyncio.Event()
@@ -113,7 +119,7 @@ class MemberLine:
     @property
     def used(self) -> int:
         """Slots in use now."""
-        return self._slots.used
+        return self.slots.used
 
     @property
     def name(self) -> str:
@@ -121,7 +127,7 @@ class MemberLine:
 
     def idempotent(self, method: str) -> bool:
         """Whether its worker says so of the method."""
-        return method in self._methods and self._methods[method].idempotent
+        return method in self.methods and self.methods[method].idempotent
 
     def end(self, error: Callable[[], GanglineError]) -> None:
         """The member is no more: whatever is under way ends at once with the error (a fresh one for each), and the
@@ -130,7 +136,7 @@ class MemberLine:
             return
         self._end = error
         self._ended.set()
-        for flight in list(self._flights):
+        for flight in list(self.flights):
             if isinstance(flight, StreamFlight):
                 flight.stop(error())
             elif not flight.future.done():
@@ -138,7 +144,7 @@ class MemberLine:
                 flight.future.set_exception(_uncertain(error()))
         for hold in list(self.holds):
             hold.lose(error())
-        self._slots.close()
+        self.slots.close()
 
     async def call(
         self,
@@ -160,62 +166,15 @@ class MemberLine:
         Raises:
             GanglineError: see Gang.call.
         """
-        backoff = Backoff(0.025, 0.5)
-        attempts = 0
-        give_up_at: float | None = None
-        while True:
-            attempts += 1
-            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
-            ticket.attempts = max(ticket.attempts, attempts)
-            flight = self._caller.launch(books, order, worker, ticket, token=token, trace=span.traceparent())
-            self._flights[flight] = None
-            if together is not None:
-                together.sent(flight)
-            try:
-                outcome = await self._caller.answer(order, flight)
-            finally:
-                self._flights.pop(flight, None)
-            fate = fate_of(outcome)
-            if fate is None:
-                assert not isinstance(outcome, Fate)
-                try:
-                    return result_of(outcome)
-                except LeaseBusy as error:
-                    # A task of ours that was told to stop has not stopped yet.
-                    if not patient or error.may_have_started is not False:
-                        raise
-                fate = Fate.FULL
-            if held is None and patient and fate in _ABSENT:
-                now = self._loop.time()
-                give_up_at = now + _ABSENT_S if give_up_at is None else give_up_at
-                if order.deadline is None and now >= give_up_at:
-                    raise self._error(fate, worker)
-            elif held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
-                raise self._error(fate, worker)
-            await self._pause(backoff.next_s(), order.deadline, order.target, self._error(fate, worker))
+        target = MemberTarget(self, order, self._loop, patient=patient, together=together, held=held)
+        return await self._caller.run(target, span)
 
-    async def stream(
+    def stream(
         self, order: Order, span: Span = NO_SPAN, *, patient: bool = True, held: HeldSlots | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Run a task on the member and yield its items."""
-        backoff = Backoff(0.025, 0.5)
-        while True:
-            worker, token, books, ticket = await self._slots_for(order, patient) if held is None else self._own(held)
-            flight = StreamFlight(self._caller.exchange.new_id(), worker, books, ticket)
-            self._flights[flight] = None
-            try:
-                items = self._streamer.read(order, flight, token=token, trace=span.traceparent())
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        yield item
-            finally:
-                self._flights.pop(flight, None)
-            fate = stream_fate(flight)
-            if fate is None:
-                return
-            if held is not None or not self._again(fate, worker) or (fate is Fate.FULL and not patient):
-                raise self._error(fate, worker)
-            await self._pause(backoff.next_s(), order.deadline, order.target)
+        """Run a task on the member and yield its items; else as `call`."""
+        target = MemberTarget(self, order, self._loop, patient=patient, held=held)
+        return self._caller.stream(order, target, span)
 
     async def reach(self, deadline: float | None, target: str) -> Worker:
         """The member's worker; `target`: what it is wanted for, for people.
@@ -224,7 +183,7 @@ class MemberLine:
             WorkerLost: it is gone; nothing was sent.
             GanglineError: the member is no more, or the deadline passed; nothing was sent.
         """
-        self._check()
+        self.check()
         seat = self.seat
         pool = await self._pool(seat.pool, deadline)
         worker = pool.core.view.workers.get(seat.worker)
@@ -239,8 +198,8 @@ class MemberLine:
                     await pool.discovery.pull()
             worker = pool.core.view.workers.get(seat.worker)
             if worker is None:
-                await self._pause(backoff.next_s(), deadline, target)
-        self._check()
+                await self.pause(backoff.next_s(0.0), deadline, target)
+        self.check()
         if worker is None:
             raise WorkerLost(f"the worker of {self.name} is gone; nothing was sent", may_have_started=False)
         return worker
@@ -248,70 +207,116 @@ class MemberLine:
     def __repr__(self) -> str:
         return f"MemberLine({self.name}, {self.used}/{self.seat.slots} slots used)"
 
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    def _check(self) -> None:
+    def check(self) -> None:
+        """
+        Raises:
+            GanglineError: the member is no more; nothing was sent.
+        """
         if self._end is not None:
             error = self._end()
             error.may_have_started = False
             raise error
 
-    async def _slots_for(self, order: Order, patient: bool) -> HeldSlots:
-        """Slots of the member, which are taken on its own token."""
-        worker = await self.reach(order.deadline, order.target)
-        return HeldSlots(worker, self.seat.token, self._slots, await self._enter(order, worker, patient))
-
-    def _own(self, held: HeldSlots) -> HeldSlots:
-        try:
-            self._check()
-        except GanglineError:
-            held.books.settle(held.ticket)
-            held.books.pump()
-            raise
-        return held
-
-    async def _enter(self, order: Order, worker: Worker, patient: bool) -> Ticket:
-        """Take slots of the member for one task; they are given back when its flight has ended."""
-        ticket = order.ticket(1)
-        self._methods = worker.methods
-        method = worker.methods.get(order.method)
-        ticket.cost = method.slots if method is not None else 1
-        if ticket.cost > self.seat.slots:
-            raise LeaseBusy(
-                f"{order.target} takes {count_of(ticket.cost, 'slot')}, {self.name} has {self.seat.slots}: ask for more"
-            )
-        if not self._slots.take_nowait(ticket):
-            if not patient:
-                raise LeaseBusy(f"no slot of {self.name} is free ({self.seat.slots} in use); nothing was sent")
-            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
-        self._check()
-        ticket.worker = worker
-        return ticket
-
-    def _again(self, fate: Fate, worker: Worker) -> bool:
-        # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
-        return fate in _SENT_AGAIN or (fate is Fate.STALE and worker.epoch == self.seat.epoch)
-
-    async def _pause(
+    async def pause(
         self, delay_s: float, deadline: float | None, target: str, why: GanglineError | None = None
     ) -> None:
+        """Wait before the next look at it, but not for longer than it lives.
+
+        Raises:
+            DeadlineExceeded: it would be too late then.
+            GanglineError: as `check`.
+        """
         if deadline is not None and self._loop.time() + delay_s >= deadline:
             raise too_late(target, may_have_started=False) from why
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(delay_s):
                 await self._ended.wait()
-        self._check()
+        self.check()
 
-    def _error(self, fate: Fate, worker: Worker) -> GanglineError:
-        if fate.may_have_started:
-            return outcome_unknown(fate, str(worker.id), 1)
-        if fate is Fate.STALE:
-            return stale(worker, self.seat.epoch)
-        if fate is Fate.FULL:
-            return LeaseBusy(f"{self.name} says that all of its slots are in use; nothing started")
-        if fate is Fate.LATE:
-            return DeadlineExceeded(f"the task reached {self.name} too late; nothing started")
-        return WorkerLost(f"{self.name} cannot be reached: {fate.value}; nothing started", may_have_started=False)
+
+class MemberTarget(TaskTarget):
+    """The slots of one member."""
+
+    def __init__(
+        self,
+        line: MemberLine,
+        order: Order,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        patient: bool,
+        together: Together | None = None,
+        held: HeldSlots | None = None,
+    ) -> None:
+        """See MemberLine.call."""
+        self.order = order
+        self._line = line
+        self._loop = loop
+        self._patient = patient
+        self._together = together
+        self._held = held
+        self._attempts = 0
+        self._backoff = Backoff(0.025, 0.5)
+        self._give_up_at: float | None = None
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        line, order = self._line, self.order
+        if fate is not None:
+            await self._before_another(fate)
+        if self._held is not None:
+            self.worker, self.token, self.books, self.ticket = self._held
+            try:
+                line.check()
+            except GanglineError:
+                self.unsent()
+                raise
+        else:
+            self.token, self.books = line.seat.token, line.slots
+            self.worker = await line.reach(order.deadline, order.target)
+            line.methods = self.worker.methods
+            self.ticket = await line.slots.enter(order, self.worker, line.name, wait=self._patient, check=line.check)
+        self._attempts += 1
+        self.ticket.attempts = max(self.ticket.attempts, self._attempts)
+        return self
+
+    async def _before_another(self, fate: Fate) -> None:
+        """Wait until another try is worth while.
+
+        Raises:
+            GanglineError: it will not be.
+        """
+        line, order = self._line, self.order
+        error = error_of_fate(fate, line.name, attempts=1, lost=_LOST)
+        if self._held is not None:
+            raise error
+        if self._patient and fate in _ABSENT:
+            now = self._loop.time()
+            if self._give_up_at is None:
+                self._give_up_at = now + _ABSENT_S
+            again = order.deadline is not None or now < self._give_up_at
+        elif fate is Fate.STALE:
+            # Our idea of the epoch may have been older than the coordinator's; the answer has brought the new one.
+            again = self.worker.epoch == line.seat.epoch
+        else:
+            again = fate in _SENT_AGAIN and (self._patient or fate is not Fate.FULL)
+        if not again:
+            raise error
+        await line.pause(self._backoff.next_s(0.0), order.deadline, order.target, error)
+
+    def settle(self, outcome: Outcome) -> Fate | None:
+        fate = fate_of(outcome)
+        if fate is None and self._patient and not isinstance(outcome, Fate) and says_busy(outcome):
+            return Fate.FULL  # a task of ours that was told to stop has not stopped yet
+        return fate
+
+    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+        assert flight is not None
+        self._line.flights[flight] = None
+        if self._together is not None and isinstance(flight, TaskFlight):
+            self._together.sent(flight)
+
+    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+        assert flight is not None
+        self._line.flights.pop(flight, None)
 
 
 class Formation:
@@ -407,9 +412,8 @@ class Formation:
 class LineMaker:
     """Opens the ways to members."""
 
-    def __init__(self, *, caller: Caller, streamer: Streamer, pool: PoolOf) -> None:
+    def __init__(self, *, caller: Caller, pool: PoolOf) -> None:
         self._caller = caller
-        self._streamer = streamer
         self.pool = pool
 
     def together(self, size: int) -> Together:
@@ -423,7 +427,7 @@ class LineMaker:
         return [known.get(seat.token) or self._line(gang, seat) for seat in first]
 
     def _line(self, gang: str, seat: Seat) -> MemberLine:
-        return MemberLine(gang, seat, caller=self._caller, streamer=self._streamer, pool=self.pool)
+        return MemberLine(gang, seat, caller=self._caller, pool=self.pool)
 
 
 def copier(error: GanglineError) -> Callable[[], GanglineError]:

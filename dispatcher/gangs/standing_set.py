@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncGenerator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from ...schemas.errors.base import (
     GanglineError,
@@ -25,23 +25,23 @@ from ...schemas.errors.gangs import GangFailed
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
 from ...schemas.records.workers import MethodInfo, Registration
-from ...schemas.wire.frames import Load, ReserveFlag
+from ...schemas.wire.frames import Answer, Load, ReserveFlag, TaskFlag
 from ...telemetry.tracing import Span
+from ..calls.attempts import AttemptTarget, Caller, PoolTarget
 from ..calls.call import Order
-from ..leases.held_slots import Reserver
+from ..leases.held_slots import Hold, Reserver, ReserveTarget, SlotRequest
 from ..pools.pool import RoutedPool
 from ..routing.outcome import Fate
-from ..routing.pool_core import outcome_unknown
 from ..routing.request import Ticket
 from ..routing.worker_table import Method, Worker
-from ..transport.flights import Books
+from ..transport.flights import Outcome
 from .collective_call import Arguments, run_on_all, same_for_all
-from .member_slots import GangHold, hold_members
+from .member_slots import attempt_on, cause_of, for_rank, hold_members, items_of, no_stream_of_all
 from .members import Formation, HeldSlots, LineMaker
 
-if TYPE_CHECKING:
-    from ..leases.selection import Moving
-
+_OK: Final = int(Answer.OK)
+_END: Final = int(Answer.END)
+_STREAM: Final = int(TaskFlag.STREAM)
 _WORD_S: Final = 1.0
 """How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""
 
@@ -224,234 +224,33 @@ class RoutedSet:
     def __repr__(self) -> str:
         return f"RoutedSet({self.name}, {len(self._formations)} gangs, route={self.record.route.value})"
 
-    # -- calls ----------------------------------------------------------------------------------------------------
-
-    async def run(self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None) -> Any:
-        """The result: of rank 0, or of all ranks in order. Cancelling stops the task.
-
-        Args:
-            moving: the selection that it was to run on, told where it goes.
-
-        Raises:
-            GanglineError: see Client.call; GangFailed when a rank of several failed.
-        """
-        fate: Fate | None = None
-        try:
-            while True:
-                worker = await self._place(order.deadline, ticket, fate)
-                formation = self._formations.get(worker.id.worker)
-                try:
-                    if formation is None:
-                        fate = Fate.GONE
-                    else:
-                        _went(formation, moving)
-                        result = await self._on(formation, order, ticket, span)
-                        self._accepted(ticket, worker)
-                        return result
-                except GanglineError as error:
-                    assert formation is not None
-                    fate = await self._fate(error, formation, worker, order.deadline)
-                    if fate is None:
-                        self._accepted(ticket, worker)
-                        raise
-                finally:
-                    self.pool.settle(ticket)
-                    self.pool.pump()
-                self.pool.refused(ticket, worker, fate)
-        except GanglineError as error:
-            if ticket.uncertain is not None:
-                error.may_have_started = True
-            raise
-
-    async def stream(
-        self, order: Order, ticket: Ticket, span: Span, moving: Moving | None = None
-    ) -> AsyncGenerator[Any, None]:
-        """The items of rank 0. Tried again elsewhere like a call, until the first item has come. `moving`: see run.
-
-        Raises:
-            InvalidRequest: the set's calls go to all ranks.
-            GanglineError: see Client.stream.
-        """
-        if self.record.route is Route.ALL:
-            raise no_stream_of_all(self.name)
-        fate: Fate | None = None
-        while True:
-            worker = await self._place(order.deadline, ticket, fate)
-            formation = self._formations.get(worker.id.worker)
-            read = 0
-            try:
-                if formation is None:
-                    fate = Fate.GONE
-                else:
-                    _went(formation, moving)
-                    items = formation.lines[0].stream(order, span, patient=False)
-                    async with contextlib.aclosing(items):
-                        async for item in items:
-                            read += 1
-                            yield item
-                    self._accepted(ticket, worker)
-                    return
-            except GanglineError as error:
-                assert formation is not None
-                fate = await self._fate(error, formation, worker, order.deadline)
-                if fate is None or read:
-                    raise
-            finally:
-                self.pool.settle(ticket)
-                self.pool.pump()
-            self.pool.refused(ticket, worker, fate)
-
     # -- slots that are held --------------------------------------------------------------------------------------
 
     def stands(self, formation: Formation) -> bool:
         """Whether that is what its gang is made of now."""
         return self._formations.get(formation.gang) is formation
 
-    async def hold(
-        self, reserver: Reserver, ticket: Ticket, *, ttl_s: float, flags: ReserveFlag, deadline: float | None
-    ) -> GangHold:
-        """Hold slots of one gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back
-        whatever may have been granted.
+    def reserve_target(self, reserver: Reserver, asked: SlotRequest) -> SetReserveTarget:
+        """Any gang of it, to hold slots of.
 
         Raises:
             InvalidRequest: a record in the ledger was asked for.
-            Unavailable: see RoutedPool.place.
-            GanglineError: what a member answered.
         """
-        if flags & ReserveFlag.SYNC:
+        if asked.flags & ReserveFlag.SYNC:
             raise InvalidRequest(
                 f"{self.name!r} is a standing set: the slots of its gangs stand in the ledger with the gang, and a "
                 "lease of them does not: ask with ledger='behind'"
             )
-        fate: Fate | None = None
-        while True:
-            worker = await self._place(deadline, ticket, fate)
-            formation = self._formations.get(worker.id.worker)
-            result: GangHold | Fate = Fate.GONE
-            try:
-                if formation is not None:
-                    result = await hold_members(
-                        self,
-                        formation,
-                        reserver,
-                        ticket,
-                        on_all=self.record.route is Route.ALL,
-                        ttl_s=ttl_s,
-                        flags=flags,
-                        deadline=deadline,
-                    )
-            finally:
-                if not isinstance(result, GangHold):
-                    self.pool.settle(ticket)
-                    self.pool.pump()
-            if isinstance(result, GangHold):
-                self.pool.accepted(ticket)
-                self.pool.took(worker)
-                return result
-            if result is Fate.FULL:
-                self.pool.full(worker)
-            fate = result
-            self.pool.refused(ticket, worker, fate)
+        return SetReserveTarget(self, reserver, asked)
 
-    async def dispatch(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> Any:
-        """Run a task on slots that are held, and used up with that; on another gang if that one was torn down, and the
-        task has not started or may be repeated. Cancelling stops it."""
-        fate = Fate.GONE
-        if hold.trouble() is None:
-            charge = hold.ticket
-            charge.attempts = 1
-            hold.consume()
-            try:
-                return await self._on(hold.formation, order, charge, span, hold.slots_for(self.pool, charge), hold)
-            except BaseException as error:
-                # A task that did not arrive has not used its token up.
-                hold.give_back()
-                if not isinstance(error, GanglineError):
-                    raise
-                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
-                if found is None:
-                    raise
-                fate = found
-        else:
-            hold.release()
-        if fate.may_have_started and not hold.allows_repeat(order):
-            raise outcome_unknown(fate, str(hold.worker.id), 1)
-        return await self.run(order, moving.ticket(fate), span, moving)
+    # -- tasks ----------------------------------------------------------------------------------------------------
 
-    async def stream_held(self, hold: GangHold, order: Order, span: Span, moving: Moving) -> AsyncGenerator[Any, None]:
-        """As `dispatch`, for the items of rank 0; from another gang only until the first item has come."""
-        fate = Fate.GONE
-        if hold.trouble() is None:
-            charge = hold.ticket
-            charge.attempts = 1
-            hold.consume()
-            read = 0
-            (slots,) = hold.slots_for(self.pool, charge)
-            try:
-                each = for_rank(order, hold.formation, 0)
-                items = hold.lines[0].stream(each, span, patient=False, held=slots)
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        read += 1
-                        yield item
-                return
-            except BaseException as error:
-                hold.give_back()
-                if not isinstance(error, GanglineError):
-                    raise
-                found = await self._fate(error, hold.formation, hold.stands_for, order.deadline)
-                if found is None or read:
-                    raise
-                fate = found
-        else:
-            hold.release()
-        if fate.may_have_started and not hold.allows_repeat(order):
-            raise outcome_unknown(fate, str(hold.worker.id), 1)
-        items = self.stream(order, moving.ticket(fate), span, moving)
-        async with contextlib.aclosing(items):
-            async for item in items:
-                yield item
+    def target(self, order: Order, ticket: Ticket) -> SetTarget:
+        """Any gang of it: its rank 0, or all its ranks."""
+        return SetTarget(self, order, ticket)
 
-    async def call_on(self, hold: GangHold, order: Order, books: Books, ticket: Ticket, span: Span) -> Any:
-        """Run a task on slots that stay held; the ticket, which counts in the books, is settled when it has ended.
-
-        Raises:
-            LeaseError, WorkerLost: the gang was torn down, or what is held was lost.
-            GanglineError: see Client.call; GangFailed when a rank of several failed.
-        """
-        try:
-            sent_at = asyncio.get_running_loop().time()
-            result = await self._on(hold.formation, order, ticket, span, hold.slots_for(books, ticket), hold)
-            hold.used(sent_at)
-            return result
-        except GanglineError as error:
-            lost = await self.lost_on(hold, error, order.deadline)
-            if lost is error:
-                raise
-            raise lost from error
-
-    async def lost_on(self, hold: GangHold, error: GanglineError, deadline: float | None) -> GanglineError:
-        """What a failed task says to who holds slots: that they are lost, if they are."""
-        cause = _cause_of(error)
-        if isinstance(cause, LeaseBusy):
-            return cause
-        fate = await self._fate(error, hold.formation, hold.stands_for, deadline)
-        if fate is None or fate is Fate.FULL:
-            return error
-        if not fate.may_have_started and (lost := hold.trouble()) is not None:
-            return lost
-        if isinstance(cause, (LeaseError, WorkerLost)) and cause.may_have_started == fate.may_have_started:
-            return cause
-        started = "the task may have started" if fate.may_have_started else "nothing started"
-        return WorkerLost(
-            f"{cause.message}, and the lease on it: {started}",
-            may_have_started=fate.may_have_started,
-            details=cause.details,
-        )
-
-    # -- inside ---------------------------------------------------------------------------------------------------
-
-    async def _place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
+    async def place(self, deadline: float | None, ticket: Ticket, fate: Fate | None) -> Worker:
+        """Find a gang; see RoutedPool.place."""
         try:
             return await self.pool.place(ticket, deadline, fate)
         except NoWorkers as error:
@@ -462,17 +261,21 @@ class RoutedSet:
                 details=error.details,
             ) from error
 
-    async def _on(
+    def formation_of(self, worker: Worker) -> Formation | None:
+        """What the gang that this stands for is made of now; None: it is no more."""
+        return self._formations.get(worker.id.worker)
+
+    async def run(
         self,
         formation: Formation,
         order: Order,
         ticket: Ticket,
         span: Span,
         held: Sequence[HeldSlots] = (),
-        hold: GangHold | None = None,
+        *,
+        on_all: bool,
     ) -> Any:
-        """`held`: slots by rank that are held for it, on `hold`."""
-        on_all = self.record.route is Route.ALL if hold is None else hold.on_all
+        """See member_slots.HeldSet."""
         if not on_all:
             slots = held[0] if held else None
             return await formation.lines[0].call(for_rank(order, formation, 0), span, patient=False, held=slots)
@@ -499,16 +302,11 @@ class RoutedSet:
         finally:
             together.close()
 
-    def _accepted(self, ticket: Ticket, worker: Worker) -> None:
-        self.pool.accepted(ticket)
-        self.pool.settle(ticket)
-        self.pool.took(worker)
-
-    async def _fate(
+    async def fate_of_error(
         self, error: GanglineError, formation: Formation, worker: Worker, deadline: float | None
     ) -> Fate | None:
-        """Why a try came to nothing and may be made again; None when the error is the task's own."""
-        cause = _cause_of(error)
+        """See member_slots.HeldSet."""
+        cause = cause_of(error)
         started = error.may_have_started
         if isinstance(cause, TaskCancelled) and formation.down is None:
             left_s = _WORD_S if deadline is None else deadline - asyncio.get_running_loop().time()
@@ -524,6 +322,8 @@ class RoutedSet:
             self.suspected[formation.gang] = None
             return Fate.LOST if started else Fate.GONE
         return None
+
+    # -- inside ---------------------------------------------------------------------------------------------------
 
     def _starts(self, gang: str, generation: int) -> None:
         """Members of that generation start; 0: none of it do."""
@@ -544,26 +344,118 @@ class RoutedSet:
         return slots[0] if self.record.route is Route.RANK0 else min(slots)
 
 
-def no_stream_of_all(name: str) -> InvalidRequest:
-    return InvalidRequest(f"calls to standing set {name!r} run on all ranks: none of them can be streamed")
+class SetTarget(PoolTarget):
+    """Any gang of a standing set: its rank 0, or all its ranks."""
+
+    _formation: Formation | None = None
+    """Of the gang that takes the try."""
+
+    def __init__(self, routed: RoutedSet, order: Order, ticket: Ticket) -> None:
+        super().__init__(routed.pool, order, ticket)
+        self._routed = routed
+
+    @property
+    def on_all(self) -> bool:
+        return self._routed.record.route is Route.ALL
+
+    @property
+    def where(self) -> tuple[WorkerId, str | None]:
+        if self._formation is None:
+            return super().where
+        seat = self._formation.lines[0].seat
+        return WorkerId(seat.pool, seat.worker), self._formation.gang
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        routed = self._routed
+        if self.on_all and self.order.flags & _STREAM:
+            raise no_stream_of_all(routed.name)
+        self.worker = await routed.place(self.order.deadline, self.ticket, fate)
+        self._formation = routed.formation_of(self.worker)
+        return self
+
+    async def attempt(self, caller: Caller, span: Span) -> Outcome:
+        try:
+            if self._formation is None:
+                return Fate.GONE
+            outcome = await attempt_on(self._routed, self._formation, self, span, on_all=self.on_all)
+            if not isinstance(outcome, Fate):
+                self._took()
+            return outcome
+        finally:
+            self._over()
+
+    async def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+        """The items of rank 0."""
+        self.ended = Fate.GONE
+        try:
+            if self._formation is not None:
+                items = items_of(self._formation, self, span)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
+                if not isinstance(self.ended, Fate):
+                    self._took()
+        finally:
+            self._over()
+
+    async def failed(self, error: GanglineError) -> Fate:
+        assert self._formation is not None
+        fate = await self._routed.fate_of_error(error, self._formation, self.worker, self.order.deadline)
+        if fate is None:
+            self._took()
+            raise error
+        return fate
+
+    def _took(self) -> None:
+        """The gang took the task, and has ended it."""
+        self.pool.accepted(self.ticket)
+        self.pool.settle(self.ticket)
+        self._routed.pool.took(self.worker)
+
+    def _over(self) -> None:
+        self.pool.settle(self.ticket)
+        self.pool.pump()
 
 
-def _went(formation: Formation, moving: Moving | None) -> None:
-    if moving is not None:
-        seat = formation.lines[0].seat
-        moving.to_gang(WorkerId(seat.pool, seat.worker), formation.gang)
+class SetReserveTarget(ReserveTarget):
+    """Slots of any gang, at its members: of rank 0, or of all, as the set's calls run. Cancelling gives back whatever
+    may have been granted."""
+
+    def __init__(self, routed: RoutedSet, reserver: Reserver, asked: SlotRequest) -> None:
+        super().__init__(reserver, routed.pool, asked)
+        self._routed = routed
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        self.worker = await self._routed.place(self.asked.deadline, self.asked.ticket, fate)
+        return self
+
+    async def attempt(self, caller: Caller, span: Span) -> Hold | Fate:
+        routed, pool, asked = self._routed, self._routed.pool, self.asked
+        formation = routed.formation_of(self.worker)
+        result: Hold | Fate = Fate.GONE
+        try:
+            if formation is not None:
+                on_all = routed.record.route is Route.ALL
+                result = await hold_members(routed, formation, self.reserver, asked, on_all=on_all)
+        finally:
+            if isinstance(result, Fate):
+                pool.settle(asked.ticket)
+                pool.pump()
+        if result is Fate.FULL:
+            pool.full(self.worker)
+        return result
+
+    def settle(self, outcome: Hold | Fate) -> Fate | None:
+        fate = super().settle(outcome)
+        if fate is None:
+            self._routed.pool.took(self.worker)
+        return fate
 
 
 def _note(newest: dict[str, int], gang: str, generation: int) -> None:
     newest[gang] = max(generation, newest.pop(gang, 0))
     if len(newest) > _REMEMBERED:
         del newest[next(iter(newest))]
-
-
-def _cause_of(error: GanglineError) -> GanglineError:
-    """Of a failed rank: its own error."""
-    cause = error.__cause__
-    return cause if isinstance(error, GangFailed) and isinstance(cause, GanglineError) else error
 
 
 def _stays(known: Formation, record: GangRecord) -> bool:
@@ -577,18 +469,3 @@ def _torn_down(name: str, formation: Formation, reason: str) -> GangFailed:
         f"gang {formation.gang} of standing set {name!r} was torn down ({reason})",
         details={"generation": formation.generation, "rank": None, "reason": reason},
     )
-
-
-def for_rank(order: Order, formation: Formation, rank: int) -> Order:
-    """The order as it goes to one rank."""
-    each = Order(
-        endpoint=formation.lines[rank].seat.pool,
-        method=order.method,
-        args=order.args,
-        kwargs=order.kwargs,
-        options=order.options,
-        deadline=order.deadline,
-        flags=order.flags,
-    )
-    each.generation = formation.later
-    return each

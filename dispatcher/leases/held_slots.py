@@ -11,14 +11,16 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Final, Self, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from ...runtime.timeouts import Alarms
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
 from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+from ...telemetry.tracing import Span
+from ..calls.attempts import AttemptTarget, Caller, PoolTarget, TaskTarget
 from ..calls.call import Order, error_of
 from ..pools.pool import RoutedPool, by_its_deadline
 from ..routing.outcome import Fate
@@ -27,7 +29,7 @@ from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import Worker
 from ..transport.exchange import Exchange
-from ..transport.flights import Awaited, Flight, Outcome, ReserveFlight
+from ..transport.flights import Awaited, Books, Flight, Outcome, ReserveFlight
 
 _RENEWALS_PER_TTL: Final = 3
 
@@ -129,6 +131,37 @@ class Hold:
             return order.options.idempotent
         method = self.worker.methods.get(order.method)
         return method is not None and method.idempotent
+
+    # -- tasks on it ----------------------------------------------------------------------------------------------
+
+    def check_streams(self, target: HeldTarget) -> None:
+        """
+        Raises:
+            InvalidRequest: items are asked for, and the task has none.
+        """
+        target.check_streams()
+
+    def attempt(self, target: HeldTarget, caller: Caller, span: Span) -> Coroutine[Any, Any, Outcome]:
+        """One try of a task; see TaskTarget."""
+        return TaskTarget.attempt(target, caller, span)
+
+    def items(self, target: HeldTarget, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+        """One try of a task that streams; see TaskTarget."""
+        return TaskTarget.items(target, caller, span)
+
+    async def fate_after(self, error: GanglineError, deadline: float | None) -> Fate | None:
+        """Why a try that failed on several workers may be made elsewhere; None: the error is the task's own."""
+        return None
+
+    async def lost_by(self, error: GanglineError, deadline: float | None) -> GanglineError:
+        """What such a failure says: that the slots are lost, if they are."""
+        return error
+
+    def elsewhere(self, order: Order, ticket: Ticket) -> AttemptTarget:
+        """Who takes a task that could not start on it."""
+        return PoolTarget(self.pool, order, ticket)
+
+    # -- its life -------------------------------------------------------------------------------------------------
 
     def is_of(self, exchange: Exchange) -> bool:
         """Whether that exchange granted it: only that one hears what becomes of a task sent with its token."""
@@ -310,56 +343,31 @@ class Hold:
         return f"Hold({self.slots} slots of {self.worker.id}, {state})"
 
 
+class HeldTarget(TaskTarget):
+    """Slots that are held."""
+
+    def __init__(self, order: Order, hold: Hold, books: Books) -> None:
+        self.order = order
+        self.hold = hold
+        self.books = books
+        self.worker = hold.worker
+        self.token = hold.token
+
+    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Outcome]:
+        return self.hold.attempt(self, caller, span)
+
+    def items(self, caller: Caller, span: Span) -> AsyncGenerator[Any, None]:
+        return self.hold.items(self, caller, span)
+
+
 class Reserver:
     """Asks workers for slots."""
 
     def __init__(self, exchange: Exchange, settings: RouterSettings, owner: str) -> None:
         """`owner`: who holds, as the ledger says it."""
         self._exchange = exchange
-        self._settings = settings
+        self.settings = settings
         self._meta = {"owner": owner} if owner else None
-
-    async def reserve(
-        self,
-        pool: RoutedPool,
-        ticket: Ticket,
-        *,
-        ttl_s: float,
-        flags: ReserveFlag,
-        deadline: float | None,
-        tried: tuple[Worker, Fate] | None = None,
-    ) -> Hold:
-        """Hold slots on one worker of the pool. Cancelling releases whatever may have been granted.
-
-        Args:
-            tried: where a first try, made elsewhere, came to nothing, and why.
-
-        Raises:
-            Unavailable: see RoutedPool.place.
-            GanglineError: what the worker answered.
-        """
-        # With the ledger written first, an answer takes as long as storage does.
-        probe_s = self._settings.probe_max_s if flags & ReserveFlag.SYNC else self._settings.probe_first_s
-        fate: Fate | None = None
-        while True:
-            if tried is None:
-                worker = await pool.place(ticket, deadline, fate)
-                left_s = probe_s if deadline is None else min(probe_s, deadline - self._exchange.loop.time())
-                if left_s <= 0:
-                    pool.settle(ticket)
-                    pool.pump()
-                    assert deadline is not None
-                    raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
-                result = await self.ask(pool, ticket, worker, ttl_s=ttl_s, flags=flags, probe_s=left_s)
-                if isinstance(result, Hold):
-                    pool.accepted(ticket)
-                    return result
-            else:
-                (worker, result), tried = tried, None
-            if result is Fate.SLOW:
-                probe_s = min(self._settings.probe_max_s, 2 * probe_s)
-            fate = result
-            pool.refused(ticket, worker, fate)
 
     async def ask(
         self,
@@ -384,7 +392,7 @@ class Reserver:
         """
         exchange, loop = self._exchange, self._exchange.loop
         flight = ReserveFlight(exchange.new_id(), worker, loop, pool, ticket)
-        terms, asked_at = Terms(ttl_s, self._settings.claim_s), loop.time()
+        terms, asked_at = Terms(ttl_s, self.settings.claim_s), loop.time()
         exchange.launch(
             flight,
             (
@@ -435,6 +443,64 @@ class Reserver:
             exchange.post(flight.worker, (Request.RELEASE, flight.id, None))
         flight.settle()
         flight.books.pump()
+
+
+class SlotRequest(NamedTuple):
+    """Slots that are wanted."""
+
+    ticket: Ticket
+    """How many, and of which worker."""
+    ttl_s: float
+    flags: ReserveFlag
+    deadline: float | None
+    """Loop time by which they are to be held."""
+
+
+class ReserveTarget(AttemptTarget):
+    """Slots of any worker of a pool. Cancelling releases whatever may have been granted."""
+
+    worker: Worker
+    """Who is asked."""
+    _wait_s = 0.0
+    """For so long."""
+
+    def __init__(self, reserver: Reserver, pool: RoutedPool, asked: SlotRequest) -> None:
+        self.reserver = reserver
+        self.pool = pool
+        self.asked = asked
+        settings = reserver.settings
+        # With the ledger written first, an answer takes as long as storage does.
+        self._probe_s = settings.probe_max_s if asked.flags & ReserveFlag.SYNC else settings.probe_first_s
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        pool, ticket, deadline = self.pool, self.asked.ticket, self.asked.deadline
+        if fate is Fate.SLOW:
+            self._probe_s = min(self.reserver.settings.probe_max_s, 2 * self._probe_s)
+        self.worker = await pool.place(ticket, deadline, fate)
+        self._wait_s = self._probe_s
+        if deadline is not None:
+            self._wait_s = min(self._probe_s, deadline - asyncio.get_running_loop().time())
+            if self._wait_s <= 0:
+                pool.settle(ticket)
+                pool.pump()
+                raise pool.core.give_up(ticket, by_its_deadline(ticket, deadline))
+        return self
+
+    def attempt(self, caller: Caller, span: Span) -> Coroutine[Any, Any, Hold | Fate]:
+        asked = self.asked
+        return self.reserver.ask(
+            self.pool, asked.ticket, self.worker, ttl_s=asked.ttl_s, flags=asked.flags, probe_s=self._wait_s
+        )
+
+    def settle(self, outcome: Hold | Fate) -> Fate | None:
+        if isinstance(outcome, Hold):
+            self.pool.accepted(self.asked.ticket)
+            return None
+        self.pool.refused(self.asked.ticket, self.worker, outcome)
+        return outcome
+
+    def result(self, outcome: Hold) -> Hold:
+        return outcome
 
 
 class Held:

@@ -9,33 +9,24 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Final, Protocol
 
-from ...schemas.errors.base import (
-    DeadlineExceeded,
-    Disconnected,
-    GanglineError,
-    LeaseBusy,
-    LeaseExpired,
-    SelectionUsed,
-    WorkerLost,
-    WrongPool,
-)
-from ...schemas.text import count_of
+from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
 from ...telemetry.tracing import Span
-from ..calls.attempts import Caller, fate_of
-from ..calls.call import CallOptions, Order, refuses_token, result_of
+from ..calls.attempts import AttemptTarget, Caller
+from ..calls.call import CallOptions, Order, fate_of, refuses_token
 from ..calls.fast_requests import Detour
-from ..calls.streaming import Streamer, StreamFlight, no_stream, stream_fate, streams
-from ..routing.outcome import Fate
-from ..routing.pool_core import outcome_unknown, stale
+from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
+from ..transport.exchange import Exchange
 from ..transport.flights import Outcome
 from .fast_path import HeldExpress
-from .held_slots import Held, Hold
+from .held_slots import Held, HeldTarget, Hold
 from .lease_slots import LeaseSlots
 
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05
+_LOST: Final = frozenset((Fate.DRAINING,))
+"""A worker that drains honours what is held; one that does not is as good as gone."""
 
 
 class Observe(Protocol):
@@ -57,7 +48,6 @@ class Lease(Held):
         *,
         caller: Caller,
         express: HeldExpress,
-        streamer: Streamer,
         make: MakeOrder,
         observe: Observe,
         options: CallOptions,
@@ -66,7 +56,6 @@ class Lease(Held):
         super().__init__(hold)
         self._caller = caller
         self._express = express
-        self._streamer = streamer
         self._make = make
         self._observe = observe
         self._options = options
@@ -103,7 +92,7 @@ class Lease(Held):
         if flight is None:
             order = self._order(method, args, kwargs)
             with self._observe(order) as (request, span):
-                return await self._run(order, request, span)
+                return await self._caller.run(self._target(order, request), span)
         try:
             outcome = await flight.future
         except BaseException as error:
@@ -113,7 +102,9 @@ class Lease(Held):
             order = self._order(method, args, kwargs)
             with self._observe(order, since=flight.sent_at) as (request, span):
                 request.attempts = 1
-                return await self._run(order, request, span, tried=(outcome.outcome, flight.sent_at))
+                target = self._target(order, request)
+                target.sent_at = flight.sent_at
+                return await self._caller.run(target, span, tried=(target, outcome.outcome))
         if self._caller.exchange.measured:
             express.answered(flight)
         return outcome
@@ -126,22 +117,11 @@ class Lease(Held):
             GanglineError: as `call`; StreamBroken when items were lost.
         """
         order = self._order(method, args, kwargs)
-        with self._observe(order) as (_, span):
-            hold, fate = self.hold, Fate.UNSEEN
-            if not streams(hold.worker, order):
-                raise no_stream(order)
-            while await self._may_repeat(fate):
-                ticket = await self._enter(order)
-                flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, self._slots, ticket)
-                items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        yield item
-                ended = stream_fate(flight)
-                if ended is None:
-                    return
-                fate = ended
-            raise self._error(fate)
+        with self._observe(order) as (request, span):
+            items = self._caller.stream(order, self._target(order, request), span)
+            async with contextlib.aclosing(items):
+                async for item in items:
+                    yield item
 
     def renew(self) -> None:
         """Ask for the full time to live now, rather than when it is due by itself."""
@@ -167,80 +147,67 @@ class Lease(Held):
         order.pool = self.pool
         return order
 
-    def _check(self) -> None:
-        if (error := self.lost) is not None:
+    def _target(self, order: Order, request: Ticket) -> LeaseTarget:
+        return LeaseTarget(self, order, request, self._slots, wait=self._wait, exchange=self._caller.exchange)
+
+
+class LeaseTarget(HeldTarget):
+    """The slots of a lease. What never arrived, and never will, may be sent again."""
+
+    spans = True
+    sent_at = 0.0
+    """Loop time, not later than the sending of the last try."""
+
+    def __init__(
+        self, lease: Lease, order: Order, request: Ticket, slots: LeaseSlots, *, wait: bool, exchange: Exchange
+    ) -> None:
+        """`request`: counts the tries; `wait`: for a slot, while all are in use."""
+        super().__init__(order, lease.hold, slots)
+        self._slots = slots
+        self._lease = lease
+        self._request = request
+        self._wait = wait
+        self._exchange = exchange
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        if fate is not None and not await self._may_repeat(fate):
+            raise error_of_fate(fate, str(self.worker.id), attempts=1, lost=_LOST)
+        self.hold.check_streams(self)
+        self.ticket = ticket = await self._slots.enter(
+            self.order, self.worker, f"the lease on {self.worker.id}", wait=self._wait, check=self._check
+        )
+        self._request.attempts += 1
+        ticket.attempts = self._request.attempts
+        self.sent_at = self._exchange.loop.time()
+        return self
+
+    def settle(self, outcome: Outcome) -> Fate | None:
+        fate = fate_of(outcome)
+        if fate is None and not isinstance(outcome, Fate) and not refuses_token(outcome):
+            self.hold.used(self.sent_at)
+        return fate
+
+    async def failed(self, error: GanglineError) -> Fate:
+        lost = await self.hold.lost_by(error, self.order.deadline)
+        if lost is error:
             raise error
-
-    async def _enter(self, order: Order) -> Ticket:
-        """Take slots of the lease for one task; they are given back when its flight has ended."""
-        self._check()
-        worker = self.hold.worker
-        ticket = order.ticket(1)
-        method = worker.methods.get(order.method)
-        ticket.cost = method.slots if method is not None else 1
-        if ticket.cost > self.slots:
-            raise LeaseBusy(
-                f"{order.target} takes {count_of(ticket.cost, 'slot')}, the lease has {self.slots}: lease more"
-            )
-        if not self._slots.take_nowait(ticket):
-            if not self._wait:
-                raise LeaseBusy(
-                    f"no slot of the lease on {self.worker} is free ({self.slots} in use); nothing was sent"
-                )
-            await self._slots.take(ticket, order.deadline, order.too_late(may_have_started=False))
-            if (error := self.lost) is not None:
-                if not self._slots.closed:
-                    self._slots.give(ticket)
-                raise error
-        ticket.worker = worker
-        return ticket
-
-    async def _run(self, order: Order, request: Ticket, span: Span, tried: tuple[Outcome, float] | None = None) -> Any:
-        """`tried`: what a first try, sent elsewhere at that time, has come to."""
-        hold, caller, fate = self.hold, self._caller, Fate.UNSEEN
-        while tried is not None or await self._may_repeat(fate):
-            if tried is None:
-                ticket = await self._enter(order)
-                request.attempts += 1
-                ticket.attempts = request.attempts
-                sent_at = caller.exchange.loop.time()
-                outcome = await caller.attempt(self._slots, order, hold.worker, ticket, token=hold.token, parent=span)
-            else:
-                (outcome, sent_at), tried = tried, None
-            ended = fate_of(outcome)
-            if ended is None:
-                assert not isinstance(outcome, Fate)
-                if not refuses_token(outcome):
-                    hold.used(sent_at)
-                return result_of(outcome)
-            fate = ended
-        raise self._error(fate)
+        raise lost from error
 
     async def _may_repeat(self, fate: Fate) -> bool:
-        """Whether a task of that fate may go out on the same lease; waits until it is worth while.
+        """Waits until it is worth while.
 
-        What never arrived, and never will, may. What nobody listened to after we regained the connection, too: the
-        worker may only be later than we are, and has the lease as before.
+        What nobody listened to after we regained the connection may be sent again, too: the worker may only be later
+        than we are, and has the lease as before.
         """
-        exchange = self._caller.exchange
+        exchange = self._exchange
         if fate is Fate.UNHEARD and exchange.loop.time() - exchange.reconnected_at < _COMES_BACK_S:
             await asyncio.sleep(_ASK_AGAIN_S)
             return True
         return fate is Fate.UNSEEN
 
-    def _error(self, fate: Fate) -> GanglineError:
-        worker = self.hold.worker
-        if fate.may_have_started:
-            return outcome_unknown(fate, self.worker, 1)
-        if fate is Fate.STALE:
-            return stale(worker, self.epoch)
-        if fate is Fate.UNSENT:
-            return Disconnected("no connection to the server; nothing was sent on the lease")
-        if fate is Fate.LATE:
-            return DeadlineExceeded(f"the task reached {self.worker} too late; nothing started")
-        if fate is Fate.FULL:
-            return LeaseBusy(f"{self.worker} says that all slots of the lease are in use; nothing started")
-        return WorkerLost(f"{self.worker} is gone, and the lease with it; nothing started", may_have_started=False)
+    def _check(self) -> None:
+        if (error := self._lease.lost) is not None:
+            raise error
 
 
 class Leasing:

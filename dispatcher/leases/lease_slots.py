@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
-from ...schemas.errors.base import GanglineError
+from ...schemas.errors.base import GanglineError, LeaseBusy
+from ...schemas.text import count_of
+from ..calls.call import Order
 from ..routing.request import Ticket
+from ..routing.worker_table import Worker
 
 
 class Costly(Protocol):
@@ -41,6 +45,38 @@ class LeaseSlots:
             return False
         self.used += ticket.cost
         return True
+
+    async def enter(self, order: Order, worker: Worker, whose: str, *, wait: bool, check: Callable[[], None]) -> Ticket:
+        """Take slots for one task on that worker, until its flight has ended.
+
+        Args:
+            whose: slots they are, for people.
+            wait: while they are in use.
+            check: raises when they cannot be used any more.
+
+        Raises:
+            LeaseBusy: the task takes more than there are, or they are in use and it may not wait.
+            DeadlineExceeded: they were in use until the task's deadline.
+        """
+        check()
+        ticket = order.ticket(1)
+        method = worker.methods.get(order.method)
+        ticket.cost = method.slots if method is not None else 1
+        if ticket.cost > self.total:
+            takes = f"{order.target} takes {count_of(ticket.cost, 'slot')}"
+            raise LeaseBusy(f"{takes}, {whose} has {self.total}: ask for more")
+        if not self.take_nowait(ticket):
+            if not wait:
+                raise LeaseBusy(f"no slot of {whose} is free ({self.total} in use); nothing was sent")
+            await self.take(ticket, order.deadline, order.too_late(may_have_started=False))
+            try:
+                check()
+            except GanglineError:
+                if not self.closed:
+                    self.give(ticket)
+                raise
+        ticket.worker = worker
+        return ticket
 
     async def take(self, ticket: Ticket, deadline: float | None, too_late: GanglineError) -> None:
         """Take the ticket's slots, waiting for them if need be. When the lease is closed meanwhile, it takes none.

@@ -13,27 +13,29 @@ CLOSED   dispatched                          raises SelectionClosed
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final
 
-from ...schemas.errors.base import LeaseExpired, SelectionClosed, SelectionUsed, WorkerLost, WrongPool
+from ...schemas.errors.base import (
+    GanglineError,
+    LeaseExpired,
+    SelectionClosed,
+    SelectionUsed,
+    WorkerLost,
+    WrongPool,
+)
 from ...schemas.names import WorkerId
-from ...schemas.wire.frames import Answer
-from ...telemetry.tracing import NO_SPAN, Span
-from ..calls.attempts import Caller, fate_of
-from ..calls.call import Order, refuses_token, result_of
-from ..calls.streaming import Streamer, StreamFlight, no_stream, stream_fate, streams
-from ..gangs.member_slots import GangHold
-from ..gangs.standing_set import no_stream_of_all
-from ..routing.outcome import Fate
-from ..routing.pool_core import outcome_unknown
+from ..calls.attempts import AttemptTarget, TaskTarget
+from ..calls.call import Order, fate_of, refuses_token
+from ..calls.streaming import StreamFlight
+from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
 from ..transport.flights import Outcome, TaskFlight
-from .held_slots import Held, Hold
+from .held_slots import Held, HeldTarget, Hold
 
 
 class State(Enum):
@@ -80,7 +82,7 @@ class Selection(Held):
         if self.choice is None or self.choice.move:
             return
         if fate.may_have_started:
-            raise outcome_unknown(fate, self.worker, 1)
+            raise error_of_fate(fate, self.worker, attempts=1)
         raise WorkerLost(
             f"{self.worker} was chosen with move=False, and the task cannot start there ({fate.value}): choose again",
             may_have_started=False,
@@ -134,35 +136,6 @@ class Choice:
             ticket.key = self.key
 
 
-class Moving:
-    """The task of a selection, which may have to run elsewhere."""
-
-    def __init__(self, selection: Selection, order: Order, max_attempts: int) -> None:
-        self._selection = selection
-        self._order = order
-        self._max_attempts = max_attempts
-
-    def ticket(self, fate: Fate) -> Ticket:
-        """For another worker or gang: what held for the choice holds for that, too.
-
-        Raises:
-            WorkerLost, ResultLost: it is to run on the one that was chosen, or not at all.
-        """
-        selection = self._selection
-        selection.moving(fate)
-        ticket = self._order.ticket(self._max_attempts)
-        ticket.attempts, ticket.last = 1, selection.hold.counts_on.id
-        if selection.choice is not None:
-            selection.choice.put_on(ticket)
-        if fate.may_have_started:
-            ticket.uncertain = fate
-        return ticket
-
-    def to_gang(self, rank0: WorkerId, gang: str) -> None:
-        """Its task is sent to that gang."""
-        self._selection.moved_to(rank0, gang)
-
-
 class Choosing:
     """`async with router.choose_worker(...) as selection`: reserves on entry, releases on exit if it was not used."""
 
@@ -202,133 +175,95 @@ Choose = Callable[..., Coroutine[Any, Any, Selection]]
 """Holds a slot, and tells the Choosing that it gets first."""
 
 
-class Dispatcher:
-    """Sends a task to the slot that a selection holds."""
+class SelectedTarget(HeldTarget):
+    """The slot that a selection holds; and if its task cannot have started there, or may be repeated, any other."""
 
-    def __init__(self, caller: Caller, streamer: Streamer, max_attempts: int) -> None:
-        self._caller = caller
-        self._streamer = streamer
+    _next: AttemptTarget | None = None
+    """Where it goes instead."""
+    _token_lives = True
+    """The token may still hold the slot, though the task was sent with it."""
+
+    def __init__(
+        self, selection: Selection, order: Order, *, max_attempts: int, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        super().__init__(order, selection.hold, selection.hold.pool)
+        self._selection = selection
         self._max_attempts = max_attempts
+        self._loop = loop
 
-    async def dispatch(self, selection: Selection, order: Order, span: Span = NO_SPAN) -> Any:
-        """The result of the task. If the chosen worker went before the task can have started, it runs on another one.
+    @property
+    def uncertain(self) -> bool:
+        return self._next is not None and self._next.uncertain
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        selection, hold = self._selection, self.hold
+        if self._next is None:
+            if fate is None and hold.trouble() is None:
+                self.order.remaining_ms(self._loop.time())
+                hold.check_streams(self)
+                self.ticket = hold.ticket
+                self.ticket.attempts = 1
+                return self
+            self._next = hold.elsewhere(self.order, self._leave(fate))
+            fate = None
+        at = await self._next.place(fate)
+        assert isinstance(at, TaskTarget)
+        selection.moved_to(*at.where)
+        return at
+
+    def _leave(self, fate: Fate | None) -> Ticket:
+        """Give up the slot; returns a ticket for another worker or gang: what held for the choice holds for that, too.
 
         Raises:
-            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired, InvalidRequest: before anything is sent.
-            GanglineError: see Client.call.
+            WorkerLost, ResultLost: it is to run on the one that was chosen, or not at all.
         """
-        selection.check_usable(order.pool)
-        hold, pool = selection.hold, selection.hold.pool
-        if isinstance(hold, GangHold):
-            order.remaining_ms(self._caller.exchange.loop.time())
-            selection.mark_used()
-            return await hold.routed.dispatch(hold, order, span, self._moving(selection, order))
-        if hold.trouble() is not None:
+        selection, hold = self._selection, self.hold
+        if fate is None:
             # The worker is gone or began anew: nothing was sent, any other will do.
+            fate = Fate.GONE
             selection.mark_used()
             hold.release()
-            return await self._elsewhere(selection, order, span)
-        now = self._caller.exchange.loop.time()
-        order.remaining_ms(now)
-        flight = self._launch(selection, order, span)
-        try:
-            outcome = await self._caller.answer(order, flight)
-        except BaseException:
-            # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
-            hold.give_back()
-            raise
-        if not isinstance(outcome, Fate) and outcome[0] in (Answer.OK, Answer.ERROR) and not refuses_token(outcome):
-            pool.accepted(hold.ticket)
-            return result_of(outcome)
-        return await self._after(selection, order, outcome, span)
-
-    async def stream(self, selection: Selection, order: Order, span: Span = NO_SPAN) -> AsyncGenerator[Any, None]:
-        """The items of the task. If the chosen worker went before the task can have started, they come from another
-        one. Closing it cancels the task.
-
-        Raises:
-            SelectionUsed, SelectionClosed, WrongPool, LeaseExpired, InvalidRequest: before anything is sent.
-            GanglineError: see Client.stream.
-        """
-        selection.check_usable(order.pool)
-        hold, pool = selection.hold, selection.hold.pool
-        order.remaining_ms(self._caller.exchange.loop.time())
-        if isinstance(hold, GangHold):
-            if hold.on_all:
-                raise no_stream_of_all(hold.routed.name)
-            selection.mark_used()
-            items = hold.routed.stream_held(hold, order, span, self._moving(selection, order))
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    yield item
-            return
-        fate = Fate.GONE
-        if hold.trouble() is None:
-            if not streams(hold.worker, order):
-                raise no_stream(order)
-            flight = StreamFlight(self._caller.exchange.new_id(), hold.worker, pool, hold.ticket)
-            selection.mark_used()
-            hold.consume()
-            try:
-                items = self._streamer.read(order, flight, token=hold.token, trace=span.traceparent())
-                async with contextlib.aclosing(items):
-                    async for item in items:
-                        yield item
-            except BaseException:
-                # Left early or out of time. The task may not have reached the worker: then the token has the slot.
-                hold.give_back()
-                raise
-            ended = stream_fate(flight)
-            if ended is None:
-                pool.accepted(flight.ticket)
-                return
-            fate = ended
-            if fate.may_have_started and not hold.allows_repeat(order):
-                raise outcome_unknown(fate, selection.worker, 1)
-            hold.give_back()
         else:
-            selection.mark_used()
-            hold.release()
-        ticket = self._moving(selection, order).ticket(fate)
-        try:
-            items = self._streamer.run(pool, order, ticket, span)
-            async with contextlib.aclosing(items):
-                async for item in items:
-                    selection.moved_to(ticket.last)
-                    yield item
-        finally:
-            selection.moved_to(ticket.last)
+            if fate.may_have_started and not hold.allows_repeat(self.order):
+                raise error_of_fate(fate, selection.worker, attempts=1)
+            self._give_back()
+        selection.moving(fate)
+        ticket = self.order.ticket(self._max_attempts)
+        ticket.attempts, ticket.last = 1, hold.counts_on.id
+        if selection.choice is not None:
+            selection.choice.put_on(ticket)
+        if fate.may_have_started:
+            ticket.uncertain = fate
+        return ticket
 
-    async def go_on(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
-        """What comes of a dispatch that was sent elsewhere and not simply answered."""
-        if not isinstance(outcome, Fate) and outcome[0] == Answer.ERROR and not refuses_token(outcome):
-            selection.hold.pool.accepted(selection.hold.ticket)
-            return result_of(outcome)
-        return await self._after(selection, order, outcome, span)
-
-    def _launch(self, selection: Selection, order: Order, span: Span) -> TaskFlight:
-        hold, exchange = selection.hold, self._caller.exchange
-        flight = TaskFlight(exchange.new_id(), hold.worker, exchange.loop, hold.pool, hold.ticket)
-        frame = order.frame(flight.id, exchange.loop.time(), hold.token, span.traceparent(), 1)
-        exchange.launch(flight, frame)  # raises for bad arguments: the selection stays open then, and is released
-        selection.mark_used()
-        hold.consume()
-        return flight
-
-    async def _after(self, selection: Selection, order: Order, outcome: Outcome, span: Span) -> Any:
-        hold = selection.hold
+    def settle(self, outcome: Outcome) -> Fate | None:
         fate = fate_of(outcome)
-        if fate is not None and fate.may_have_started and not hold.allows_repeat(order):
-            raise outcome_unknown(fate, selection.worker, 1)
-        hold.give_back()
-        return await self._elsewhere(selection, order, span, fate)
+        if fate is None and not isinstance(outcome, Fate):
+            if refuses_token(outcome):
+                return Fate.GONE
+            self.hold.pool.accepted(self.hold.ticket)
+        return fate
 
-    async def _elsewhere(self, selection: Selection, order: Order, span: Span, fate: Fate | None = None) -> Any:
-        ticket = self._moving(selection, order).ticket(fate or Fate.GONE)
-        try:
-            return await self._caller.run(selection.hold.pool, order, ticket, span)
-        finally:
-            selection.moved_to(ticket.last)
+    async def failed(self, error: GanglineError) -> Fate:
+        self._give_back()
+        fate = await self.hold.fate_after(error, self.order.deadline)
+        if fate is None:
+            raise error
+        return fate
 
-    def _moving(self, selection: Selection, order: Order) -> Moving:
-        return Moving(selection, order, self._max_attempts)
+    def sent(self, flight: TaskFlight | StreamFlight | None) -> None:
+        self._selection.mark_used()
+        self.hold.consume()
+
+    def unsent(self) -> None:
+        """The selection stays open, and is released."""
+
+    def left(self, flight: TaskFlight | StreamFlight | None, error: BaseException | None) -> None:
+        if error is not None:
+            # Cancelled or out of time. The task may not have reached the worker: then the token still has the slot.
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._token_lives:
+            self._token_lives = False
+            self.hold.give_back()

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from ...schemas.errors.base import ClosedError, NoWorkers
+from ...schemas.errors.base import ClosedError
 from ...schemas.wire.frames import ReserveFlag
 from ...telemetry.tracing import tracer
+from ..calls.attempts import AttemptTarget, Caller
 from ..calls.call import CallOptions
 from ..calls.fast_requests import Detour
 from ..gangs.set_registry import GangSets
 from ..gangs.standing_set import RoutedSet
 from ..leases.fast_path import HeldExpress
 from ..leases.fast_requests import PlainReserve
-from ..leases.held_slots import Hold, Holds, Reserver
+from ..leases.held_slots import Hold, Holds, Reserver, ReserveTarget, SlotRequest
 from ..leases.selection import Choosing, Selection
-from ..pools.pool import Moved, RoutedPool
+from ..pools.pool import RoutedPool
 from ..pools.registry import Pools
 from ..routing.outcome import Fate
 from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
-from ..routing.worker_table import Worker
 from ..transport.flights import Outcome
-from .traffic_director import Traffic
+from .traffic_director import EndpointTarget, Traffic
 
 _DEFAULTS = CallOptions()
 
@@ -33,6 +34,7 @@ class Reserving:
 
     def __init__(
         self,
+        caller: Caller,
         reserver: Reserver,
         express: HeldExpress,
         traffic: Traffic,
@@ -48,9 +50,10 @@ class Reserving:
             check_open: raises when the router does not run.
             deadline: of a request that is made now.
         """
+        self._caller = caller
         self._reserver = reserver
         self._express = express
-        self._traffic = traffic
+        self.traffic = traffic
         self._following = following
         self._sets = sets
         self._check_open = check_open
@@ -96,9 +99,11 @@ class Reserving:
         fate = self._reserver.refused(asked, outcome)
         ticket = Ticket(method=None, slots=1, max_attempts=self._max_attempts)
         asked.pool.core.tried_plain(ticket, asked.worker, asked.id, asked.sent_at)
-        tried = (asked.pool, (asked.worker, fate))
-        flags = ReserveFlag.SINGLE_USE
-        return await self._somewhere(endpoint, ticket, self._express.terms.ttl_s, flags, None, _DEFAULTS, tried)
+        ticket.endpoint = endpoint
+        wanted = SlotRequest(ticket, self._express.terms.ttl_s, ReserveFlag.SINGLE_USE, None)
+        at = ReserveTarget(self._reserver, asked.pool, wanted)
+        at.worker = asked.worker
+        return await self._somewhere(_HeldEndpoint(self, endpoint, wanted, _DEFAULTS, at=at), tried=(at, fate))
 
     async def reserve(
         self,
@@ -120,7 +125,8 @@ class Reserving:
             sets: the pool that the options name may be a standing set.
 
         Raises:
-            GanglineError: see Reserver.reserve.
+            Unavailable: see RoutedPool.place.
+            GanglineError: what the worker answered.
         """
         ticket = Ticket(
             method=method,
@@ -132,8 +138,9 @@ class Reserving:
             max_attempts=options.max_attempts or self._max_attempts,
             queue=options.queue,
         )
+        target = _HeldEndpoint(self, endpoint, SlotRequest(ticket, ttl_s, flags, deadline), options, sets=sets)
         with tracer.span("gangline.reserve", kind="client", attributes={"gangline.pool": endpoint}) as span:
-            hold = await self._somewhere(endpoint, ticket, ttl_s, flags, deadline, options, sets=sets)
+            hold = await self._somewhere(target)
             span.set(gangline__worker=str(hold.worker.id), gangline__pool=hold.pool.name)
         return self._held(hold)
 
@@ -150,53 +157,50 @@ class Reserving:
             hold.release()
             raise
 
-    async def _somewhere(
+    async def _somewhere(self, target: _HeldEndpoint, tried: tuple[AttemptTarget, Fate] | None = None) -> Hold:
+        """`tried`: a first try, made elsewhere, that came to nothing."""
+        try:
+            hold: Hold = await self._caller.run(target, tried=tried)
+            hold.endpoint = target.endpoint
+            return hold
+        finally:
+            target.over()
+
+    async def target(self, of: _HeldEndpoint) -> AttemptTarget:
+        """A pool (or standing set) of an endpoint's route, or the pool that the options name, to hold slots of."""
+        self._check_open()
+        endpoint, asked = of.endpoint, of.asked
+        pool: RoutedPool | RoutedSet
+        if of.options.pool is None:
+            pool = await self.traffic.find(endpoint, asked.ticket, asked.deadline)
+        else:
+            routed = await self._sets.find_if_permitted(endpoint, asked.deadline) if of.sets else None
+            pool = routed or await self._following.get(endpoint, asked.deadline)
+        if isinstance(pool, RoutedSet):
+            return pool.reserve_target(self._reserver, asked)
+        return ReserveTarget(self._reserver, pool, asked)
+
+
+class _HeldEndpoint(EndpointTarget):
+    """Slots of whoever serves an endpoint."""
+
+    def __init__(
         self,
+        reserving: Reserving,
         endpoint: str,
-        ticket: Ticket,
-        ttl_s: float,
-        flags: ReserveFlag,
-        deadline: float | None,
+        asked: SlotRequest,
         options: CallOptions,
-        tried: tuple[RoutedPool, tuple[Worker, Fate]] | None = None,
         *,
         sets: bool = False,
-    ) -> Hold:
-        """Hold slots in a pool (or standing set) of the endpoint's route, or in the pool that the options name.
+        at: AttemptTarget | None = None,
+    ) -> None:
+        """See Reserving.reserve."""
+        super().__init__(reserving.traffic, asked.ticket, at)
+        self.endpoint = endpoint
+        self.asked = asked
+        self.options = options
+        self.sets = sets
+        self._reserving = reserving
 
-        Args:
-            tried: where a first try, made elsewhere, came to nothing, and why.
-        """
-        failed: tuple[Worker, Fate] | None = None
-        pool: RoutedPool | RoutedSet
-        try:
-            while True:
-                self._check_open()
-                if tried is not None:
-                    (pool, failed), tried = tried, None
-                    ticket.endpoint = endpoint
-                elif options.pool is None:
-                    pool = await self._traffic.find(endpoint, ticket, deadline)
-                else:
-                    routed = await self._sets.find_if_permitted(endpoint, deadline) if sets else None
-                    pool = routed or await self._following.get(endpoint, deadline)
-                there, failed = failed, None
-                try:
-                    hold: Hold
-                    if isinstance(pool, RoutedSet):
-                        hold = await pool.hold(self._reserver, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline)
-                    else:
-                        hold = await self._reserver.reserve(
-                            pool, ticket, ttl_s=ttl_s, flags=flags, deadline=deadline, tried=there
-                        )
-                except Moved:
-                    continue
-                except NoWorkers:
-                    if not self._traffic.elsewhere(ticket):
-                        raise
-                else:
-                    hold.endpoint = endpoint
-                    return hold
-        finally:
-            if ticket.visit is not None:
-                self._traffic.over(ticket)  # one that is held counts until it is given back
+    def find(self) -> Coroutine[Any, Any, AttemptTarget]:
+        return self._reserving.target(self)

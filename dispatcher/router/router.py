@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Ambient
 from ...schemas.deadline import current_deadline
-from ...schemas.errors.base import ClosedError, InvalidSettings, NoWorkers, WrongClient
+from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
@@ -18,20 +18,20 @@ from ...schemas.wire.frames import ReserveFlag
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
+from ..calls.attempts import AttemptTarget, PoolTarget
 from ..calls.call import CallOptions, Order
 from ..calls.fast_requests import Detour, PlainFlight
 from ..calls.telemetry import Observed
-from ..gangs.gang_lease import GangLease
-from ..gangs.member_slots import GangHold
 from ..gangs.standing_set import RoutedSet
 from ..leases.held_slots import Hold
 from ..leases.lease import Lease, Leasing
-from ..leases.selection import Choice, Choosing, Selection
-from ..pools.pool import Moved, RoutedPool
+from ..leases.selection import Choice, Choosing, SelectedTarget, Selection
+from ..pools.pool import RoutedPool
 from ..routing.policy import Policy, Sticky
 from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
 from ..transport.flights import Outcome
+from .traffic_director import EndpointTarget, Traffic
 from .wiring import Parts
 
 _log = logger_for("dispatcher")
@@ -93,8 +93,6 @@ class Router:
         self._targets = parts.targets
         self._following = parts.following
         self._traffic = parts.traffic
-        self._streamer = parts.streamer
-        self._dispatcher = parts.dispatcher
         self._reserving = parts.reserving
         self._express = parts.express
         self._held_express = parts.held_express
@@ -175,26 +173,14 @@ class Router:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
         with self._observed_routed(order) as (ticket, span):
+            to = self._task_target(order, ticket, span)
             try:
-                while True:
-                    to = await self._target(order, ticket, span)
-                    if isinstance(to, RoutedSet):
-                        items = to.stream(order, ticket, span)
-                    else:
-                        items = self._streamer.run(to, order, ticket, span)
-                    try:
-                        async with contextlib.aclosing(items):
-                            async for item in items:
-                                yield item
-                        return
-                    except Moved:  # nothing was read so far
-                        continue
-                    except NoWorkers:
-                        if not self._traffic.elsewhere(ticket):
-                            raise
+                items = self.caller.stream(order, to, span)
+                async with contextlib.aclosing(items):
+                    async for item in items:
+                        yield item
             finally:
-                if ticket.visit is not None:
-                    self._traffic.over(ticket)
+                to.over()
 
     def choose_worker(
         self, target: str, *, slots: int | None = None, move: bool = True, options: CallOptions = _DEFAULTS
@@ -244,7 +230,8 @@ class Router:
             order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
             order.pool = selection.pool
             with self.observed(order, since=flight.sent_at) as (_, span):
-                return await self._dispatcher.go_on(selection, order, outcome.outcome, span)
+                target = self._selected(selection, order)
+                return await self.caller.run(target, span, tried=(target, outcome.outcome))
         if self.exchange.measured:
             self._express.answered(flight)
         return outcome
@@ -259,7 +246,10 @@ class Router:
     ) -> Any:
         order = self._order_on(selection, method, args, kwargs, options)
         with self.observed(order) as (_, span):
-            return await self._dispatcher.dispatch(selection, order, span)
+            return await self.caller.run(self._selected(selection, order), span)
+
+    def _selected(self, selection: Selection, order: Order) -> SelectedTarget:
+        return SelectedTarget(selection, order, max_attempts=self._max_attempts, loop=self.exchange.loop)
 
     async def stream_on(
         self,
@@ -275,7 +265,7 @@ class Router:
         self._check_ours(selection)
         order = self._order_on(selection, method, args, kwargs or {}, options)
         with self.observed(order) as (_, span):
-            items = self._dispatcher.stream(selection, order, span)
+            items = self.caller.stream(order, self._selected(selection, order), span)
             async with contextlib.aclosing(items):
                 async for item in items:
                     yield item
@@ -322,12 +312,10 @@ class Router:
 
         async def make() -> Lease:
             hold = await self._reserve(pool, method, slots, ttl_s, flags, options)
-            kind = GangLease if isinstance(hold, GangHold) else Lease
-            return kind(
+            return Lease(
                 hold,
                 caller=self.caller,
                 express=self._held_express,
-                streamer=self._streamer,
                 make=self._lease_order,
                 observe=self.observed,
                 options=options,
@@ -470,39 +458,29 @@ class Router:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _run(self, order: Order, ticket: Ticket, span: Span) -> Any:
-        pool = self._traffic.plain.get(order.pool)
-        if pool is not None:
-            if order.options.pool is None:
-                ticket.endpoint = order.endpoint
-            try:
-                return await self.caller.run(pool, order, ticket, span)
-            except Moved:
-                pass  # a route was made while it waited
-        return await self._run_routed(order, ticket, span)
-
-    async def _run_routed(self, order: Order, ticket: Ticket, span: Span) -> Any:
+    async def _run(
+        self, order: Order, ticket: Ticket, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
+    ) -> Any:
+        """`tried`: a first try that was made elsewhere."""
+        target = self._task_target(order, ticket, span, None if tried is None else tried[0])
         try:
-            while True:
-                target = await self._target(order, ticket, span)
-                try:
-                    if isinstance(target, RoutedSet):
-                        return await target.run(order, ticket, span)
-                    return await self.caller.run(target, order, ticket, span)
-                except Moved:
-                    continue
-                except NoWorkers:
-                    if not self._traffic.elsewhere(ticket):
-                        raise
+            return await self.caller.run(target, span, tried=tried)
         finally:
             if ticket.visit is not None:
-                self._traffic.over(ticket)
+                target.over()
 
-    async def _target(self, order: Order, ticket: Ticket, span: Span) -> RoutedPool | RoutedSet:
+    def _task_target(self, order: Order, ticket: Ticket, span: Span, at: PoolTarget | None = None) -> _TaskEndpoint:
+        if at is None and (pool := self._traffic.plain.get(order.pool)) is not None:
+            at = PoolTarget(pool, order, ticket)
+            if order.options.pool is None:
+                ticket.endpoint = order.endpoint
+        return _TaskEndpoint(self, self._traffic, order, ticket, span, at)
+
+    async def target_of(self, order: Order, ticket: Ticket, span: Span) -> AttemptTarget:
         """Where the order goes now. Who names a pool means the pool."""
         self.check_open()
         if order.options.pool is not None:
-            return await self._following.get(order.options.pool, order.deadline)
+            return PoolTarget(await self._following.get(order.options.pool, order.deadline), order, ticket)
         target = await self._traffic.find(order.endpoint, ticket, order.deadline, order)
         if (visit := self._traffic.visit_of(ticket)) is not None and visit.pool is not None:
             order.pool = visit.pool
@@ -510,7 +488,7 @@ class Router:
             span.set(gangline__pool=visit.pool)
             if isinstance(target, RoutedSet):
                 visit.sent()  # as near to it as can be: its members are sent to one by one
-        return target
+        return target.target(order, ticket) if isinstance(target, RoutedSet) else PoolTarget(target, order, ticket)
 
     def _observed_routed(self, order: Order) -> Observed:
         """`observed`, for an order whose pool may not be known yet."""
@@ -523,11 +501,10 @@ class Router:
         pool, since, order.deadline = flight.pool, flight.sent_at, flight.deadline
         ticket = pool.core.tried_plain(order.ticket(self._max_attempts), flight.worker, flight.id, since)
         ticket.endpoint = order.endpoint
+        at = PoolTarget(pool, order, ticket)
+        at.worker = flight.worker
         with Observed(order, ticket, self.metrics, self.exchange.loop, since=since) as (_, span):
-            try:
-                return await self.caller.run(pool, order, ticket, span, tried=(flight.worker, outcome))
-            except Moved:
-                return await self._run_routed(order, ticket, span)
+            return await self._run(order, ticket, span, tried=(at, outcome))
 
     async def _reserve(
         self,
@@ -553,6 +530,21 @@ class Router:
         if dot:
             endpoint, method = split_target(target)
         return options.pool or check_name(endpoint, "pool"), method or None
+
+
+class _TaskEndpoint(EndpointTarget):
+    """Whoever serves the endpoint of a task."""
+
+    def __init__(
+        self, router: Router, traffic: Traffic, order: Order, ticket: Ticket, span: Span, at: PoolTarget | None
+    ) -> None:
+        super().__init__(traffic, ticket, at)
+        self._router = router
+        self._order = order
+        self._span = span
+
+    def find(self) -> Coroutine[Any, Any, AttemptTarget]:
+        return self._router.target_of(self._order, self.ticket, self._span)
 
 
 def _check_slots(slots: int | None) -> None:

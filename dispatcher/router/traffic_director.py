@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ...schemas.errors.base import GanglineError
+from ...schemas.errors.base import GanglineError, NoWorkers
 from ...schemas.records.routes import RouteRecord
 from ...telemetry.metrics.router_and_worker import RouterMetrics
+from ..calls.attempts import AttemptTarget
 from ..gangs.set_registry import GangSets
 from ..gangs.standing_set import RoutedSet
-from ..pools.pool import RoutedPool
+from ..pools.pool import Moved, RoutedPool
 from ..pools.registry import Pools
+from ..routing.outcome import Fate
 from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
 from ..traffic.admission import Route, Visit
@@ -26,6 +28,42 @@ if TYPE_CHECKING:
     from ..calls.call import Order
 
 Target = RoutedPool | RoutedSet
+
+
+class EndpointTarget(AttemptTarget):
+    """Whoever serves an endpoint now: another pool when its route changes, or when a pool of it has no workers."""
+
+    def __init__(self, traffic: Traffic, ticket: Ticket, at: AttemptTarget | None = None) -> None:
+        """`at`: who serves it, if that is known."""
+        self.ticket = ticket
+        self._traffic = traffic
+        self._at = at
+
+    @property
+    def uncertain(self) -> bool:
+        return self.ticket.uncertain is not None
+
+    async def find(self) -> AttemptTarget:
+        """Who serves it."""
+        raise NotImplementedError
+
+    async def place(self, fate: Fate | None) -> AttemptTarget:
+        while True:
+            if self._at is None:
+                self._at = await self.find()
+            try:
+                return await self._at.place(fate)
+            except Moved:
+                pass
+            except NoWorkers:
+                if not self._traffic.elsewhere(self.ticket):
+                    raise
+            self._at = fate = None
+
+    def over(self) -> None:
+        """Nobody waits for the request any more; what it holds counts until it is given back."""
+        if self.ticket.visit is not None:
+            self._traffic.over(self.ticket)
 
 
 class Traffic:

@@ -14,14 +14,12 @@ from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.attempts import Caller
 from ..calls.call import CallOptions, Order
 from ..calls.fast_path import Express
-from ..calls.streaming import Streamer
 from ..calls.telemetry import Observed
 from ..gangs.gangs import Gangs
 from ..gangs.members import LineMaker
 from ..gangs.set_registry import GangSets
 from ..leases.fast_path import HeldExpress
 from ..leases.held_slots import Reserver
-from ..leases.selection import Dispatcher
 from ..pools.pool import RoutedPool
 from ..pools.registry import Pools
 from ..routing.policy import Policy
@@ -94,11 +92,7 @@ class Parts:
 
     @cached_property
     def caller(self) -> Caller:
-        return Caller(self.exchange, self._settings)
-
-    @cached_property
-    def streamer(self) -> Streamer:
-        return Streamer(self.caller, self._settings.stream_window)
+        return Caller(self.exchange, self._settings.stream_window)
 
     @cached_property
     def express(self) -> Express:
@@ -191,6 +185,7 @@ class Parts:
     @cached_property
     def reserving(self) -> Reserving:
         return Reserving(
+            self.caller,
             Reserver(self.exchange, self._settings, self._owner),
             self.held_express,
             self.traffic,
@@ -200,10 +195,6 @@ class Parts:
             deadline=self._router.deadline,
             settings=self._settings,
         )
-
-    @cached_property
-    def dispatcher(self) -> Dispatcher:
-        return Dispatcher(self.caller, self.streamer, self._settings.max_attempts)
 
     @cached_property
     def gangs(self) -> Gangs:
@@ -227,7 +218,7 @@ class Parts:
 
     @cached_property
     def _lines(self) -> LineMaker:
-        return LineMaker(caller=self.caller, streamer=self.streamer, pool=self._router.pool)
+        return LineMaker(caller=self.caller, pool=self._router.pool)
 
     def _strays(self, endpoint: str, pool: str) -> bool:
         return self.traffic.strays(endpoint, pool)

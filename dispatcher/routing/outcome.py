@@ -20,9 +20,20 @@ FORGOTTEN      CHECK: it ran, but its answer is no longer kept             only 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
+from ...schemas.errors.base import (
+    DeadlineExceeded,
+    Disconnected,
+    Draining,
+    GanglineError,
+    LeaseBusy,
+    ResultLost,
+    StaleEpoch,
+    WorkerLost,
+)
 from ...schemas.wire.frames import Reason
 
 
@@ -65,3 +76,33 @@ _BY_REASON: Final[dict[str, Fate]] = {
     Reason.EXPIRED: Fate.LATE,
     Reason.UNKNOWN_JOB: Fate.NOT_HERE,
 }
+
+
+_ERRORS: Final[dict[Fate, type[GanglineError]]] = {
+    Fate.UNSENT: Disconnected,
+    Fate.FULL: LeaseBusy,
+    Fate.DRAINING: Draining,
+    Fate.STALE: StaleEpoch,
+    Fate.LATE: DeadlineExceeded,
+}
+"""Of those after which nothing started. The others are WorkerLost."""
+
+
+def error_of_fate(fate: Fate, worker: str, *, attempts: int = 0, lost: Collection[Fate] = ()) -> GanglineError:
+    """The error for a try of that fate which is not to be followed by another.
+
+    Args:
+        worker: who was tried, for people.
+        attempts: how often the task was sent; 0: not to be told.
+        lost: fates that say that whoever was tried cannot be reached any more.
+    """
+    details: dict[str, Any] = {"worker": worker}
+    if attempts:
+        details["attempts"] = attempts
+    hint = "check what it did before sending it again, or mark the task idempotent"
+    if fate is Fate.FORGOTTEN:
+        return ResultLost(f"the task ran on {worker}, but its answer was lost: {hint}", details=details)
+    if fate.may_have_started:
+        return WorkerLost(f"{worker} vanished with the task, which may have started: {hint}", details=details)
+    kind = WorkerLost if fate in lost else _ERRORS.get(fate, WorkerLost)
+    return kind(f"{worker}: {fate.value}; nothing started", details=details, may_have_started=False)

@@ -28,17 +28,15 @@ from ...schemas.errors.base import (
     InvalidRequest,
     NoWorkers,
     QueueFull,
-    ResultLost,
     Saturated,
     StaleEpoch,
     UnknownMethod,
-    WorkerLost,
 )
 from ...schemas.records.workers import Registration
 from ...schemas.text import count_of, plain
 from ...schemas.wire.frames import Load
 from .candidates import Candidates, Draw, cost, cost_on, sample
-from .outcome import Fate
+from .outcome import Fate, error_of_fate
 from .policy import Hooks, Policy, PowerOfTwo, Sticky, less_loaded
 from .request import Ticket
 from .settings import RouterSettings
@@ -415,7 +413,7 @@ class PoolCore:
 
     def outcome_unknown(self, ticket: Ticket, fate: Fate) -> GanglineError:
         """The error for a try that may have started something and is not to be repeated."""
-        return outcome_unknown(fate, str(ticket.last or self.pool), ticket.attempts)
+        return error_of_fate(fate, str(ticket.last or self.pool), attempts=ticket.attempts)
 
     # -- checking -------------------------------------------------------------------------------------------------
 
@@ -545,15 +543,6 @@ class PoolCore:
         if waited_s >= self._settings.no_workers_wait_s:
             unfit = self._too_large(ticket) or self._unlabelled(ticket)
         return self._impossible(ticket) or unfit
-
-
-def outcome_unknown(fate: Fate, worker: str, attempts: int) -> GanglineError:
-    """The error for a task that may have started on that worker, and is not to be sent again."""
-    details = {"worker": worker, "attempts": attempts}
-    hint = "check what it did before sending it again, or mark the task idempotent"
-    if fate is Fate.FORGOTTEN:
-        return ResultLost(f"the task ran on {worker}, but its answer was lost: {hint}", details=details)
-    return WorkerLost(f"{worker} vanished with the task, which may have started: {hint}", details=details)
 
 
 def stale(worker: Worker, epoch: int) -> StaleEpoch:

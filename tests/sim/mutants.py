@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gangline.dispatcher.leases import held_slots as hold_module
-from gangline.dispatcher.leases.held_slots import Hold, Reserver
+from gangline.dispatcher.leases.held_slots import Hold, Reserver, ReserveTarget, SlotRequest
 from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.leases.selection import Selection
 from gangline.dispatcher.pools.discovery import Discovery
@@ -426,12 +426,13 @@ def the_servers_word_that_nobody_listens_is_ignored(patch: pytest.MonkeyPatch) -
 
 @mutant("hang")
 def a_reserve_is_awaited_past_its_callers_deadline(patch: pytest.MonkeyPatch) -> None:
-    original = Reserver.reserve
+    original = ReserveTarget.__init__
 
-    async def reserve(self: Reserver, *args: Any, deadline: float | None, **rest: Any) -> Any:
-        return await original(self, *args, deadline=None if deadline is None else deadline + 1.0, **rest)
+    def init(self: ReserveTarget, reserver: Reserver, pool: RoutedPool, asked: SlotRequest) -> None:
+        late = None if asked.deadline is None else asked.deadline + 1.0
+        original(self, reserver, pool, asked._replace(deadline=late))
 
-    patch.setattr(Reserver, "reserve", reserve)
+    patch.setattr(ReserveTarget, "__init__", init)
 
 
 # -- two processes of one id ------------------------------------------------------------------------------------------

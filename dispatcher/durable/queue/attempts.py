@@ -34,7 +34,7 @@ from ....telemetry.tracing import NO_SPAN, tracer
 from ...calls.call import refuses_token
 from ...gangs.member_slots import GangHold
 from ...router.router import Router
-from ...routing.outcome import Fate
+from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.exchange import Exchange
 from ..core.effects import Attach, Start
@@ -43,7 +43,7 @@ from ..messages.parser import arguments_of
 from ..persistence.job_events import JobFeed
 from ..workers.failure_detector import Vigil
 from .item_tracker import Came, ItemCount
-from .job_attempt import JobFlight, error_of_answer, error_of_fate, lost_with_gang
+from .job_attempt import JobFlight, error_of_answer, lost_with_gang
 from .joint_attempt import JointFlight
 from .slot_lessor import Feeder
 

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ....schemas.errors.base import (
-    DeadlineExceeded,
-    Disconnected,
-    Draining,
-    GanglineError,
-    LeaseBusy,
-    ResultLost,
-    StaleEpoch,
-    TaskCancelled,
-    WorkerLost,
-)
+from ....schemas.errors.base import GanglineError, ResultLost, TaskCancelled, WorkerLost
 from ....schemas.wire.frames import Answer, Frame, Reason
 from ...calls.call import error_of
-from ...routing.outcome import Fate
+from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.flights import Flight
 
@@ -78,38 +68,17 @@ class JobFlight(Flight):
         self.pilot.crashed(self, fate)
 
 
-def error_of_fate(fate: Fate, worker: str) -> GanglineError:
-    """The error for a try without an answer."""
-    details = {"worker": worker}
-    if fate is Fate.UNSENT:
-        return Disconnected("no connection to the server; nothing was sent", details=details)
-    if fate is Fate.FORGOTTEN:
-        return ResultLost(f"{worker} no longer knows how it ended", may_have_started=True, details=details)
-    lost = fate.may_have_started
-    what = "and may have done some of its work" if lost else "before it had begun"
-    return WorkerLost(f"{worker}: {fate.value}, {what}", may_have_started=lost, details=details)
-
-
 def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
     """The error that an answer carries; None: it is a result."""
     if frame[0] in (Answer.OK, Answer.END):
         return None
-    details = {"worker": worker}
     if frame[0] == Answer.ERROR:
         return error_of(frame)
     if frame[0] != Answer.REJECTED:
         return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
-    match frame[2]:
-        case Reason.UNKNOWN_JOB:
-            return ResultLost(f"{worker} does not know the job any more", may_have_started=True, details=details)
-        case Reason.STALE:
-            return StaleEpoch(f"{worker} has a newer epoch; nothing started", details=details)
-        case Reason.DRAINING:
-            return Draining(f"{worker} is draining; nothing started", details=details)
-        case Reason.EXPIRED:
-            return DeadlineExceeded(f"it reached {worker} too late; nothing started", details=details)
-        case reason:
-            return LeaseBusy(f"{worker} says {reason}; nothing started", details=details)
+    if frame[2] == Reason.UNKNOWN_JOB:
+        return ResultLost(f"{worker} does not know the job any more", details={"worker": worker})
+    return error_of_fate(Fate.of_reason(frame[2]), worker)
 
 
 def lost_with_gang(error: GanglineError, worker: str) -> GanglineError:

@@ -17,11 +17,11 @@ from typing import Any, Final
 
 from ....schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
 from ....schemas.wire.frames import Answer, Frame, Reason, Request
-from ...routing.outcome import Fate
+from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.exchange import Exchange
 from ..workers.failure_detector import Vigil
-from .job_attempt import JobFlight, Pilot, error_of_answer, error_of_fate
+from .job_attempt import JobFlight, Pilot, error_of_answer
 
 _ATTACH_AGAIN_S: Final = 0.1
 

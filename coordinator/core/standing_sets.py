@@ -8,8 +8,8 @@ Laws:
    keeps no slots. Without room for `surge_wait_s` the old gang goes first, as with surge 0, and its replacement has its
    place in the queue.
 3. A gang is out of date when its set's template is another by now, or when one of its workers drains. One that is out
-   of date by its template alone goes first only if that makes room for its replacement; one on a draining worker has
-   to go anyway, and does so well before the drain's grace ends.
+   of date by its template alone goes first only if that makes room for its replacement, and if it is not the last of
+   several that serves; one on a draining worker has to go anyway, and does so well before the drain's grace ends.
 4. A roll whose new gangs fail `roll_failures` times, before one has been ready for `min_ready_s`, stops: the set is
    kept up in the shape that served before, until it is declared anew. Until a new shape has served, gangs of the one
    before come back when they fail.
@@ -229,6 +229,9 @@ class Sets:
                 break
             if len(remaining) <= wanted and record.surge and not self._makes_room(gang, of_set):
                 continue
+            others = (other for other in (*remaining, *fresh) if other is not gang)
+            if record.gangs > 1 and gang.serves and not self._graces(gang) and not any(o.serves for o in others):
+                continue  # an old one that waits for room, or a new one, serves nobody in its place yet
             if len(remaining) <= wanted:
                 of_set.places.append(gang.created_at)
             remaining.remove(gang)

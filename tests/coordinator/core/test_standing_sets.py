@@ -180,6 +180,22 @@ def test_an_old_gang_whose_going_would_not_make_room_goes_on_serving():
     assert formed(world) == ["s-1-2"]
 
 
+@pytest.mark.parametrize("surge", [0, 1])
+def test_the_last_gang_of_several_that_serves_goes_on_serving_until_a_replacement_is_ready(surge):
+    world = world_of(1, 1)
+    world.declare("s", 2)
+    world.advance(5.0)
+    assert world.states() == {"s-1-1": "formed", "s-1-2": "queued"}
+    world.declare("s", 2, priority=1, surge=surge, surge_wait_s=1.0, retire_s=0.5)
+    for _ in range(40):  # the other old gang, which never found room, serves nobody in its place
+        world.advance(0.5)
+        assert world.states()["s-1-1"] == "formed"
+    world.add_worker("w9", 1)
+    world.add_worker("w10", 1)
+    world.advance(10.0)
+    assert len(formed(world)) == 2 and not {"s-1-1", "s-1-2"} & set(formed(world))
+
+
 def test_without_any_patience_the_old_gang_goes_first_at_once():
     world = world_of(1, 1)
     world.declare("s", 1)

@@ -1,0 +1,22 @@
+"""The files that CONTRIBUTING.md sends people to are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+FOLDERS = ("bench", "bus", "coordinator", "dispatcher", "docs", "schemas", "src", "tests", "worker")
+PATHS = sorted(path for path in set(re.findall(r"`([\w/.]+)`", TEXT)) if path.split("/")[0] in FOLDERS and "/" in path)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_there(path: str):
+    assert (ROOT / path).exists()
+
+
+def test_the_page_names_files():
+    assert len(PATHS) > 30

@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
 from ..runtime.clock import Ambient
 from ..runtime.event_clock import Clock
+from ..runtime.lifecycle import Service
 from ..runtime.tasks import Chores
-from ..schemas.errors.base import ClosedError
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
@@ -60,7 +58,7 @@ class CoordinatorStatistics:
     """Requests without an answer so far."""
 
 
-class Coordinator:
+class Coordinator(Service[CoordinatorState]):
     """Takes part in the election, and grants gangs while it leads.
 
     ::
@@ -68,8 +66,15 @@ class Coordinator:
         async with Coordinator(bus=bus) as coordinator:
             await coordinator.wait_closed()
 
-    The bus is the caller's: open before `start`, and not closed here. A coordinator is used once; `start` and `stop`
-    are idempotent.
+    The bus is the caller's: open before `start`, and not closed here. `start` returns when it takes part in the
+    election; it leads as soon as nobody else does. `stop` gives way at once, so that a standby takes over without
+    waiting; gangs live on. To cancel the wait leaves the leadership to expire.
+
+    Raises:
+        Unavailable: from `start`: no connection, or storage did not answer within `start_timeout_s`.
+        ServerUnsupported: from `start`: a nats-server without JetStream, or older than 2.12.
+        ShardConflict: from `start`: other coordinators, which run, keep some of the pools. From `wait_closed`: they do
+            by now, and so it has stopped.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class Coordinator:
             InvalidSettings: a shard without pools, or pools without a shard.
             InvalidName: of the shard or of a pool.
         """
+        super().__init__("this coordinator", CoordinatorState)
         self.shard = Shard.of(shard, pools)
         self.names = names or Names()
         self.settings = settings or CoordinatorSettings()
@@ -107,7 +113,6 @@ class Coordinator:
         self.ambient = ambient or Ambient()
         self.instance = self.ambient.token()
         """Unique for this object; the ledger's `leader` record names it."""
-        self.state = CoordinatorState.NEW
         self.term: Term | None = None
         """The leadership under way; for tests."""
         self._bus = bus
@@ -127,39 +132,15 @@ class Coordinator:
         )
         self._office: Office | None = None
         self._background = Chores("coordinator")
-        """Clears away after terms that are over; stops us, if we are unfit."""
-        self._failure: ShardConflict | None = None
-        """Why it stopped by itself."""
+        """Clears away after terms that are over."""
+        self._leaving = Chores("unfit coordinator")
         self._forget_connection: Callable[[], None] = _nothing
         self._leads = asyncio.Event()
-        self._closed = asyncio.Event()
 
     def __repr__(self) -> str:
         return f"<Coordinator {self.instance} {self.state.value} {self.term or ''}>"
 
     # -- life --------------------------------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Stand by, and lead as soon as nobody else does. Returns when it takes part in the election. Idempotent.
-
-        Cancelling undoes what was begun.
-
-        Raises:
-            Unavailable: no connection, or storage did not answer within `start_timeout_s`.
-            ServerUnsupported: a nats-server without JetStream, or older than 2.12.
-            ShardConflict: other coordinators, which run, keep some of the pools.
-            ClosedError: it was stopped before.
-        """
-        if self.state is CoordinatorState.CLOSED:
-            raise ClosedError("this coordinator was stopped: make a new one")
-        if self.state is not CoordinatorState.NEW:
-            return
-        self.state = CoordinatorState.STARTING
-        try:
-            await self._start()
-        except BaseException:
-            await asyncio.shield(self.stop())
-            raise
 
     async def _start(self) -> None:
         patiently = StartPatience(self.shell.start_timeout_s, self._log)
@@ -203,14 +184,7 @@ class Coordinator:
         await patiently(candidacy.start)
         await patiently(self._bus.flush)
 
-    async def stop(self) -> None:
-        """Leave. A leader gives way at once, so that a standby takes over without waiting; gangs live on. Idempotent.
-
-        Cancelling the wait leaves the leadership to expire.
-        """
-        if self.state is CoordinatorState.CLOSED:
-            return
-        self.state = CoordinatorState.CLOSED
+    async def _stop(self) -> None:
         office = self._office
         try:
             if office is not None:
@@ -222,31 +196,11 @@ class Coordinator:
         finally:
             self._forget_connection()
             self._leads.clear()
-            self._closed.set()
         self._log.info("left", extra={"action": "coordinator.left"})
 
     async def wait_leading(self) -> None:
         """Wait until it leads: elected, the ledger read, requests served."""
         await self._leads.wait()
-
-    async def wait_closed(self) -> None:
-        """Wait until it was stopped.
-
-        Raises:
-            ShardConflict: it stopped by itself, because other coordinators keep its pools by now.
-        """
-        await self._closed.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def statistics(self) -> CoordinatorStatistics:
         term, office = self.term, self._office
@@ -287,7 +241,7 @@ class Coordinator:
     def _unfit(self, conflict: ShardConflict) -> None:
         self._log.error("%s", conflict, extra={"action": "coordinator.unfit"})
         self._failure = conflict
-        self._background.start(self.stop())
+        self._leaving.start(self.stop())
 
     def _on_connection(self, event: ConnectionEvent) -> None:
         if self._office is not None:

@@ -39,8 +39,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "telemetry": ("setup", "metrics", "tracing", "tracer_provider", "log_format", "logs"),
     "runtime": (
-        *("loop_thread", "tasks", "failure_detector", "backoff", "freeze", "timeouts", "timers", "state_machine"),
-        *("event_clock", "clock"),
+        *("lifecycle", "loop_thread", "tasks", "failure_detector", "backoff", "freeze", "timeouts", "timers"),
+        *("state_machine", "event_clock", "clock"),
     ),
     "bus": (
         *("embedded", "lifecycle", "memory", "nats_bus", "object_store", "key_value", "jetstream", "streams"),

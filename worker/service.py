@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
 from ..bus.lifecycle.process import run_until_left
 from ..bus.lifecycle.startup import StartPatience
@@ -14,7 +12,8 @@ from ..bus.port.bus import Bus
 from ..bus.port.types import Subscription
 from ..bus.rpc.listening import listen
 from ..runtime.clock import Ambient
-from ..schemas.errors.base import ClosedError, GanglineError, WorkerIdTaken, WorkerUnhealthy
+from ..runtime.lifecycle import Service
+from ..schemas.errors.base import ClosedError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
 from ..schemas.text import count_of
 from ..schemas.wire.frames import Load
@@ -62,7 +61,7 @@ class WorkerStatistics:
     reserves, answers, answer_bytes."""
 
 
-class Worker:
+class Worker(Service[WorkerState]):
     """Serves a pool's tasks with a limited number of slots.
 
     ::
@@ -70,8 +69,14 @@ class Worker:
         async with Worker(pool, bus=bus) as worker:
             await worker.wait_closed()
 
-    The bus is the caller's: open before `start`, and not closed here. A worker is used once; `start` and `stop` are
-    idempotent.
+    The bus is the caller's: open before `start`, and not closed here. `start` claims the id, starts the executors, and
+    returns once routers can find this worker.
+
+    Raises:
+        WorkerIdTaken: from `start`: another process with this id is alive. From `wait_closed`: it has taken our id.
+        WorkerUnhealthy: from `wait_closed`: a health check failed, and so it has left.
+        Unavailable: from `start`: no connection, or no answer of storage, for `start_timeout_s`.
+        InvalidSettings: from `start`: a task that cannot be served.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class Worker:
         """
         settings, ambient = settings or WorkerSettings(), ambient or Ambient()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))
+        super().__init__(f"worker {self.id}", WorkerState)
         self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
         instance = ambient.token()
         self._place = Place(
@@ -108,7 +114,6 @@ class Worker:
             ambient=ambient,
             log=self._log,
         )
-        self.state = WorkerState.NEW
         self._journal = journal
         self.core = self._place.new_core()
         """The books; for tests and statistics, not to be changed from outside."""
@@ -122,33 +127,9 @@ class Worker:
         self._leave_by = float("inf")
         self._early_grace_s: float | None = None
         """A drain that was asked for while the start was under way; it begins when that is done."""
-        self._closed = asyncio.Event()
-        self._failure: GanglineError | None = None
         self._health = HealthWatch(pool.health_checks, failed=self._on_unhealthy, log=self._log)
 
     # -- start ----------------------------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Claim the id, start the executors, and serve. Returns once routers can find this worker. Idempotent.
-
-        Cancelling undoes what was begun.
-
-        Raises:
-            WorkerIdTaken: another process with this id is alive.
-            Unavailable: no connection, or no answer of storage, for `start_timeout_s`.
-            InvalidSettings: a task that cannot be served.
-            ClosedError: it was stopped before.
-        """
-        if self.state is WorkerState.CLOSED:
-            raise ClosedError(f"worker {self.id} was stopped: make a new one")
-        if self.state is not WorkerState.NEW:
-            return
-        self.state = WorkerState.STARTING
-        try:
-            await self._start()
-        except BaseException:
-            await asyncio.shield(self._leave())
-            raise
 
     async def _start(self) -> None:
         bus = self.bus
@@ -237,17 +218,6 @@ class Worker:
             desk.presence.announce(WorkerEvent.DRAINING)
             self._leaving = desk.books.loop.create_task(self._drain(desk), name=f"gangline drain {self.id}")
 
-    async def wait_closed(self) -> None:
-        """Wait until it has left, for whatever reason.
-
-        Raises:
-            WorkerIdTaken: it left because another process took its id.
-            WorkerUnhealthy: it left because a health check failed.
-        """
-        await self._closed.wait()
-        if self._failure is not None:
-            raise self._failure
-
     async def abort(self) -> None:
         """End as a crash would: nothing is answered, written or taken away, and the keys expire by themselves. For
         tests of what others do then."""
@@ -295,6 +265,9 @@ class Worker:
         except Exception:
             # A lifespan that raises at its end, for example: nobody waits for this task, and the worker has left.
             self._log.exception("did not leave cleanly", extra={"action": "worker.leave_failed"})
+
+    async def _undo_start(self) -> None:
+        await self._leave()
 
     async def _leave(self) -> None:
         """Cancel what is left, take everything away, and close."""
@@ -413,15 +386,6 @@ class Worker:
             f"<Worker {self.id} {self.state}, epoch {self.core.epoch}, "
             f"{load.running} running + {load.reserved} reserved of {load.total} slots>"
         )
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def _on_models(self, models: tuple[str, ...]) -> None:
         if self._desk is not None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from ...bus.lifecycle.process import run_until_left
 from ...bus.lifecycle.startup import StartPatience
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
 from ...runtime.clock import Ambient
+from ...runtime.lifecycle import Service
 from ...runtime.tasks import Chores
-from ...schemas.errors.base import ClosedError
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...telemetry.metrics.durable import QueueLevels
@@ -56,7 +55,7 @@ class DispatcherStatistics:
     """Since the start: taken, lost, handed_over, started, freezes, workers_lost, strays."""
 
 
-class Dispatcher:
+class Dispatcher(Service[DispatcherState]):
     """Runs durable tasks: takes queues that nobody has, and hands them over when it stops.
 
     ::
@@ -64,8 +63,11 @@ class Dispatcher:
         async with Dispatcher(bus) as dispatcher:
             await dispatcher.wait_closed()
 
-    The bus is the caller's: open before `start`, and not closed here. A dispatcher is used once; `start` and `stop` are
-    idempotent.
+    The bus is the caller's: open before `start`, and not closed here.
+
+    Raises:
+        Unavailable: from `start`: no connection, or storage did not answer within `start_timeout_s`.
+        ServerUnsupported: from `start`: a nats-server without JetStream, or older than 2.12.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Dispatcher:
             ambient: wall clock, randomness and tokens; the system's if not given.
             name: shown in the ledger as the owner of leases, and to people.
         """
+        super().__init__("this dispatcher", DispatcherState)
         self._context = context = Context.wired(
             bus,
             names=names,
@@ -110,7 +113,6 @@ class Dispatcher:
         self.name = context.name
         self.router = context.router
         self.metrics = context.metrics
-        self.state = DispatcherState.NEW
         self._log = context.log
         self._responder = CountingResponder(bus, context.log)
         self._parts: _Parts | None = None
@@ -121,37 +123,9 @@ class Dispatcher:
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
         self._background = Chores("dispatcher", self._log)
-        self._starting: asyncio.Task[None] | None = None
-        self._closed = asyncio.Event()
+        self._grace_s = context.settings.grace_s
 
     # -- life -----------------------------------------------------------------------------------------------------
-
-    async def start(self) -> None:
-        """Begin to take queues. Idempotent; cancelling undoes what was begun.
-
-        Raises:
-            Unavailable: no connection, or storage did not answer within `start_timeout_s`.
-            ServerUnsupported: a nats-server without JetStream, or older than 2.12.
-            ClosedError: it was stopped before, or meanwhile.
-        """
-        if self.state is DispatcherState.CLOSED:
-            raise ClosedError("this dispatcher was stopped: make a new one")
-        if self.state is not DispatcherState.NEW:
-            return
-        self.state = DispatcherState.STARTING
-        # A task of its own, so that `stop` can end it.
-        starting = self._starting = asyncio.get_running_loop().create_task(
-            self._start(), name="gangline-dispatcher-start"
-        )
-        try:
-            await starting
-        except BaseException as error:
-            stopped = self.state is DispatcherState.CLOSED and starting.cancelled()
-            await asyncio.shield(self.stop())
-            current = asyncio.current_task()
-            if stopped and not (current is not None and current.cancelling()):
-                raise ClosedError("this dispatcher was stopped while it started: make a new one") from error
-            raise
 
     async def _start(self) -> None:
         patiently, streams = StartPatience(self.settings.start_timeout_s, self._log), self._context.streams
@@ -218,21 +192,11 @@ class Dispatcher:
         Args:
             grace_s: how long running tasks may finish here first; None: the setting.
         """
-        if self.state is DispatcherState.CLOSED:
-            await self._closed.wait()
-            return
-        self.state = DispatcherState.CLOSED
-        starting, self._starting = self._starting, None
-        if starting is not None and not starting.done():
-            starting.cancel()
-            await asyncio.wait([starting])
-        try:
-            await self._stop(self.settings.grace_s if grace_s is None else grace_s)
-        finally:
-            self._closed.set()
-        self._log.info("left", extra={"action": "dispatcher.left"})
+        if self.state is not DispatcherState.CLOSED and grace_s is not None:
+            self._grace_s = grace_s
+        await super().stop()
 
-    async def _stop(self, grace_s: float) -> None:
+    async def _stop(self) -> None:
         parts = self._parts
         if parts is not None:
             await parts.endpoints.stop()
@@ -241,7 +205,7 @@ class Dispatcher:
         desks, self._desks = self._desks, {}
         queues, self._queues = self._queues, {}
         self._leaving = list(queues.values())
-        await asyncio.gather(*(queue.close(grace_s=grace_s) for queue in self._leaving))
+        await asyncio.gather(*(queue.close(grace_s=self._grace_s) for queue in self._leaving))
         await asyncio.gather(*(desk.stop() for desk in desks.values()))
         await self._background.rest()
         if parts is not None:
@@ -253,24 +217,12 @@ class Dispatcher:
         self.metrics.levels = ()
         self._context.guard.stop()
         await self.router.stop()
+        self._log.info("left", extra={"action": "dispatcher.left"})
 
     def hurry(self) -> None:
         """End the grace of a stop that is under way. No-op without one."""
         for queue in self._leaving:
             queue.hurry()
-
-    async def wait_closed(self) -> None:
-        """Wait until it was stopped."""
-        await self._closed.wait()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     # -- queues ---------------------------------------------------------------------------------------------------
 

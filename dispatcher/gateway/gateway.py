@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from types import TracebackType
+from enum import StrEnum
 from typing import Final
 
 from ...bus.port.bus import BucketSettings, Bus, Message
@@ -18,8 +18,9 @@ from ...bus.rpc.listening import listen
 from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
 from ...bus.rpc.responder import Responder
 from ...runtime.clock import Ambient
+from ...runtime.lifecycle import Service
 from ...runtime.tasks import Chores
-from ...schemas.errors.base import ClosedError, QueueFull
+from ...schemas.errors.base import QueueFull
 from ...schemas.names import Names
 from ...schemas.wire.codec import Format
 from ...schemas.wire.frames import TaskFlag
@@ -38,8 +39,17 @@ SERVICE: Final = "gangline-gateway"
 _ENDPOINT: Final = "call"
 
 
-class Gateway:
-    """Serves calls of one namespace. `start` and `stop` are idempotent; a stopped gateway is not started again.
+class GatewayState(StrEnum):
+    NEW = "new"
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    CLOSED = "closed"
+
+
+class Gateway(Service[GatewayState]):
+    """Serves calls of one namespace. `stop` ends at once: what is under way is answered with ClosedError and its tasks
+    are told to stop.
 
     ::
 
@@ -68,6 +78,7 @@ class Gateway:
             policy: makes the routing policy of a pool from its name; by default Sticky.
             name: the owner of leases, as the ledger shows it.
         """
+        super().__init__("this gateway", GatewayState)
         self.bus = bus
         self.names = names or Names()
         self.settings = settings or GatewaySettings()
@@ -86,8 +97,6 @@ class Gateway:
         self._service = ServiceResponder(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
         self._pending = Chores("gateway call")
-        self._closed = asyncio.Event()
-        self._state = "new"
         self._requests = 0
         self._errors = 0
         self._last_error = ""
@@ -95,62 +104,35 @@ class Gateway:
 
     # -- life -----------------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Begin to answer.
-
-        Raises:
-            ClosedError: it was stopped.
-        """
-        if self._state in ("draining", "closed"):
-            raise ClosedError("this gateway was stopped: make a new one")
-        if self._state == "serving":
-            return
-        self._state = "serving"
+    async def _start(self) -> None:
         await self.router.start()
         self.router.routes.start()
         subjects = self.names.both(self.names.calls)
         self._subscription = await listen(self.bus, subjects, self._on_call, queue=self.names.gateway_queue)
         await self._service.start()
         await self.bus.flush()
+        self.state = GatewayState.SERVING
         _log.info("answers %s", self.names.calls, extra={"action": "gateway.started"})
 
     async def drain(self, grace_s: float | None = None) -> None:
         """Take nothing new, let what is under way finish for `grace_s` seconds (None: the setting), then stop."""
-        if self._state == "serving":
-            self._state = "draining"
+        if self.state is GatewayState.SERVING:
+            self.state = GatewayState.DRAINING
             await self._unsubscribe()
             await self._pending.rest(self.settings.drain_grace_s if grace_s is None else grace_s)
         await self.stop()
 
-    async def stop(self) -> None:
-        """End at once: what is under way is answered with ClosedError and its tasks are told to stop."""
-        if self._state == "closed":
-            return
-        self._state = "closed"
+    async def _stop(self) -> None:
         await self._unsubscribe()
         await self.router.stop()
         await self._pending.rest(1.0)
         self._pending.cancel()
-        self._closed.set()
         _log.info("stopped", extra={"action": "gateway.stopped"})
-
-    async def wait_closed(self) -> None:
-        """Until it was stopped."""
-        await self._closed.wait()
-
-    async def __aenter__(self) -> Gateway:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     def statistics(self) -> dict[str, object]:
         """Calls so far, errors among them, calls under way, and the router's statistics."""
         return {
-            "state": self._state,
+            "state": self.state.value,
             "requests": self._requests,
             "errors": self._errors,
             "pending": len(self._pending),
@@ -158,7 +140,7 @@ class Gateway:
         }
 
     def __repr__(self) -> str:
-        return f"Gateway({self.names.namespace}, {self._state}, pending={len(self._pending)})"
+        return f"Gateway({self.names.namespace}, {self.state}, pending={len(self._pending)})"
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

@@ -593,3 +593,24 @@ async def test_a_set_that_is_deleted_while_a_new_leader_takes_over_is_not_kept_u
     monkeypatch.setattr(MemoryKeyValue, "watch", late)
     coordinator = await leading(system)
     await until(lambda: coordinator.statistics().gangs["gangs"] == 0 and system.at_rest())
+
+
+async def test_to_stop_it_ends_its_start(hub):
+    bus = hub.connect("stopped")
+    opened, bucket = asyncio.Event(), bus.bucket
+
+    async def late(*args: Any, **more: Any) -> Any:
+        await opened.wait()
+        return await bucket(*args, **more)
+
+    bus.bucket = late  # type: ignore[method-assign]
+    coordinator = Coordinator(bus=bus)
+    starting = asyncio.ensure_future(coordinator.start())
+    await asyncio.sleep(1)
+    await coordinator.stop()
+    opened.set()
+    with pytest.raises(ClosedError, match="stopped while it started"):
+        await starting
+    await asyncio.sleep(10)
+    assert coordinator.state is CoordinatorState.CLOSED and coordinator.term is None
+    await bus.close()

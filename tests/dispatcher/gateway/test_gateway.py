@@ -14,6 +14,7 @@ import pytest
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.gateway.settings import GatewaySettings
+from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.frames import Answer, Request, TaskFlag
 
@@ -191,3 +192,24 @@ async def test_gateways_are_found_as_services(rig: Rig) -> None:
         stats = json.loads((await rig.bus.request("$SRV.STATS.gangline-gateway", timeout_s=1)).data)
     assert info["endpoints"][0]["subject"] == "test.call.>"
     assert stats["endpoints"][0]["num_requests"] == 1
+
+
+@on_rig()
+async def test_to_stop_it_ends_its_start_and_nothing_listens_any_more(rig: Rig) -> None:
+    made = Gateway(rig.hub.connect("gateway"), names=rig.names)
+    started, start = asyncio.Event(), made.router.start
+
+    async def late() -> None:
+        await started.wait()
+        await start()
+
+    made.router.start = late  # type: ignore[method-assign]
+    starting = asyncio.ensure_future(made.start())
+    await asyncio.sleep(1)
+    await made.stop()
+    started.set()
+    with pytest.raises(ClosedError, match="stopped while it started"):
+        await starting
+    with pytest.raises(NoResponders):
+        await ask(rig, "images.echo")
+    assert made.statistics()["state"] == "closed"

@@ -280,8 +280,8 @@ class Desk:
         """Since start: started, succeeded, failed, cancelled, crashed, rejected."""
         return {**self.runs.counts, "rejected": self.intake.rejected}
 
-    def _counts(self) -> dict[str, tuple[int, int]]:
-        return {**self.operations.counts, str(Operation.FRAMES): (self.intake.messages, self.intake.malformed)}
+    def _counts(self) -> dict[str, list[int]]:
+        return {**self.operations.counts, str(Operation.FRAMES): [self.intake.messages, self.intake.malformed]}
 
     def stats(self) -> StatsReply:
         return self.description.statistics(self.task_counts(), self.ledger.statistics(), self._loop.time())

@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 
 from ...runtime.tasks import Chores
-from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge
+from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge, UnknownMethod
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
 from ...telemetry.logs import Log
@@ -140,6 +140,40 @@ class Responder:
             # Whoever asked has a patience of seconds, and asks again.
             extra = {"action": "answer.lost", "subject": self.subject}
             self._log.debug("answer to %s not sent: %s", self.subject, error, extra=extra)
+
+
+class OperationTable:
+    """Operations by name. Each request for one is given to its handler, which answers now or later, or raises.
+
+    Args:
+        who: has them, as in "a worker".
+        counts: requests and errors by operation, counted on.
+    """
+
+    def __init__(self, who: str, bus: Bus, log: Log, *, counts: dict[str, list[int]] | None = None) -> None:
+        self._who = who
+        self._bus = bus
+        self._log = log
+        self._handlers: dict[str, Callable[[Responder, Any], None]] = {}
+        self.counts = {} if counts is None else counts
+
+    def add(self, handlers: Mapping[str, Callable[[Responder, Any], None]]) -> None:
+        self._handlers.update(handlers)
+
+    def take(self, operation: str, message: Message) -> None:
+        """One request; it is answered exactly once."""
+        responder = Responder(self._bus, message, self._log)
+        handler = self._handlers.get(operation)
+        counts = [0, 0] if handler is None else self.counts.setdefault(operation, [0, 0])
+        counts[0] += 1
+        try:
+            if handler is None:
+                known = ", ".join(self._handlers)
+                raise UnknownMethod(f"{self._who} has no operation {operation[:80]!r}; it has: {known}")
+            handler(responder, responder.body())
+        except Exception as error:
+            counts[1] += 1
+            responder.fail(error)
 
 
 class CountingResponder:

@@ -8,10 +8,10 @@ from itertools import count
 from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue, Message
-from ...bus.rpc.responder import Responder
+from ...bus.rpc.responder import OperationTable, Responder
 from ...runtime.event_clock import Clock
 from ...runtime.tasks import Chores
-from ...schemas.errors.base import GanglineError, UnknownMethod
+from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import GangImpossible, NoCoordinator, NotOwner, UnknownGang
 from ...schemas.messages.gangs import (
     AcquireRequest,
@@ -94,16 +94,19 @@ class Desk:
         self._numbers = count(1)
         self._waiting: dict[int, _Waiting] = {}
         self._resigned = False
-        self._handlers: dict[str, Callable[[Responder, Any], None]] = {
-            GangOperation.ACQUIRE: self._acquire,
-            GangOperation.RENEW: self._renew,
-            GangOperation.RELEASE: self._release,
-            GangOperation.END: self._end,
-            GangOperation.GET: self._get,
-            GangOperation.LIST: self._list,
-            GangOperation.WHY: self._why,
-            GangOperation.REPORT: self._report,
-        }
+        self._table = OperationTable("a coordinator", bus, log, counts=counts)
+        self._table.add(
+            {
+                GangOperation.ACQUIRE: self._acquire,
+                GangOperation.RENEW: self._renew,
+                GangOperation.RELEASE: self._release,
+                GangOperation.END: self._end,
+                GangOperation.GET: self._get,
+                GangOperation.LIST: self._list,
+                GangOperation.WHY: self._why,
+                GangOperation.REPORT: self._report,
+            }
+        )
 
     def __len__(self) -> int:
         """Requests without an answer so far."""
@@ -111,25 +114,12 @@ class Desk:
 
     def take(self, message: Message) -> None:
         """One request."""
-        responder = Responder(self._bus, message, self._log)
-        operation = message.subject.rpartition(".")[2]
-        if not self._trusted():
-            # After a freeze, for example: another leads perhaps, and has the same message. Two answers would be worse
+        if self._trusted():
+            self._table.take(message.subject.rpartition(".")[2], message)
+        elif self._resigned:
+            # After a freeze, for example, another leads perhaps, and has the same message. Two answers would be worse
             # than none. Who resigned knows that nobody else has it.
-            if self._resigned:
-                responder.fail(_stepped_down())
-            return
-        counts = self._counts.setdefault(operation, [0, 0]) if operation in self._handlers else [0, 0]
-        counts[0] += 1
-        try:
-            handler = self._handlers.get(operation)
-            if handler is None:
-                known = ", ".join(self._handlers)
-                raise UnknownMethod(f"a coordinator has no operation {operation[:80]!r}; it has: {known}")
-            handler(responder, responder.body())
-        except Exception as error:
-            counts[1] += 1
-            responder.fail(error)
+            Responder(self._bus, message, self._log).fail(_stepped_down())
 
     def answer(self, effect: do.Answer) -> None:
         """What the core says to one who waits."""

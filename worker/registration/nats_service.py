@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from ...bus.rpc.micro_service import Endpoint, ServiceDescription, ServiceResponder, statistics_of
 from ...schemas.names import Operation
@@ -13,7 +13,7 @@ SERVICE = "gangline-worker"
 
 
 def worker_service(
-    place: Place, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, tuple[int, int]]]
+    place: Place, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
 ) -> ServiceResponder:
     """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
 

@@ -11,13 +11,12 @@ from itertools import count
 from typing import Any
 
 from ...bus.port.bus import Bus, Message
-from ...bus.rpc.responder import Responder
+from ...bus.rpc.responder import OperationTable, Responder
 from ...schemas.errors.base import (
     GanglineError,
     InvalidRequest,
     InvalidResult,
     StaleEpoch,
-    UnknownMethod,
 )
 from ...schemas.messages import operations as messages
 from ...schemas.names import Operation
@@ -93,40 +92,28 @@ class Operations:
         self._stats = stats
         self._log = log
         self._ids = count()
-        self._handlers: dict[str, Callable[[Responder, Any], None]] = {
-            Operation.RESERVE: self._on_reserve,
-            Operation.DISPATCH: self._on_dispatch,
-            Operation.RENEW: self._on_renew,
-            Operation.RELEASE: self._on_release,
-            Operation.STATS: self._on_stats,
-            Operation.DRAIN: self._on_drain,
-            Operation.RESIZE: self._on_resize,
-        }
-        self.counts: dict[str, tuple[int, int]] = dict.fromkeys(self._handlers, (0, 0))
+        self._table = OperationTable("a worker", bus, log)
+        self._table.add(
+            {
+                Operation.RESERVE: self._on_reserve,
+                Operation.DISPATCH: self._on_dispatch,
+                Operation.RENEW: self._on_renew,
+                Operation.RELEASE: self._on_release,
+                Operation.STATS: self._on_stats,
+                Operation.DRAIN: self._on_drain,
+                Operation.RESIZE: self._on_resize,
+            }
+        )
+        self.counts = self._table.counts
         """Requests and errors by operation."""
 
     def serve(self, operation: Operation, handler: Callable[[Responder, Any], None]) -> None:
         """Let a further operation be carried out by `handler`, which answers now or later, or raises."""
-        self._handlers[operation] = handler
-        self.counts[operation] = (0, 0)
+        self._table.add({operation: handler})
 
     def take(self, operation: str, message: Message) -> None:
         """Carry out one request and answer it, now or when its task has run."""
-        responder = Responder(self._bus, message, self._log)
-        failed = 0
-        try:
-            handler = self._handlers.get(operation)
-            body = responder.body()
-            if handler is None:
-                known = ", ".join(self._handlers)
-                raise UnknownMethod(f"a worker has no operation {operation[:80]!r}; it has: {known}")
-            handler(responder, body)
-        except Exception as error:
-            failed = 1
-            responder.fail(error)
-        if operation in self.counts:
-            requests, errors = self.counts[operation]
-            self.counts[operation] = (requests + 1, errors + failed)
+        self._table.take(operation, message)
         self._books.after()
 
     def refuse(self, message: Message, error: GanglineError) -> None:

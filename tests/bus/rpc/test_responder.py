@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from gangline.bus.port.bus import Bus, Message
 from gangline.bus.rpc.requester import error_in, parse_answer, raise_if_error, read_answer
-from gangline.bus.rpc.responder import CountingResponder, Responder
+from gangline.bus.rpc.responder import CountingResponder, OperationTable, Responder
 from gangline.schemas.errors.base import (
     Disconnected,
     GanglineError,
@@ -18,6 +18,7 @@ from gangline.schemas.errors.base import (
     MalformedMessage,
     PayloadTooLarge,
     TaskFailed,
+    UnknownMethod,
 )
 from gangline.schemas.wire import codec, headers
 from gangline.schemas.wire.codec import Format
@@ -183,3 +184,30 @@ async def test_each_request_is_counted_and_a_bug_is_told_without_its_details(cap
     assert numbers == [1, None, None, 4]
     assert "secret" not in str(error_in(bus.answers[2])) and "KeyError" in counting.last_error
     assert [record.action for record in caplog.records] == ["request.failed"]
+
+
+def test_each_operation_is_served_and_counted_by_its_name(caplog):
+    bus = Sent()
+    counts = {"add": [4, 1]}
+    table = OperationTable("a shop", cast("Bus", bus), logger_for("test"), counts=counts)
+    later: list[Responder] = []
+
+    def add(responder: Responder, body: Any) -> None:
+        responder.reply(Number(number=body["a"] + body["b"]))
+
+    def refuse(responder: Responder, body: Any) -> None:
+        raise TaskFailed("no")
+
+    def keep(responder: Responder, body: Any) -> None:
+        later.append(responder)
+
+    table.add({"add": add, "refuse": refuse})
+    table.add({"keep": keep})
+    for operation, data in (("add", b'{"a": 1, "b": 2}'), ("add", b"{}"), ("refuse", b""), ("keep", b""), ("sub", b"")):
+        table.take(operation, Message(subject=f"shop.{operation}", data=data, reply="inbox"))
+    assert counts == {"add": [6, 2], "refuse": [1, 1], "keep": [1, 0]}
+    assert [type(error_in(answer)) for answer in bus.answers] == [type(None), GanglineError, TaskFailed, UnknownMethod]
+    assert "a shop has no operation 'sub'; it has: add, refuse, keep" in str(error_in(bus.answers[-1]))
+    later[0].reply(Number(number=9))
+    assert read_answer(bus.answers[-1], Number, "it").number == 9
+    assert [record.getMessage() for record in caplog.records] == ["request shop.add failed"]

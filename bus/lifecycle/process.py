@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
 
-from ...schemas.errors.base import Disconnected
+from ...runtime.lifecycle import Service
+from ...schemas.errors.base import ClosedError, Disconnected
 from ..port.bus import Bus, ConnectionEvent
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -89,3 +90,49 @@ async def run_until_left(
             raise
     finally:
         forget()
+
+
+async def run_service(
+    bus: Bus,
+    service: Service[Any],
+    *,
+    before: Callable[[], Awaitable[object]] | None = None,
+    leave: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    also: Callable[[Callable[[], object]], AbstractContextManager[None]] | None = None,
+) -> None:
+    """Start `service`, and return when it was stopped: by a signal, or by the program itself. Needs the main thread.
+
+    Args:
+        before: done first; a signal that comes meanwhile ends it all.
+        leave: what the first SIGTERM or SIGINT does; `service.stop` if not given. Further ones stop the service. One
+            that comes during the start ends the start, which is no error.
+        also: what else may stop it: a context around all of this, given a function that does.
+
+    Raises:
+        Disconnected: the server closed the connection for good.
+        GanglineError: as `service.start` and `service.wait_closed`.
+    """
+    ends: list[asyncio.Future[None]] = []
+
+    def end(how: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+        if service.state == "new":
+            return False
+        ends.append(asyncio.ensure_future(how()))
+        return True
+
+    def stop() -> bool:
+        return end(service.stop)
+
+    async def life() -> None:
+        if before is not None:
+            await before()
+        try:
+            async with service:
+                await service.wait_closed()
+        except ClosedError:
+            if not ends:  # else it was stopped while it started, as it was told to
+                raise
+
+    with also(stop) if also is not None else nullcontext():
+        await run_until_left(bus, life(), finish=lambda: end(leave or service.stop), stop=stop)
+    await asyncio.gather(*ends)

@@ -6,14 +6,17 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from typing import Any, cast
 
 import pytest
 
-from gangline.bus.lifecycle.process import run_until_left
+from gangline.bus.lifecycle.process import run_service, run_until_left
 from gangline.bus.port.bus import Bus, ConnectionEvent
-from gangline.schemas.errors.base import Disconnected
+from gangline.runtime.lifecycle import Service
+from gangline.schemas.errors.base import ClosedError, Disconnected
 
 pytestmark = pytest.mark.processes
 
@@ -112,3 +115,107 @@ async def test_what_was_there_before_is_out_of_the_collectors_way_while_it_lives
     life.stop()
     await running
     assert gc.get_freeze_count() == 0
+
+
+class State(StrEnum):
+    NEW = "new"
+    STARTING = "starting"
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class Shop(Service[State]):
+    """Opens when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__("this shop", State)
+        self.log: list[str] = []
+        self.may_open, self.is_open, self.asked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.life = Life()
+
+    async def prepare(self) -> None:
+        self.log.append("prepare")
+        self.life.lives.set()
+        await self.life.asked.wait()
+
+    async def leave(self) -> None:
+        self.log.append("leave")
+        self.asked.set()
+
+    async def _start(self) -> None:
+        self.life.lives.set()
+        await self.may_open.wait()
+        self.state = State.OPEN
+        self.is_open.set()
+
+    async def _stop(self) -> None:
+        self.log.append("stop")
+
+    def run(self, **more: Any) -> asyncio.Task[None]:
+        return asyncio.create_task(cast(Any, run_service(cast(Bus, self.life), self, **more)))
+
+
+async def test_a_service_is_stopped_by_a_signal():
+    shop = Shop()
+    shop.may_open.set()
+    running = shop.run()
+    await shop.is_open.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert shop.log == ["stop"] and shop.state is State.CLOSED and shop.life.listeners == []
+
+
+async def test_a_service_leaves_at_the_first_signal_and_stops_at_the_second():
+    shop = Shop()
+    shop.may_open.set()
+    running = shop.run(leave=shop.leave)
+    await shop.is_open.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await shop.asked.wait()
+    assert not running.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert shop.log == ["leave", "stop"]
+
+
+async def test_a_signal_while_a_service_starts_ends_it_without_an_error():
+    shop = Shop()
+    running = shop.run()
+    await shop.life.lives.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert shop.log == ["stop"] and shop.state is State.CLOSED and not shop.is_open.is_set()
+
+
+async def test_a_signal_before_a_service_starts_ends_what_is_done_before_it():
+    shop = Shop()
+    running = shop.run(before=shop.prepare)
+    await shop.life.lives.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await running
+    assert shop.log == ["prepare"] and shop.state is State.NEW
+
+
+async def test_what_else_may_stop_a_service_does():
+    shop = Shop()
+    shop.may_open.set()
+    stops: list[Callable[[], object]] = []
+
+    @contextmanager
+    def parent(stop: Callable[[], object]) -> Iterator[None]:
+        stops.append(stop)
+        yield
+        shop.log.append("parent is let go")
+
+    running = shop.run(also=parent)
+    await shop.is_open.wait()
+    stops[0]()
+    await running
+    assert shop.log == ["stop", "parent is let go"]
+
+
+async def test_a_service_that_somebody_else_has_stopped_before_is_an_error():
+    shop = Shop()
+    await shop.stop()
+    with pytest.raises(ClosedError, match="this shop was stopped"):
+        await shop.run()

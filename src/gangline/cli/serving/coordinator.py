@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from ...bus.lifecycle.process import run_until_left
+from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus
 from ...coordinator.service import Coordinator
 from ...coordinator.service_settings import ShellSettings
@@ -34,19 +32,7 @@ async def serve_coordinator(
             shard=shard.name or None,
             pools=shard.pools,
         )
-        ends: set[asyncio.Task[None]] = set()
-
-        def end() -> bool:
-            ends.add(asyncio.get_running_loop().create_task(coordinator.stop()))
-            return True
-
-        async def life() -> None:
-            async with coordinator:
-                await coordinator.wait_closed()
-
-        with tied_to_parent(end):
-            await run_until_left(bus, life(), finish=end, stop=end)
-        await asyncio.gather(*ends)
+        await run_service(bus, coordinator, also=tied_to_parent)
 
 
 def open_coordinator(bus: Bus, connection: Connection) -> Coordinator:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-
-from ...bus.lifecycle.process import run_until_left
+from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus
 from ...dispatcher.durable.service import Dispatcher
 from ...dispatcher.durable.settings import DispatcherSettings
@@ -22,19 +20,7 @@ async def serve_dispatcher(connection: Connection, settings: DispatcherSettings)
     """
     async with telemetry("gangline-dispatcher"), open_bus(connection, "gangline dispatcher") as bus:
         dispatcher = _dispatcher(bus, connection, settings)
-        ends: set[asyncio.Task[None]] = set()
-
-        def end() -> bool:
-            ends.add(asyncio.get_running_loop().create_task(dispatcher.stop()))
-            return True
-
-        async def life() -> None:
-            async with dispatcher:
-                await dispatcher.wait_closed()
-
-        with tied_to_parent(end):
-            await run_until_left(bus, life(), finish=end, stop=end)
-        await asyncio.gather(*ends)
+        await run_service(bus, dispatcher, also=tied_to_parent)
 
 
 def open_dispatcher(bus: Bus, connection: Connection) -> Dispatcher:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from pathlib import Path
 
-from ...bus.lifecycle.process import run_until_left
+from ...bus.lifecycle.process import run_service
 from ...bus.port.bus import BucketSettings, Bus, StorageUnavailable
 from ...dispatcher.gateway.gateway import Gateway
 from ...dispatcher.gateway.settings import GatewaySettings
@@ -48,28 +47,13 @@ async def serve_gateway(connection: Connection, settings: GatewaySettings, route
     """
     async with telemetry("gangline-gateway"), open_bus(connection, "gangline gateway") as bus:
         gateway = _gateway(bus, connection, settings, router_settings)
-        ends: set[asyncio.Task[None]] = set()
 
-        begun = False
-
-        def end(grace_s: float | None) -> bool:
-            if not begun:
-                return False
-            ends.add(asyncio.get_running_loop().create_task(gateway.stop() if grace_s == 0 else gateway.drain(grace_s)))
-            return True
-
-        async def life() -> None:
-            nonlocal begun
+        async def open_storage() -> None:
             # Storage that does not answer just now will; a server without JetStream never does.
             with contextlib.suppress(StorageUnavailable):
                 await open_ledger(bus, connection)
-            begun = True
-            async with gateway:
-                await gateway.wait_closed()
 
-        with tied_to_parent(lambda: end(0)):
-            await run_until_left(bus, life(), finish=lambda: end(None), stop=lambda: end(0))
-        await asyncio.gather(*ends)
+        await run_service(bus, gateway, before=open_storage, leave=gateway.drain, also=tied_to_parent)
 
 
 def open_gateway(bus: Bus, connection: Connection) -> Gateway:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ...bus.port.bus import Bus, KeyValue, NoResponders
+from ...bus.port.bus import Bus, KeyValue, KvEntry, NoResponders
 from ...bus.rpc.requester import read_answer
 from ...schemas.errors.base import NoWorkers, Unavailable
 from ...schemas.messages.operations import (
@@ -22,7 +22,9 @@ from ...schemas.messages.operations import (
 from ...schemas.names import Names, Operation, WorkerId, split_target
 from ...schemas.records.workers import Heartbeat, LeaseRecord, Registration
 from ...schemas.wire import codec
+from ...telemetry.logs import logger_for
 
+_log = logger_for("ledger")
 R = TypeVar("R", bound=BaseModel)
 
 
@@ -55,14 +57,11 @@ class Operators:
 
     async def workers(self, ledger: KeyValue, pool: str = "*") -> list[WorkerInfo]:
         """Living workers, by name."""
-        beats = await _read(ledger, self._names.alive_of(pool), Heartbeat)
-        found = []
-        for key, record in (await _read(ledger, self._names.registrations_of(pool), Registration)).items():
-            beat = beats.get(f"alive.{key.partition('.')[2]}")
-            # A registration outlives a worker that crashed by up to a minute, its heartbeat by three seconds.
-            if beat is not None and beat.instance == record.instance:
-                found.append(WorkerInfo(registration=record, heartbeat=beat))
-        return sorted(found, key=lambda info: info.name)
+        return [
+            WorkerInfo(registration=record, heartbeat=beat)
+            for record, beat in await registered(ledger, self._names, pool)
+            if beat is not None
+        ]
 
     async def leases(self, ledger: KeyValue, pool: str = "*", worker: str = "*") -> list[LeaseRecord]:
         """Living leases, oldest first."""
@@ -110,11 +109,26 @@ class Operators:
         raise NoResponders(f"{worker} has no registration")
 
 
+async def registered(ledger: KeyValue, names: Names, pool: str = "*") -> list[tuple[Registration, Heartbeat | None]]:
+    """Registered workers, by name. A registration outlives a worker that crashed by up to a minute, its heartbeat by
+    three seconds; None is that it has none any more."""
+    beats = await _read(ledger, names.alive_of(pool), Heartbeat)
+    found = []
+    for key, record in (await _read(ledger, names.registrations_of(pool), Registration)).items():
+        beat = beats.get(f"alive.{key.partition('.')[2]}")
+        found.append((record, beat if beat is not None and beat.instance == record.instance else None))
+    return sorted(found, key=lambda each: f"{each[0].pool}.{each[0].worker}")
+
+
 async def _read(ledger: KeyValue, pattern: str, model: type[R]) -> dict[str, R]:
-    found: dict[str, R] = {}
-    for entry in await ledger.entries(pattern):
-        try:
-            found[entry.key] = model.model_validate_json(entry.value)
-        except ValidationError:
-            continue  # of a newer or a foreign writer; nothing to show
-    return found
+    records = {entry.key: read_record(model, entry) for entry in await ledger.entries(pattern)}
+    return {key: record for key, record in records.items() if record is not None}
+
+
+def read_record(model: type[R], entry: KvEntry) -> R | None:
+    """What stands there; None for what a newer or a foreign writer wrote under that key."""
+    try:
+        return model.model_validate_json(entry.value)
+    except ValidationError as error:
+        _log.debug("not a %s: %s", model.__name__, error, extra={"action": "ledger.unreadable", "key": entry.key})
+        return None

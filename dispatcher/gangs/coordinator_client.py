@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
+from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
@@ -18,6 +18,7 @@ from ...telemetry.logs import logger_for
 from .owner_core import RENEWALS_PER_TTL
 
 _log = logger_for("dispatcher")
+M = TypeVar("M", bound=BaseModel)
 
 ASK_AGAIN_FIRST_S: Final = 1.0
 ASK_AGAIN_S: Final = 5.0
@@ -43,6 +44,10 @@ class GangDesk:
         self._names = names
 
     async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
+        """Ask once for a gang. Raises as `ask_for`."""
+        return await self.ask_for(GangReply, operation, request, timeout_s)
+
+    async def ask_for(self, answer: type[M], operation: GangOperation, request: BaseModel, timeout_s: float) -> M:
         """Ask once.
 
         Raises:
@@ -53,13 +58,13 @@ class GangDesk:
         # What is as usual is left out: a coordinator of an earlier version may not know every field.
         body = request.model_dump_json(exclude_defaults=True).encode()
         try:
-            answer = await self._bus.request(self._subject(operation), body, timeout_s=timeout_s)
+            message = await self._bus.request(self._subject(operation), body, timeout_s=timeout_s)
         except NoResponders as error:
             raise NoCoordinator(
                 "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
                 "'gangline coordinator'"
             ) from error
-        return read_answer(answer, GangReply, "the coordinator")
+        return read_answer(message, answer, "the coordinator")
 
     async def acquire(
         self, request: AcquireRequest, deadline: float | None, patience_s: float

@@ -9,9 +9,8 @@ import pytest
 
 from gangline.bus.memory.server import MemoryHub
 from gangline.bus.port.bus import KvEntry, KvOperation
-from gangline.cli.stores.registry import WorkerRow
 from gangline.cli.views.gang_follow import print_events
-from gangline.cli.views.watch import Board
+from gangline.cli.views.workers import Board, WorkerRow
 from gangline.schemas.messages.gangs import GangEvent
 from gangline.schemas.names import Names
 from gangline.schemas.public_id import public_id

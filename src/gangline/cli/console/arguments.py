@@ -1,12 +1,13 @@
-"""Arguments that several commands take."""
+"""Arguments and options that commands take, and how what people type is read."""
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -117,3 +118,66 @@ job_argument = click.argument("job", metavar="JOB", callback=_job)
 """A job's id, as `gangline submit` prints it; of a task that was published without SDK, its sequence in the stream."""
 
 endpoint_option = click.option("--endpoint", metavar="NAME", help="Of its task: finds it quicker.")
+
+
+# -- of routes: `POOL=NUMBER`, `100/s`, `5m`, and `none` for what is to be taken back ----------------------------------
+
+NONE: Final = "none"
+"""Takes a field back to its default. (In a change: None is "not given".)"""
+_PER_S: Final = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+Callback = Callable[[click.Context, click.Parameter, str | None], Any]
+
+
+def pools(
+    _context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, float] | str | None:
+    """`("v1=90", "v2=10")` -> `{"v1": 90.0, "v2": 10.0}`."""
+    if not values:
+        return None
+    if values == (NONE,):
+        return NONE
+    found: dict[str, float] = {}
+    for text in values:
+        pool, equals, number = text.partition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not pool or not equals or not math.isfinite(value):
+            raise click.BadParameter(f"{text!r} is not {parameter.metavar}, for example images-v2=10")
+        if pool in found:
+            raise click.BadParameter(f"{pool} is given twice")
+        found[pool] = int(value) if value.is_integer() else value
+    return found
+
+
+def _or_none(read: Callable[[str], float], complaint: str) -> Callback:
+    """Reads a value that may be taken back."""
+
+    def callback(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | str | None:
+        if text is None or text == NONE:
+            return text
+        try:
+            return read(text)
+        except (ValueError, KeyError) as error:
+            raise click.BadParameter(f"{complaint.format(text=text, error=error)}; 'none' takes it back") from None
+
+    return callback
+
+
+def _rate(text: str) -> float:
+    number, _, unit = text.partition("/")
+    return float(number) / _PER_S[unit or "s"]
+
+
+def _seconds(text: str) -> float:
+    from ...schemas.text import parse_duration
+
+    return parse_duration(text)
+
+
+whole = _or_none(int, "{text!r} is no whole number")
+rate = _or_none(_rate, "{text!r} is no rate: write 100/s, 30/m or 5/h")
+"""`100/s`, `30/m`, `5/h`, or a number of starts a second."""
+seconds = _or_none(_seconds, "{error}")
+"""`90`, `500ms`, `5m`."""

@@ -67,6 +67,16 @@ async def open_client(connection: Connection, name: str) -> AsyncIterator[Client
         yield client
 
 
+def with_client(connection: Connection, name: str, work: Callable[[Client], Coroutine[object, object, T]]) -> T:
+    """What `work` returns; it gets a client that is closed at its end. Raises as `open_client`."""
+
+    async def working() -> T:
+        async with open_client(connection, name) as client:
+            return await work(client)
+
+    return run(working())
+
+
 class _Echo(logging.Handler):
     """Writes to what stderr is at that moment: a table that follows puts lines above itself."""
 
@@ -83,7 +93,9 @@ def _log_for_people(debug: bool) -> None:
     handler = _Echo()
     handler.setFormatter(logging.Formatter("gangline: %(message)s"))
     root.addHandler(handler)
-    if not debug:
+    if debug:
+        logging.getLogger("gangline.ledger").setLevel(logging.DEBUG)
+    else:
         logging.getLogger("gangline").setLevel(logging.ERROR)
         logging.getLogger("gangline.bus").setLevel(logging.WARNING)
 

@@ -17,11 +17,11 @@ from .checks.rest import at_rest
 from .fixtures.corpus import Expected, expectations, library_files
 from .fixtures.gauges import Gauges
 from .fixtures.pool import squeeze_bytes
+from .fixtures.screen import Screen
+from .fixtures.stage import Stage, open_stage
 from .report.calls import Verdict, figures, final_line, print_latencies, print_work, verdicts
 from .report.gangs import gang_figures, gang_verdicts
-from .report.screen import Screen
 from .report.tasks import task_figures, task_verdicts
-from .stage import Stage, open_stage
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:

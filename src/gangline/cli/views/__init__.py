@@ -1,1 +1,1 @@
-"""Tables and texts about workers, gangs, tasks and routes."""
+"""What commands read and change of workers, gangs, tasks and routes, and how it is shown."""

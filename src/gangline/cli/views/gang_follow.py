@@ -1,22 +1,112 @@
-"""Commands that stay with gangs: events as they come, and a gang that is kept until interrupted."""
+"""Asking for gangs and about them, events as they come, and a gang that is kept until interrupted."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
+from typing import Any, Final, TypeVar
 
 import click
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message
+from ...dispatcher.client.client import Client
+from ...dispatcher.gangs.coordinator_client import GangDesk
+from ...runtime.clock import Ambient
 from ...schemas.errors.base import Disconnected, GanglineError, LeaseError
-from ...schemas.errors.gangs import GangEnded
-from ...schemas.messages.gangs import GangEvent, GangReply
+from ...schemas.errors.gangs import GangEnded, UnknownGang
+from ...schemas.messages.gangs import (
+    AcquireRequest,
+    EndRequest,
+    GangEvent,
+    GangListReply,
+    GangListRequest,
+    GangQuery,
+    GangReply,
+    OwnedRequest,
+)
 from ...schemas.names import GangOperation, Names
+from ...telemetry.tracing import tracer
 from ..console.options import Connection
 from ..console.session import open_bus
-from ..stores.gang_requests import ask
+
+M = TypeVar("M", bound=BaseModel)
+ANSWER_S: Final = 10.0
+"""Patience with what is answered at once."""
+SHORTEST: Final = 3
+"""So many characters at least begin an id that is not given in full."""
+
+
+async def list_gangs(client: Client, gangset: str | None = None) -> GangListReply:
+    """All gangs that have not ended, or those of one standing set."""
+    wanted = GangListRequest(gangset=gangset)
+    return await client.router.gangs.desk.ask_for(GangListReply, GangOperation.LIST, wanted, ANSWER_S)
+
+
+async def ask_of(
+    client: Client,
+    answer: type[M],
+    operation: GangOperation,
+    request: EndRequest | GangQuery | OwnedRequest,
+    timeout_s: float = ANSWER_S,
+) -> M:
+    """Ask about the gang that the request names: by its id, or by the beginning of it, if that is of one only.
+
+    Raises:
+        UnknownGang: there is none, or there are several; says which.
+        GanglineError: as GangDesk.ask_for.
+    """
+    desk = client.router.gangs.desk
+    try:
+        return await desk.ask_for(answer, operation, request, timeout_s)
+    except UnknownGang as error:
+        begin, named = request.id, list[str]()
+        with contextlib.suppress(GanglineError):
+            named = [
+                gang.id
+                for gang in (await list_gangs(client)).gangs
+                if gang.id.startswith(begin) and len(begin) >= SHORTEST
+            ]
+        if not named:
+            raise
+        if len(named) > 1:
+            text = f"{begin} begins the ids of {len(named)} gangs: {', '.join(named[:5])}"
+            raise UnknownGang(text) from error
+    return await desk.ask_for(answer, operation, request.model_copy(update={"id": named[0]}), timeout_s)
+
+
+async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> GangReply:
+    """Ask for a gang and wait for it.
+
+    Raises:
+        KeyboardInterrupt: `stop` came first; the request was withdrawn.
+        GanglineError: see Client.gang.
+    """
+    token = Ambient().token
+    owned = OwnedRequest(id=f"g{token()}", owner_token=token())
+    names = {"id": owned.id, "owner_token": owned.owner_token, "traceparent": tracer.traceparent()}
+    request = AcquireRequest.parse({**names, **body})
+    desk = client.router.gangs.desk
+    deadline = None if request.deadline_s is None else asyncio.get_running_loop().time() + request.deadline_s
+    asking = asyncio.ensure_future(desk.acquire(request, deadline, ANSWER_S))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((asking, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if asking.done():
+            reply, _ = asking.result()
+            return reply.model_copy(update={"owner_token": owned.owner_token})
+        raise KeyboardInterrupt
+    except BaseException:
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError, GanglineError):
+            await asking
+        desk.release_unheard(owned)
+        await client.router.bus.flush()
+        raise
+    finally:
+        stopping.cancel()
 
 
 async def follow_events(connection: Connection, gang: str | None, as_json: bool) -> None:
@@ -76,13 +166,14 @@ def event_line(event: GangEvent) -> str:
     return "  ".join(parts)
 
 
-async def keep(bus: Bus, names: Names, gang: GangReply, stop: asyncio.Event) -> None:
+async def keep(desk: GangDesk, gang: GangReply, stop: asyncio.Event) -> None:
     """Renew until `stop` is set, then release.
 
     Raises:
         GangEnded: it ended by itself.
     """
-    owned = {"id": gang.id, "owner_token": gang.owner_token}
+    assert gang.owner_token is not None, "it is ours"
+    owned = OwnedRequest(id=gang.id, owner_token=gang.owner_token)
     generation = gang.generation
     while not stop.is_set():
         try:
@@ -93,7 +184,7 @@ async def keep(bus: Bus, names: Names, gang: GangReply, stop: asyncio.Event) -> 
         else:
             break
         try:
-            now = await ask(bus, names, GangOperation.RENEW, owned, GangReply, gang.ttl_s / 3)
+            now = await desk.ask(GangOperation.RENEW, owned, gang.ttl_s / 3)
         except LeaseError:
             raise
         except GanglineError as error:
@@ -103,6 +194,6 @@ async def keep(bus: Bus, names: Names, gang: GangReply, stop: asyncio.Event) -> 
             generation = now.generation
             click.echo(f"gang {gang.id} is in generation {generation}: {now.reason or now.step}", err=True)
     try:
-        await ask(bus, names, GangOperation.RELEASE, owned, GangReply, 60.0)
+        await desk.ask(GangOperation.RELEASE, owned, 60.0)
     except GangEnded:
         pass

@@ -1,15 +1,32 @@
-"""Declarations of standing gangs in a file: YAML or JSON, one document or several, each with a `name`."""
+"""Declarations of standing gangs: in a file (YAML or JSON, one document or several, each with a `name`), and in the
+ledger."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
-from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.names import check_name
-from ...schemas.records.gangs import GangSetRecord
+from ...bus.port.bus import Conflict, KeyValue, KvEntry
+from ...dispatcher.client.client import Client
+from ...dispatcher.client.operations import read_record
+from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
+from ...schemas.errors.gangs import UnknownGang
+from ...schemas.messages.gangs import GangReply
+from ...schemas.names import Names, check_name
+from ...schemas.records.gangs import (
+    GangSetRecord,
+    GangSetStatus,
+    SetState,
+    StrictGangSpec,
+    read_gang,
+    template_of,
+    write_gang,
+)
+from .gang_follow import list_gangs
 
 
 def parse_sets(text: str, source: str) -> dict[str, GangSetRecord]:
@@ -64,3 +81,122 @@ def _where(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error)
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark is not None else str(problem)
+
+
+# -- in the ledger ----------------------------------------------------------------------------------------------------
+
+
+async def declare(ledger: KeyValue, sets: dict[str, GangSetRecord]) -> tuple[dict[str, str], bool]:
+    """Declare them; what changed by name (`created`, `changed`, `unchanged`), and whether anybody leads."""
+    changes = {name: await _declare(ledger, name, record) for name, record in sets.items()}
+    led = await ledger.entries(Names.leader_alive_key, f"{Names.leader_alive_key}.*")
+    return changes, bool(led)
+
+
+async def _declare(ledger: KeyValue, name: str, record: GangSetRecord) -> str:
+    entry = await ledger.get(Names.gangset_key(name))
+    known = None if entry is None else read_record(GangSetRecord, entry)
+    if known is not None and (known, known.template) == (record, record.template):
+        return "unchanged"
+    await ledger.put(Names.gangset_key(name), record.model_dump_json(exclude_unset=True).encode())
+    return "created" if entry is None else "changed"
+
+
+async def _redeclare(
+    ledger: KeyValue, name: str, change: Callable[[GangSetRecord, GangSetStatus | None], GangSetRecord]
+) -> tuple[GangSetRecord, GangSetRecord]:
+    """Declare what `change` makes of a set and of how it fares; the declaration before and now."""
+    while True:
+        entry, record, status = await read_set(ledger, name)
+        wanted = change(record, status)
+        try:
+            await ledger.put(entry.key, wanted.model_dump_json(exclude_unset=True).encode(), revision=entry.revision)
+        except Conflict:
+            continue  # somebody else changed it just now
+        return record, wanted
+
+
+async def scale(ledger: KeyValue, name: str, gangs: int) -> int:
+    """The number of gangs before.
+
+    Raises:
+        UnknownGang: no such set.
+    """
+    before, _ = await _redeclare(ledger, name, lambda record, _: record.model_copy(update={"gangs": gangs}))
+    return before.gangs
+
+
+async def roll_back(ledger: KeyValue, name: str) -> GangSetRecord:
+    """Declare the `gang` again that served before the present one. Returns what stands now.
+
+    Raises:
+        UnknownGang: no such set.
+        InvalidRequest: there is nothing to go back to.
+    """
+
+    def back(record: GangSetRecord, status: GangSetStatus | None) -> GangSetRecord:
+        if status is None or status.previous is None:
+            raise InvalidRequest(f"set {name!r} has nothing to go back to: no other gang of it has served")
+        wanted = record.model_copy(update={"gang": StrictGangSpec.model_validate(status.previous)})
+        if wanted.template == record.template:
+            raise InvalidRequest(f"set {name!r} has gone back already: what it declares is what served before")
+        return wanted
+
+    _, record = await _redeclare(ledger, name, back)
+    return record
+
+
+async def delete(ledger: KeyValue, name: str) -> None:
+    """Raises UnknownGang: no such set."""
+    await ledger.delete((await _entry(ledger, name)).key)
+
+
+async def _entry(ledger: KeyValue, name: str) -> KvEntry:
+    entry = await ledger.get(Names.gangset_key(check_name(name, "set")))
+    if entry is None:
+        raise _unknown(name)
+    return entry
+
+
+def _unknown(name: str) -> GanglineError:
+    return UnknownGang(f"there is no set {name!r}: 'gangline gangset ls' shows them")
+
+
+async def read_set(ledger: KeyValue, name: str) -> tuple[KvEntry, GangSetRecord, GangSetStatus | None]:
+    """A declaration, and how it fares, if a coordinator has said so since.
+
+    Raises:
+        UnknownGang: no such set, or one that cannot be read.
+    """
+    entry = await _entry(ledger, name)
+    record = read_record(GangSetRecord, entry)
+    if record is None:
+        raise _unknown(name)
+    said = await ledger.get(Names.gangset_status_key(name))
+    status = None if said is None else read_record(GangSetStatus, said)
+    current = None if status is None else read_gang(status.current)
+    about = current is not None and template_of(current) == record.template
+    if status is not None and not about:
+        # What was declared just now is not in it yet.
+        news = {
+            "state": SetState.ROLLING,
+            "reason": "no coordinator has looked at what is declared",
+            "previous": status.current if status.served else status.previous,
+            "current": write_gang(record.gang),
+        }
+        status = status.model_copy(update=news)
+    return entry, record, status
+
+
+async def read_sets(client: Client) -> list[tuple[str, GangSetRecord, list[GangReply] | None]]:
+    """All declarations that can be read, by name, with their gangs (None: no coordinator could be asked)."""
+    entries = await (await client.router.ledger()).entries(Names.gangset_key())
+    gangs = None
+    with contextlib.suppress(Unavailable):
+        gangs = (await list_gangs(client)).gangs
+    found = []
+    for entry in sorted(entries, key=lambda entry: entry.key):
+        name, record = entry.key.partition(".")[2], read_record(GangSetRecord, entry)
+        if record is not None:
+            found.append((name, record, None if gangs is None else [gang for gang in gangs if gang.gangset == name]))
+    return found

@@ -1,17 +1,177 @@
-"""Routes for people."""
+"""Routes for people: as they stand, and what is to be changed of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from ...schemas.records.routes import QueueRules, RouteRecord
+from ...bus.port.bus import BucketSettings, Conflict, KeyValue
+from ...dispatcher.client.client import Client
+from ...dispatcher.jobs.storage import TaskStorage, TaskStreams
+from ...schemas.errors.base import GanglineError
+from ...schemas.errors.tasks import InvalidRoute
+from ...schemas.names import check_name
+from ...schemas.records.routes import QueueRules, RouteRecord, parse_route
 from ...schemas.text import plain
+from ...schemas.wire import codec
+from ..console.arguments import NONE
 from ..console.output import table
-from ..stores.route_store import RouteRow
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+_ROUTE_FIELDS: Final = ("to", "shadow", "limits", "by_key")
+_RULE_FIELDS: Final = {
+    "max_running": "max_running",
+    "per_key": "per_key",
+    "ordered": "ordered",
+    "rate": "rate_per_s",
+    "burst": "burst",
+    "max_attempts": "max_attempts",
+    "backoff": "backoff_s",
+    "backoff_max": "backoff_max_s",
+    "timeout": "timeout_s",
+    "result_ttl": "result_ttl_s",
+    "paused": "paused",
+}
+"""Option -> field of the queue's rules."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteChange:
+    """Fields to be set, or (NONE) to be taken back."""
+
+    route: Mapping[str, Any]
+    queue: Mapping[str, Any]
+    replace: bool = False
+    """Whether what is not named is taken back, too."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, replace: bool) -> RouteChange:
+        """From a command's options; None is "not given"."""
+        return cls(
+            route={name: given[name] for name in _ROUTE_FIELDS if given.get(name) is not None},
+            queue={field: given[name] for name, field in _RULE_FIELDS.items() if given.get(name) is not None},
+            replace=replace,
+        )
+
+    def apply(self, endpoint: str, before: RouteRecord | None) -> RouteRecord:
+        """The route as it is to be.
+
+        Raises:
+            InvalidRoute: it could not be followed; which field, and why.
+        """
+        old = {} if before is None or self.replace else before.model_dump(mode="json", exclude_defaults=True)
+        new = _changed(old, self.route)
+        if queue := _changed(old.get("queue", {}), self.queue):
+            new["queue"] = queue
+        return parse_route(endpoint, codec.to_json(new))
+
+
+def _changed(old: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    new = {name: value for name, value in old.items() if name not in given and name != "queue"}
+    return new | {name: value for name, value in given.items() if value != NONE}
+
+
+# -- in the bucket ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteRow:
+    """One value of the bucket."""
+
+    endpoint: str
+    revision: int
+    record: RouteRecord | None
+    """None: it cannot be followed."""
+    error: str = ""
+
+    def to_json(self) -> dict[str, object]:
+        if self.record is None:
+            return {"endpoint": self.endpoint, "revision": self.revision, "error": self.error}
+        route = self.record.model_dump(mode="json", exclude_defaults=True)
+        return {"endpoint": self.endpoint, "revision": self.revision, "route": route}
+
+
+async def change_route(
+    client: Client, endpoint: str, change: RouteChange
+) -> tuple[RouteRecord | None, RouteRecord, list[str]]:
+    """The route before and now, and pools of it that nobody serves.
+
+    Raises:
+        InvalidRoute: the route that is there, or the one that was asked for, cannot be followed; nothing was written.
+    """
+    bucket = await TaskStreams(client.router.bus, client.router.names).routes()
+    while True:
+        entry = await bucket.get(endpoint)
+        before = None
+        if entry is not None and not change.replace:
+            try:
+                before = parse_route(endpoint, entry.value)
+            except InvalidRoute as error:
+                raise InvalidRoute(
+                    f"what stands there cannot be changed ({error.message}): --replace writes it anew"
+                ) from error
+        record = change.apply(endpoint, before)
+        value = record.model_dump_json(exclude_defaults=True).encode()
+        try:
+            await bucket.put(endpoint, value, revision=0 if entry is None else entry.revision)
+        except Conflict:
+            continue  # somebody else changed it just now
+        served = await _served(client)
+        wanted = [*record.pools(endpoint), *record.shadow] if record.to or record.shadow else []
+        return before, record, [pool for pool in wanted if pool not in served]
+
+
+async def read_routes(client: Client, endpoint: str | None = None) -> list[RouteRow]:
+    """All routes by endpoint, or the one of `endpoint`.
+
+    Raises:
+        InvalidRoute: there is none of that endpoint.
+    """
+    bucket = await _bucket(client)
+    entries = await bucket.entries(">" if endpoint is None else check_name(endpoint, "endpoint"))
+    if endpoint is not None and not entries:
+        raise _unknown(endpoint)
+    rows = []
+    for entry in sorted(entries, key=lambda entry: entry.key):
+        record, why = None, ""
+        try:
+            record = parse_route(check_name(entry.key, "endpoint"), entry.value)
+        except GanglineError as error:
+            why = error.message
+        rows.append(RouteRow(endpoint=entry.key, revision=entry.revision, record=record, error=why))
+    return rows
+
+
+async def delete_route(client: Client, endpoint: str) -> None:
+    """Raises InvalidRoute: there is none of that endpoint."""
+    bucket = await _bucket(client)
+    if await bucket.get(endpoint) is None:
+        raise _unknown(endpoint)
+    await bucket.delete(endpoint)
+
+
+async def _bucket(client: Client) -> KeyValue:
+    """As it is; nothing is made by looking."""
+    storage = TaskStorage.from_environment().bucket
+    return await client.router.bus.bucket(client.router.names.routes_bucket, storage, make=False)
+
+
+async def _served(client: Client) -> set[str]:
+    """Pools with living workers, and standing sets."""
+    names = client.router.names
+    ledger = await client.router.bus.bucket(names.ledger_bucket, BucketSettings.from_environment(), make=False)
+    entries = await ledger.entries(names.alive_of(), names.gangset_key())
+    return {entry.key.split(".")[1] for entry in entries}
+
+
+def _unknown(endpoint: str) -> InvalidRoute:
+    return InvalidRoute(f"{endpoint} has no route: it is the pool of its name; 'gangline route ls' shows all")
+
+
+# -- tables ----------------------------------------------------------------------------------------------------
 
 
 def routes_table(rows: Sequence[RouteRow]) -> Table:

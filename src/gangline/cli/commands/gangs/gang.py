@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -11,7 +11,9 @@ from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
     from ....schemas.messages.gangs import GangReply
-    from ....schemas.names import GangOperation
+
+RELEASE_S: Final = 3600.0
+"""Patience with members that take their time to stop."""
 
 
 @click.group(short_help="Gangs: who holds what, acquire and release by hand, events.")
@@ -29,17 +31,20 @@ def command() -> None:
 def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
     """All gangs that have not ended, oldest first."""
     from ...console.output import console, print_json
-    from ...console.session import run
+    from ...console.session import with_client
+    from ...views.gang_follow import list_gangs
 
-    gangs = run(_list(connection, gangset))
+    found = with_client(connection, "gangline gang", lambda client: list_gangs(client, gangset))
+    for shard in found.missing:
+        click.echo(f"shard {shard} has no leader right now: its gangs are not listed", err=True)
     if as_json:
-        print_json([gang.model_dump(mode="json") for gang in gangs])
-    elif not gangs:
+        print_json([gang.model_dump(mode="json") for gang in found.gangs])
+    elif not found.gangs:
         click.echo("no gangs", err=True)
     else:
         from ...views.gangs import gangs_table
 
-        console().print(gangs_table(gangs))
+        console().print(gangs_table(found.gangs))
 
 
 @command.command(short_help="One gang and its members.")
@@ -52,11 +57,15 @@ def show(connection: Connection, gang: str, owner_token: str | None, as_json: bo
 
     Members have public ids, which begin with ~, in place of the tokens that only the owner is shown.
     """
+    from ....schemas.messages.gangs import GangReply, GetRequest
+    from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
-    from ...console.session import run
+    from ...console.session import with_client
+    from ...views.gang_follow import ask_of
 
-    body = {"id": gang} if owner_token is None else {"id": gang, "owner_token": owner_token}
-    _print(run(_ask(connection, GangOperation.GET, body)), as_json)
+    asked = parse_request(GetRequest, {"id": gang, "owner_token": owner_token})
+    found = with_client(connection, "gangline gang", lambda client: ask_of(client, GangReply, GangOperation.GET, asked))
+    _print(found, as_json)
 
 
 def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -138,14 +147,23 @@ def release(
     connection: Connection, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
 ) -> None:
     """Give a gang back. Returns when its members have stopped and every slot is free again."""
+    from ....schemas.messages.gangs import EndRequest, GangReply, OwnedRequest
+    from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
-    from ...console.session import run
+    from ...console.session import with_client
+    from ...views.gang_follow import ask_of
 
     if force == (owner_token is not None):
         raise click.UsageError("give --owner-token, or --force to end the gang of another")
-    operation = GangOperation.END if force else GangOperation.RELEASE
-    body = {"id": gang, "reason": reason} if force else {"id": gang, "owner_token": owner_token}
-    _print(run(_ask(connection, operation, body, timeout_s=3600.0)), as_json)
+    asked: EndRequest | OwnedRequest
+    if force:
+        operation, asked = GangOperation.END, parse_request(EndRequest, {"id": gang, "reason": reason})
+    else:
+        operation, asked = GangOperation.RELEASE, parse_request(OwnedRequest, {"id": gang, "owner_token": owner_token})
+    ended = with_client(
+        connection, "gangline gang", lambda client: ask_of(client, GangReply, operation, asked, RELEASE_S)
+    )
+    _print(ended, as_json)
 
 
 @command.command(short_help="What happens to gangs, as it happens.")
@@ -163,47 +181,22 @@ def events(connection: Connection, gang: str | None, as_json: bool) -> None:
     run(follow_events(connection, gang, as_json))
 
 
-async def _list(connection: Connection, gangset: str | None) -> tuple[GangReply, ...]:
-    from ....schemas.messages.gangs import GangListReply
-    from ....schemas.names import GangOperation
-    from ...console.session import open_bus
-    from ...stores.gang_requests import ask
-
-    body = {} if gangset is None else {"gangset": gangset}
-    async with open_bus(connection, "gangline gang") as bus:
-        found = await ask(bus, connection.names, GangOperation.LIST, body, GangListReply)
-    for shard in found.missing:
-        click.echo(f"shard {shard} has no leader right now: its gangs are not listed", err=True)
-    return found.gangs
-
-
-async def _ask(
-    connection: Connection, operation: GangOperation, body: dict[str, Any], *, timeout_s: float = 10.0
-) -> GangReply:
-    from ....schemas.messages.gangs import GangReply
-    from ...console.session import open_bus
-    from ...stores.gang_requests import ask_of
-
-    async with open_bus(connection, "gangline gang") as bus:
-        return await ask_of(bus, connection.names, operation, body, GangReply, timeout_s)
-
-
 async def _acquire(connection: Connection, body: dict[str, Any], *, keep: bool, as_json: bool) -> None:
     from ....telemetry.tracing import tracer
-    from ...console.session import open_bus, telemetry
+    from ...console.session import open_client, telemetry
     from ...console.signals import until_signal
-    from ...stores.gang_requests import acquire
+    from ...views.gang_follow import acquire as acquire_gang
     from ...views.gang_follow import keep as keep_gang
 
     with until_signal() as stop:
-        async with telemetry("gangline-gang"), open_bus(connection, "gangline gang acquire") as bus:
+        async with telemetry("gangline-gang"), open_client(connection, "gangline gang acquire") as client:
             with tracer.span("gangline gang acquire", kind="client"):
-                gang = await acquire(bus, connection.names, body, stop)
+                gang = await acquire_gang(client, body, stop)
             _print(gang, as_json)
             if keep:
                 if not as_json:
                     click.echo("kept; ctrl-c releases it", err=True)
-                await keep_gang(bus, connection.names, gang, stop)
+                await keep_gang(client.router.gangs.desk, gang, stop)
             elif not as_json:
                 click.echo(f"ends in {gang.ttl_s:g} s if nobody renews it (--keep, --ttl)", err=True)
 

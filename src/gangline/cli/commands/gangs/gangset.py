@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import IO, TYPE_CHECKING, TypeVar
 
 import click
 
@@ -10,7 +11,10 @@ from ....schemas.text import count_of
 from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
-    from ....schemas.records.gangs import GangSetRecord
+    from ....bus.port.bus import KeyValue
+    from ....dispatcher.client.client import Client
+
+T = TypeVar("T")
 
 
 @click.group(short_help="Standing gangs: declare, scale and remove sets that are kept up.")
@@ -35,11 +39,12 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
 
     A set whose gang differs from what stands is rolled, gang by gang.
     """
-    from ...console.session import run
-    from ...views.gangset_file import parse_sets
+    from ...views.gangset_file import declare, parse_sets
 
     sets = parse_sets(file.read(), file.name)
-    changes = run(_apply(connection, sets))
+    changes, led = _on_ledger(connection, lambda ledger: declare(ledger, sets))
+    if not led:
+        click.echo("nobody leads: 'gangline coordinator' forms the gangs", err=True)
     if as_json:
         from ...console.output import print_json
 
@@ -56,10 +61,10 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
 def ls(connection: Connection, as_json: bool) -> None:
     """All declared sets, and how many of their gangs are formed."""
     from ...console.output import console, print_json
-    from ...console.session import run
-    from ...stores.gangset_store import read_sets
+    from ...console.session import with_client
+    from ...views.gangset_file import read_sets
 
-    sets = run(read_sets(connection))
+    sets = with_client(connection, "gangline gangset", read_sets)
     if as_json:
         print_json(
             [
@@ -89,11 +94,10 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
     The same is in the ledger, under `gangset_status.NAME`.
     """
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.gangset_store import read_status
     from ...views.gangs import status_lines
+    from ...views.gangset_file import read_set
 
-    record, told = run(read_status(connection, name))
+    _, record, told = _on_ledger(connection, lambda ledger: read_set(ledger, name))
     if as_json:
         print_json({"name": name, **({} if told is None else told.model_dump(mode="json", exclude={"v"}))})
         return
@@ -108,10 +112,9 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
 def rollback(connection: Connection, name: str, as_json: bool) -> None:
     """Declare the gang of NAME again that served before the present one; the rest of the declaration stays."""
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.gangset_store import roll_back
+    from ...views.gangset_file import roll_back
 
-    record = run(roll_back(connection, name))
+    record = _on_ledger(connection, lambda ledger: roll_back(ledger, name))
     if as_json:
         print_json({"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)})
     else:
@@ -126,10 +129,9 @@ def rollback(connection: Connection, name: str, as_json: bool) -> None:
 def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
     """Change the number of gangs of a set: whole gangs come and go."""
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.gangset_store import scale_set
+    from ...views import gangset_file
 
-    before = run(scale_set(connection, name, gangs))
+    before = _on_ledger(connection, lambda ledger: gangset_file.scale(ledger, name, gangs))
     if as_json:
         print_json({"name": name, "gangs": gangs, "before": before})
     else:
@@ -143,20 +145,19 @@ def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
 def delete(connection: Connection, name: str, as_json: bool) -> None:
     """Remove a set. Its gangs are told to retire, and end."""
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.gangset_store import delete_set
+    from ...views import gangset_file
 
-    run(delete_set(connection, name))
+    _on_ledger(connection, lambda ledger: gangset_file.delete(ledger, name))
     if as_json:
         print_json({"name": name, "change": "deleted"})
     else:
         click.echo(f"{name} deleted")
 
 
-async def _apply(connection: Connection, sets: dict[str, GangSetRecord]) -> dict[str, str]:
-    from ...stores.gangset_store import apply_sets
+def _on_ledger(connection: Connection, work: Callable[[KeyValue], Coroutine[object, object, T]]) -> T:
+    from ...console.session import with_client
 
-    changes, led = await apply_sets(connection, sets)
-    if not led:
-        click.echo("nobody leads: 'gangline coordinator' forms the gangs", err=True)
-    return changes
+    async def with_ledger(client: Client) -> T:
+        return await work(await client.router.ledger())
+
+    return with_client(connection, "gangline gangset", with_ledger)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ...console.arguments import duration_option, worker_argument
 from ...console.options import Connection, connection_options, json_option
-
-if TYPE_CHECKING:
-    from ....schemas.messages.operations import DrainReply
 
 
 @click.command(short_help="Let a worker finish and leave.")
@@ -25,13 +20,9 @@ def command(connection: Connection, worker: str, grace: float | None, as_json: b
     Returns as soon as the worker has begun.
     """
     from ...console.output import print_json
-    from ...console.session import open_client, run
+    from ...console.session import with_client
 
-    async def drain() -> DrainReply:
-        async with open_client(connection, "gangline drain") as client:
-            return await client.drain(worker, grace_s=grace)
-
-    reply = run(drain())
+    reply = with_client(connection, "gangline drain", lambda client: client.drain(worker, grace_s=grace))
     if as_json:
         print_json({"worker": worker, **reply.model_dump(mode="json")})
     else:

@@ -27,19 +27,19 @@ def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, 
     With --watch on a terminal, a table that follows; else one line for each change. With --json --watch, one JSON
     object a line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
     """
-    from ...console.session import run
+    from ...console.session import run, with_client
 
     if watch and gangs:
         raise click.UsageError("--gangs asks the workers once: it cannot be watched")
     if watch:
-        from ...views.watch import watch_leases
+        from ...views.workers import watch_leases
 
         run(watch_leases(connection, pool or "*", as_json))
         return
-    leases = run(_read(connection, pool, gangs))
+    leases = with_client(connection, "gangline leases", lambda client: _read(client, pool, gangs))
     if as_json:
         from ...console.output import print_json
-        from ...stores.registry import lease_json
+        from ...views.workers import lease_json
 
         print_json([lease_json(lease) for lease in leases])
     elif not leases:
@@ -52,12 +52,9 @@ def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, 
         console().print(leases_table(leases))
 
 
-async def _read(connection: Connection, pool: str | None, gangs: bool) -> list[LeaseRecord]:
-    from ...console.session import open_client
-
-    async with open_client(connection, "gangline leases") as client:
-        found = await client.leases(pool)
-        return [*found, *await _on_seats(client, pool)] if gangs else found
+async def _read(client: Client, pool: str | None, gangs: bool) -> list[LeaseRecord]:
+    found = await client.leases(pool)
+    return [*found, *await _on_seats(client, pool)] if gangs else found
 
 
 async def _on_seats(client: Client, pool: str | None) -> list[LeaseRecord]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ...console.arguments import SLOTS_CONTEXT, slots_argument, worker_argument
 from ...console.options import Connection, connection_options, json_option
-
-if TYPE_CHECKING:
-    from ....schemas.messages.operations import ResizeReply
 
 
 @click.command(short_help="Change a worker's number of slots, live.", context_settings=SLOTS_CONTEXT)
@@ -25,13 +20,9 @@ def command(connection: Connection, worker: str, slots: int, as_json: bool) -> N
     """
     from ....schemas.text import count_of
     from ...console.output import print_json
-    from ...console.session import open_client, run
+    from ...console.session import with_client
 
-    async def resize() -> ResizeReply:
-        async with open_client(connection, "gangline resize") as client:
-            return await client.resize(worker, slots)
-
-    reply = run(resize())
+    reply = with_client(connection, "gangline resize", lambda client: client.resize(worker, slots))
     if as_json:
         print_json({"worker": worker, **reply.model_dump(mode="json")})
     else:

@@ -20,13 +20,9 @@ if TYPE_CHECKING:
 def command(connection: Connection, worker: str, as_json: bool) -> None:
     """One worker's slots, leases and counts, asked from the worker itself."""
     from ...console.output import print_json
-    from ...console.session import open_client, run
+    from ...console.session import with_client
 
-    async def stats() -> StatsReply:
-        async with open_client(connection, "gangline stats") as client:
-            return await client.stats(worker)
-
-    reply = run(stats())
+    reply = with_client(connection, "gangline stats", lambda client: client.stats(worker))
     if as_json:
         print_json(reply.model_dump(mode="json"))
     else:

@@ -10,6 +10,7 @@ import click
 from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
+    from ....dispatcher.client.client import Client
     from ....schemas.messages import gangs as gang_messages
     from ....schemas.messages import jobs
 
@@ -29,9 +30,10 @@ def command(connection: Connection, id: str, as_json: bool) -> None:
     """
     from ....schemas.names import check_name
     from ...console.output import print_json
-    from ...console.session import run
+    from ...console.session import with_client
 
-    why = run(_ask(connection, check_name(id, "id")))
+    check_name(id, "id")
+    why = with_client(connection, "gangline why", lambda client: _ask(client, id))
     if as_json:
         print_json(why.model_dump(mode="json"))
         return
@@ -47,22 +49,21 @@ def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:
     return job_tables.why_lines(why) if isinstance(why, jobs.WhyReply) else gang_tables.why_lines(why)
 
 
-async def _ask(connection: Connection, id: str) -> gang_messages.WhyReply | jobs.WhyReply:
+async def _ask(client: Client, id: str) -> gang_messages.WhyReply | jobs.WhyReply:
     """The coordinator knows gangs, dispatchers know tasks; ids of both are told apart by who knows them."""
     from ....schemas.errors.base import Unavailable
     from ....schemas.errors.gangs import UnknownGang
     from ....schemas.errors.tasks import UnknownJob
-    from ....schemas.messages.gangs import WhyReply
+    from ....schemas.messages.gangs import GangQuery, WhyReply
+    from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
-    from ...console.session import open_client
-    from ...stores.gang_requests import ask_of
+    from ...views.gang_follow import ask_of
 
-    async with open_client(connection, "gangline why") as client:
+    try:
+        return await ask_of(client, WhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
+    except (UnknownGang, Unavailable) as error:
         try:
-            return await ask_of(client.router.bus, connection.names, GangOperation.WHY, {"id": id}, WhyReply)
-        except (UnknownGang, Unavailable) as error:
-            try:
-                return await client.job(id).why()
-            except UnknownJob as unknown:
-                text = f"and there is no submitted task {id!r} either"
-                raise type(error)(f"{error.message}; {text}", details=unknown.details) from error
+            return await client.job(id).why()
+        except UnknownJob as unknown:
+            text = f"and there is no submitted task {id!r} either"
+            raise type(error)(f"{error.message}; {text}", details=unknown.details) from error

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from ...console.options import Connection, connection_options, json_option
-
-if TYPE_CHECKING:
-    from ...stores.registry import WorkerRow
 
 
 @click.command(short_help="Who serves what, and how busy.")
@@ -22,9 +17,10 @@ def command(connection: Connection, pool: str | None, as_json: bool) -> None:
     SLOTS shows running (filled), reserved by leases (hollow) and free (dots) slots. A worker that is `lost` has not
     been heard of for three seconds.
     """
-    from ...console.session import run
+    from ...console.session import with_client
+    from ...views.workers import read_workers, workers_table
 
-    rows = run(_read(connection, pool))
+    rows = with_client(connection, "gangline workers", lambda client: read_workers(client, pool))
     if as_json:
         from ...console.output import print_json
 
@@ -34,14 +30,5 @@ def command(connection: Connection, pool: str | None, as_json: bool) -> None:
         click.echo(f"no workers{of_pool}: start one with 'gangline worker MODULE:POOL'", err=True)
     else:
         from ...console.output import console
-        from ...views.workers import workers_table
 
         console().print(workers_table(rows))
-
-
-async def _read(connection: Connection, pool: str | None) -> list[WorkerRow]:
-    from ...console.session import open_bus, open_ledger
-    from ...stores.registry import read_workers
-
-    async with open_bus(connection, "gangline workers") as bus:
-        return await read_workers(await open_ledger(bus, connection), connection.names, pool or "*")

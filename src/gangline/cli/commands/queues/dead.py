@@ -35,9 +35,9 @@ def command() -> None:
 def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) -> None:
     """All dead letters, oldest first."""
     from ...console.output import console, print_json
-    from ...console.session import run
+    from ...console.session import with_client
 
-    letters = run(_read(connection, endpoint, limit))
+    letters = with_client(connection, "gangline dead", lambda client: client.dead_letters(endpoint, limit=limit))
     if as_json:
         from ...views.jobs import letter_json
 
@@ -57,10 +57,10 @@ def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) 
 def show(connection: Connection, job: str, as_json: bool) -> None:
     """One dead letter: reason, attempts, arguments, last error with its traceback, trace."""
     from ...console.output import print_json
-    from ...console.session import run
+    from ...console.session import with_client
     from ...views.jobs import letter_json, letter_lines
 
-    letter = run(_find(connection, job))
+    letter = with_client(connection, "gangline dead", lambda client: client.dead_letter(job))
     if as_json:
         print_json(letter_json(letter))
         return
@@ -85,10 +85,10 @@ def replay(
     ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
     """Submit dead letters anew, as the same jobs, with all their attempts before them."""
-    from ...console.session import run
+    from ...console.session import with_client
 
     _jobs(ctx, jobs, everything, endpoint)
-    run(_replay(connection, jobs, endpoint))
+    with_client(connection, "gangline dead", lambda client: _replay(client, jobs, endpoint))
 
 
 @command.command(short_help="Throw them away.")
@@ -101,47 +101,25 @@ def drop(
     ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
     """Throw dead letters away."""
-    from ...console.session import run
+    from ...console.session import with_client
 
     _jobs(ctx, jobs, everything, endpoint)
-    run(_drop(connection, jobs, endpoint))
+    with_client(connection, "gangline dead", lambda client: _drop(client, jobs, endpoint))
 
 
-async def _read(connection: Connection, endpoint: str | None, limit: int) -> list[DeadLetter]:
-    from ...console.session import open_client
+async def _replay(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> None:
+    async def replay_one(which: str | DeadLetter) -> None:
+        click.echo(f"{(await client.replay(which)).id} is queued again")
 
-    async with open_client(connection, "gangline dead") as client:
-        return await client.dead_letters(endpoint, limit=limit)
-
-
-async def _find(connection: Connection, job: str) -> DeadLetter:
-    from ...console.session import open_client
-
-    async with open_client(connection, "gangline dead") as client:
-        return await client.dead_letter(job)
+    await _each(await _chosen(client, jobs, endpoint), replay_one)
 
 
-async def _replay(connection: Connection, jobs: tuple[str, ...], endpoint: str | None) -> None:
-    from ...console.session import open_client
+async def _drop(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> None:
+    async def drop_one(which: str | DeadLetter) -> None:
+        await client.drop(which)
+        click.echo(f"{which if isinstance(which, str) else which.job} is dropped")
 
-    async with open_client(connection, "gangline dead") as client:
-
-        async def replay_one(which: str | DeadLetter) -> None:
-            click.echo(f"{(await client.replay(which)).id} is queued again")
-
-        await _each(await _chosen(client, jobs, endpoint), replay_one)
-
-
-async def _drop(connection: Connection, jobs: tuple[str, ...], endpoint: str | None) -> None:
-    from ...console.session import open_client
-
-    async with open_client(connection, "gangline dead") as client:
-
-        async def drop_one(which: str | DeadLetter) -> None:
-            await client.drop(which)
-            click.echo(f"{which if isinstance(which, str) else which.job} is dropped")
-
-        await _each(await _chosen(client, jobs, endpoint), drop_one)
+    await _each(await _chosen(client, jobs, endpoint), drop_one)
 
 
 async def _chosen(client: Client, jobs: tuple[str, ...], endpoint: str | None) -> Sequence[str | DeadLetter]:

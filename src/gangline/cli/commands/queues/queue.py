@@ -31,9 +31,8 @@ def ls(connection: Connection, as_json: bool) -> None:
     are leased for the queue. OLDEST is the age of the oldest that has not started, BY the dispatcher that has it.
     """
     from ...console.output import console, print_json
-    from ...console.session import run
 
-    queues = run(_read(connection))
+    queues = _read(connection)
     if as_json:
         print_json([queue.model_dump(mode="json") for queue in queues])
     elif not queues:
@@ -55,11 +54,10 @@ def show(connection: Connection, endpoint: str, as_json: bool) -> None:
     from ....schemas.errors.tasks import NoDispatcher
     from ....schemas.names import check_name
     from ...console.output import print_json
-    from ...console.session import run
     from ...views.jobs import queue_lines
 
     check_name(endpoint, "endpoint")
-    found = [queue for queue in run(_read(connection)) if queue.endpoint == endpoint]
+    found = [queue for queue in _read(connection) if queue.endpoint == endpoint]
     if not found:
         raise NoDispatcher(f"endpoint {endpoint!r} has neither tasks nor a dispatcher: 'gangline queue ls' shows all")
     if as_json:
@@ -69,8 +67,7 @@ def show(connection: Connection, endpoint: str, as_json: bool) -> None:
         click.echo(line)
 
 
-async def _read(connection: Connection) -> list[QueueStats]:
-    from ...console.session import open_client
+def _read(connection: Connection) -> list[QueueStats]:
+    from ...console.session import with_client
 
-    async with open_client(connection, "gangline queue") as client:
-        return await client.queues()
+    return with_client(connection, "gangline queue", lambda client: client.queues())

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
+from ...console.arguments import pools, rate, seconds, whole
 from ...console.options import Command, Connection, connection_options, json_option
-from ...console.route_options import pools, rate, seconds, whole
 
 
 @click.group(short_help="Split, mirror, limit and pause an endpoint's traffic, live.")
@@ -62,14 +62,16 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
 
     The same without it: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
     """
+    from ....schemas.names import check_name
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.route_store import change_route
-    from ...views.route_change import RouteChange
-    from ...views.routes import route_lines
+    from ...console.session import with_client
+    from ...views.routes import RouteChange, change_route, route_lines
 
+    check_name(endpoint, "endpoint")
     wanted = RouteChange.of(given, replace=replace)
-    before, record, idle = run(change_route(connection, endpoint, wanted))
+    before, record, idle = with_client(
+        connection, "gangline route", lambda client: change_route(client, endpoint, wanted)
+    )
     if as_json:
         print_json({"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)})
     else:
@@ -86,17 +88,15 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
 def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
     """All routes, or that of ENDPOINT; those that cannot be followed with the reason."""
     from ...console.output import console, print_json
-    from ...console.session import run
-    from ...stores.route_store import read_routes
+    from ...console.session import with_client
+    from ...views.routes import read_routes, routes_table
 
-    found = run(read_routes(connection, endpoint))
+    found = with_client(connection, "gangline route", lambda client: read_routes(client, endpoint))
     if as_json:
         print_json([row.to_json() for row in found])
     elif not found:
         click.echo("no routes: every endpoint is the pool of its name", err=True)
     else:
-        from ...views.routes import routes_table
-
         console().print(routes_table(found))
 
 
@@ -106,11 +106,13 @@ def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
 @connection_options
 def rm(connection: Connection, endpoint: str, as_json: bool) -> None:
     """Remove a route. Its endpoint is the pool of its name again, and requests that wait go there."""
+    from ....schemas.names import check_name
     from ...console.output import print_json
-    from ...console.session import run
-    from ...stores.route_store import delete_route
+    from ...console.session import with_client
+    from ...views.routes import delete_route
 
-    run(delete_route(connection, endpoint))
+    check_name(endpoint, "endpoint")
+    with_client(connection, "gangline route", lambda client: delete_route(client, endpoint))
     if as_json:
         print_json({"endpoint": endpoint, "change": "deleted"})
     else:

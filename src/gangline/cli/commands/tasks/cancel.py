@@ -31,9 +31,9 @@ def command(connection: Connection, job: str, endpoint: str | None, as_json: boo
     """
     from ....schemas.errors.tasks import JobError
     from ...console.output import print_json
-    from ...console.session import run
+    from ...console.session import with_client
 
-    cancelled, running = run(_cancel(connection, job, endpoint))
+    cancelled, running = with_client(connection, "gangline cancel", lambda client: _cancel(client.job(job, endpoint)))
     if as_json:
         print_json({"job": job, "cancelled": cancelled, "running": running is not None})
     elif running is not None:
@@ -45,13 +45,9 @@ def command(connection: Connection, job: str, endpoint: str | None, as_json: boo
         raise JobError(f"job {job!r} had ended already: 'gangline status {job}' says how")
 
 
-async def _cancel(connection: Connection, id: str, endpoint: str | None) -> tuple[bool, JobInfo | None]:
+async def _cancel(job: Job) -> tuple[bool, JobInfo | None]:
     """Whether it could be cancelled, and what is known of it if it runs all the same."""
-    from ...console.session import open_client
-
-    async with open_client(connection, "gangline cancel") as client:
-        job = client.job(id, endpoint)
-        return (True, await _running(job)) if await job.cancel() else (False, None)
+    return (True, await _running(job)) if await job.cancel() else (False, None)
 
 
 async def _running(job: Job) -> JobInfo | None:

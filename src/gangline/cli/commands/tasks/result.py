@@ -36,7 +36,7 @@ async def _result(
 ) -> None:
     from ...console.output import print_json, print_value
     from ...console.session import open_client
-    from ...views.job_wait import result_of
+    from ...views.job_watch import result_of
 
     async with open_client(connection, "gangline result") as client:
         job = client.job(id, endpoint)

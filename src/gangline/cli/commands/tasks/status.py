@@ -11,6 +11,7 @@ from ...console.arguments import endpoint_option, job_argument
 from ...console.options import Connection, connection_options, json_option
 
 if TYPE_CHECKING:
+    from ....dispatcher.jobs.job import Job
     from ...console.exits import Exit
 
 
@@ -26,20 +27,13 @@ def command(connection: Connection, job: str, watch: bool, endpoint: str | None,
     With --watch, one line for each thing that happened, from the beginning: changes of state where the task was
     submitted with --events, what it said of its progress, and its end. Exit code 1: it is dead, or was cancelled.
     """
-    from ...console.session import run
-
-    if watch:
-        sys.exit(run(_watch(connection, job, endpoint, as_json)))
-    run(_show(connection, job, endpoint, as_json))
-
-
-async def _show(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> None:
     from ...console.output import print_json
-    from ...console.session import open_client
+    from ...console.session import with_client
     from ...views.jobs import job_lines
 
-    async with open_client(connection, "gangline status") as client:
-        info = await client.job(id, endpoint).status()
+    if watch:
+        sys.exit(with_client(connection, "gangline status", lambda client: _watch(client.job(job, endpoint), as_json)))
+    info = with_client(connection, "gangline status", lambda client: client.job(job, endpoint).status())
     if as_json:
         print_json(info.model_dump(mode="json"))
         return
@@ -47,9 +41,8 @@ async def _show(connection: Connection, id: str, endpoint: str | None, as_json: 
         click.echo(line)
 
 
-async def _watch(connection: Connection, id: str, endpoint: str | None, as_json: bool) -> Exit:
+async def _watch(job: Job, as_json: bool) -> Exit:
     from ...console.output import print_json
-    from ...console.session import open_client
     from ...views.job_watch import Told, watch
     from ...views.jobs import event_line
 
@@ -60,5 +53,4 @@ async def _watch(connection: Connection, id: str, endpoint: str | None, as_json:
             click.echo(event_line(event))
         sys.stdout.flush()
 
-    async with open_client(connection, "gangline status") as client:
-        return await watch(client.job(id, endpoint), show)
+    return await watch(job, show)

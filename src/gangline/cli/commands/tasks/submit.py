@@ -76,7 +76,7 @@ async def _submit(
 ) -> None:
     from ...console.output import print_json, print_value
     from ...console.session import open_client, telemetry
-    from ...views.job_wait import result_of
+    from ...views.job_watch import result_of
 
     async with telemetry("gangline-submit"), open_client(connection, "gangline submit") as client:
         job = await client.options(**options).submit(target, *args, **kwargs)

@@ -29,8 +29,8 @@ def command(files: int | None, debug: bool) -> None:
     """
     from ....telemetry.log_format import configure_logging
     from ...console.session import run
+    from ...demo.fixtures.screen import Screen
     from ...demo.play import perform
-    from ...demo.report.screen import Screen
 
     # Warnings of the router (a worker is lost, say) are what the demo is about: it tells them in its own words.
     configure_logging(level="warning" if debug else "error")

@@ -16,7 +16,7 @@ from ..checks.rest import at_rest, limiters
 from ..fixtures.crew import Crew
 from ..fixtures.gauges import Gauges
 from ..fixtures.pool import SLOTS
-from ..stage import READY_S, Stage
+from ..fixtures.stage import READY_S, Stage
 from .drive import METHOD, POOL, TARGET, Drive
 
 AT_ONCE: Final = 32

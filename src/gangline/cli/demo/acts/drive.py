@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ....bus.rpc.requester import raise_if_error
 from ....schemas.wire import codec
 from ..checks.calls import Done
-from ..report.screen import Tick
+from ..fixtures.screen import Tick
 
 if TYPE_CHECKING:
     from ....bus.port.bus import Bus

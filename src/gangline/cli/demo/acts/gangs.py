@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any, Final
 from ....dispatcher.client.client import Client
 from ....dispatcher.gangs.gang import Gang
 from ....schemas.errors.gangs import GangRestarted, NoCoordinator
-from ....schemas.messages.gangs import GangEventKind, GangListReply, GangReply, WhyReply
+from ....schemas.messages.gangs import GangEventKind, GangQuery, GangReply, WhyReply
 from ....schemas.names import GangOperation
 from ...console.output import table
-from ...stores.gang_requests import ask
+from ...views.gang_follow import list_gangs
 from ...views.gangs import why_lines
 from ..checks.gangs import Part
 from ..fixtures.crew import Crew
 from ..fixtures.gang_pool import SLOTS, Counted, Tally, tally_files
 from ..fixtures.ledger_log import Heard, LedgerLog
-from ..report.screen import Screen
-from ..stage import Stage
+from ..fixtures.screen import Screen
+from ..fixtures.stage import Stage
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,7 +90,7 @@ class GangShow:
         while True:
             self.crew.check_alive("coordinator")
             try:
-                await ask(self.stage.bus, self.stage.names, GangOperation.LIST, {}, GangListReply)
+                await list_gangs(self.client)
             except NoCoordinator:
                 if clock() > deadline:
                     raise
@@ -180,13 +180,13 @@ class GangShow:
 
     async def _why(self, gang: str) -> None:
         """Show what the waiting gang waits for; it must say so itself."""
-        bus, names = self.stage.bus, self.stage.names
+        desk = self.client.router.gangs.desk
         while True:
-            why = await ask(bus, names, GangOperation.WHY, {"id": gang}, WhyReply)
+            why = await desk.ask_for(WhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
             if why.lacks or why.step == "formed":
                 break
             await asyncio.sleep(0.02)  # it is being tried
-        gangs = await ask(bus, names, GangOperation.LIST, {}, GangListReply)
+        gangs = await list_gangs(self.client)
         self.screen.show(_gangs(gangs.gangs))
         self.screen.say(f"$ gangline why {gang}")
         for line in why_lines(why):

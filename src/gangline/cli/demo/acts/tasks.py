@@ -14,8 +14,8 @@ from ....schemas.wire import codec, headers
 from ...views.jobs import letters_table
 from ..checks.calls import Done
 from ..fixtures.crew import Crew, ProcessFailed
-from ..report.screen import Screen
-from ..stage import READY_S, Stage
+from ..fixtures.screen import Screen
+from ..fixtures.stage import READY_S, Stage
 from .drive import METHOD, POOL, TARGET
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ..checks.calls import MAX_SHOWN, AtRest, Done
 from ..fixtures.corpus import Expected
 from ..fixtures.crew import Crew
 from ..fixtures.pool import SLOTS
-from .screen import Screen
+from ..fixtures.screen import Screen
 
 if TYPE_CHECKING:
     from ..acts.calls import Show

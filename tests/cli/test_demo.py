@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.cli.demo.acts.drive import Drive
+from gangline.cli.demo.acts.calls import Drive
 from gangline.cli.demo.fixtures.corpus import expectations, library_files
 from gangline.cli.demo.fixtures.crew import Member
 from gangline.cli.demo.fixtures.pool import Turnstile, squeeze_bytes

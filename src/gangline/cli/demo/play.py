@@ -8,20 +8,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .acts.calls import GATEWAY_SHARE, Show
-from .acts.drive import POOL
+from .acts.calls import GATEWAY_SHARE, POOL, Show
 from .acts.gangs import GangShow
 from .acts.tasks import TaskShow
 from .checks.calls import AtRest
 from .checks.rest import at_rest
 from .fixtures.corpus import Expected, expectations, library_files
-from .fixtures.gauges import Gauges
 from .fixtures.pool import squeeze_bytes
 from .fixtures.screen import Screen
 from .fixtures.stage import Stage, open_stage
-from .report.calls import Verdict, figures, final_line, print_latencies, print_work, verdicts
-from .report.gangs import gang_figures, gang_verdicts
-from .report.tasks import task_figures, task_verdicts
+from .report import (
+    Verdict,
+    figures,
+    final_line,
+    gang_verdicts,
+    print_latencies,
+    print_work,
+    task_verdicts,
+    verdicts,
+)
 
 
 async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -> bool:
@@ -32,7 +37,6 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
     """
     began = time.monotonic()
     files = _spread(library_files(), limit)
-    gauges = Gauges()
     async with open_stage(screen, namespace) as stage:
         size = sum(file.stat().st_size for file in files)
         screen.say(
@@ -41,25 +45,22 @@ async def perform(screen: Screen, namespace: str, *, limit: int | None = None) -
         screen.say("each of them by call, by dispatch and by lease, every fourth also by a plain NATS request;")
         screen.say("count their words with gangs of workers, and do it all once more as durable tasks.")
         paths = [str(file) for file in files]
-        show, expected, rest = await _calls(stage, gauges, files, paths)
-        gangs, gang_rest = await _gangs(stage, gauges, paths)
-        tasks, task_rest = await _tasks(stage, gauges, paths)
+        show, expected, rest = await _calls(stage, files, paths)
+        gangs, gang_rest = await _gangs(stage, paths)
+        tasks, task_rest = await _tasks(stage, paths)
         screen.title("9. Was it all true?")
         results = [
             *verdicts(show, expected, rest),
             *gang_verdicts(gangs, gang_rest),
             *task_verdicts(tasks, expected, task_rest),
         ]
-        told = f"{figures(show)}; {gang_figures(gangs)}; {task_figures(tasks)}; 0 lost, 0 over capacity"
-        return _judge(screen, show, told, results, began)
+        return _judge(screen, show, figures(show, gangs, tasks), results, began)
 
 
-async def _calls(
-    stage: Stage, gauges: Gauges, files: list[Path], paths: Sequence[str]
-) -> tuple[Show, dict[str, Expected], AtRest]:
+async def _calls(stage: Stage, files: list[Path], paths: Sequence[str]) -> tuple[Show, dict[str, Expected], AtRest]:
     """The first part: single calls, dispatches and leases."""
     async with stage.crew() as crew:
-        show = Show(stage, crew, gauges)
+        show = Show(stage, crew)
         await show.cast()
         stage.screen.note(
             f"To watch from another terminal:  gangline workers -s {stage.url} --namespace {stage.names.namespace}"
@@ -71,20 +72,20 @@ async def _calls(
         await show.act_leases(paths)
         await show.act_gateway(paths[::GATEWAY_SHARE])
         expected = await local
-        return show, expected, await show.at_rest()
+        return show, expected, await at_rest(stage, POOL)
 
 
-async def _gangs(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[GangShow, AtRest]:
+async def _gangs(stage: Stage, paths: Sequence[str]) -> tuple[GangShow, AtRest]:
     """The second part: gangs."""
     async with stage.crew() as crew:
         show = GangShow(stage, crew)
         await show.cast(paths)
         await show.act_restart(paths)
         await show.act_turns(paths)
-        return show, await at_rest(stage.client, stage.ledger, stage.names, show.pool, gauges.read)
+        return show, await at_rest(stage, show.pool)
 
 
-async def _tasks(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[TaskShow, AtRest]:
+async def _tasks(stage: Stage, paths: Sequence[str]) -> tuple[TaskShow, AtRest]:
     """The third part: durable tasks."""
     async with stage.crew() as crew:
         show = TaskShow(stage, crew)
@@ -92,7 +93,7 @@ async def _tasks(stage: Stage, gauges: Gauges, paths: Sequence[str]) -> tuple[Ta
         await show.act_submit(paths)
         await show.act_dead()
         await show.emptied()
-        return show, await at_rest(stage.client, stage.ledger, stage.names, POOL, gauges.read)
+        return show, await at_rest(stage, POOL)
 
 
 def _judge(screen: Screen, show: Show, told: str, results: Sequence[Verdict], began: float) -> bool:

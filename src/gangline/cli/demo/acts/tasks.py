@@ -16,7 +16,7 @@ from ..checks.calls import Done
 from ..fixtures.crew import Crew, ProcessFailed
 from ..fixtures.screen import Screen
 from ..fixtures.stage import READY_S, Stage
-from .drive import METHOD, POOL, TARGET
+from .calls import METHOD, POOL, TARGET
 
 if TYPE_CHECKING:
     from ....dispatcher.jobs.job import Job
@@ -134,18 +134,7 @@ class TaskShow:
             self.failures.append(f"{self.given[job.id]} by submit: {type(error).__name__}: {error}")
             return
         self.answered[job.id] = self.crew.name_of(value["pid"])
-        self.done.append(
-            Done(
-                path=self.given[job.id],
-                way="submit",
-                worker=self.answered[job.id],
-                seconds=0.0,
-                size=value["size"],
-                packed=value["packed"],
-                sha256=value["sha256"],
-                together=value["together"],
-            )
-        )
+        self.done.append(Done.of(value, path=self.given[job.id], way="submit", worker=self.answered[job.id]))
 
     async def _kill_worker(self) -> None:
         name = WORKERS[1]

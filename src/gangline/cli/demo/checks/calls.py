@@ -38,6 +38,12 @@ class Done:
     sha256: str
     together: int
 
+    @classmethod
+    def of(cls, answer: Mapping[str, Any], *, path: str, way: str, worker: str, seconds: float = 0.0) -> Done:
+        """From what a task answered: see fixtures.pool.Squeezed."""
+        said = {name: answer[name] for name in ("size", "packed", "sha256", "together")}
+        return cls(path=path, way=way, worker=worker, seconds=seconds, **said)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
@@ -145,6 +151,11 @@ def balanced(journals: Mapping[str, Sequence[Record]], killed: frozenset[str]) -
             if worker not in killed:
                 found += [f"{worker}: {what} {name} never ended" for name in ins if name not in outs]
     return found
+
+
+def slots_kept(journals: Mapping[str, Sequence[Record]], killed: frozenset[str], slots: int | None = None) -> list[str]:
+    """L1 and L2, as far as the journals tell."""
+    return [*never_over_capacity(journals, slots), *journals_add_up(journals), *balanced(journals, killed)]
 
 
 def drained_well(worker: str, records: Sequence[Record], exit_code: int | None) -> list[str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Final
 
-from ....bus.port.bus import KeyValue
 from ....dispatcher.client.client import Client
 from ....schemas.errors.base import NoWorkers
-from ....schemas.names import Names
 from ....schemas.records.gangs import GangRecord, GangState
+from ..fixtures.stage import Stage
 from .calls import AtRest
 
 REST_S: Final = 30.0
@@ -30,14 +28,12 @@ async def limiters(client: Client, pool: str) -> dict[str, tuple[int, int]]:
     return found
 
 
-async def at_rest(
-    client: Client, ledger: KeyValue, names: Names, pool: str, gauges: Callable[[], dict[str, float]]
-) -> AtRest:
+async def at_rest(stage: Stage, pool: str) -> AtRest:
     """Wait a little for everything to be zero, and tell how it is then."""
     clock = asyncio.get_running_loop().time
     deadline = clock() + REST_S
     while True:
-        rest = await _look(client, ledger, names, pool, gauges)
+        rest = await _look(stage, pool)
         same = rest.limiters.keys() == rest.heartbeats.keys()
         quiet = same and not rest.ledger and all(load == (0, 0) for load in rest.heartbeats.values())
         if quiet or clock() > deadline:
@@ -45,9 +41,8 @@ async def at_rest(
         await asyncio.sleep(0.1)
 
 
-async def _look(
-    client: Client, ledger: KeyValue, names: Names, pool: str, gauges: Callable[[], dict[str, float]]
-) -> AtRest:
+async def _look(stage: Stage, pool: str) -> AtRest:
+    client, ledger, names = stage.client, stage.ledger, stage.names
     workers = await client.workers(pool)
     leases = [lease.token for lease in await client.leases(pool)]
     members = [entry.key for entry in await ledger.entries(names.members_of(pool))]
@@ -57,5 +52,5 @@ async def _look(
         limiters=await limiters(client, pool),
         heartbeats={w.registration.worker: (w.heartbeat.running, w.heartbeat.reserved) for w in workers},
         ledger=[*leases, *members, *standing],
-        gauges=gauges(),
+        gauges=stage.gauges.read(),
     )

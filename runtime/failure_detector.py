@@ -29,12 +29,12 @@ K = TypeVar("K", bound=Hashable)
 
 
 class _Suspicion:
-    __slots__ = ("answered_at", "asked_at", "gone_at", "why")
+    __slots__ = ("answered_at", "asked_at", "gone_at", "since", "why")
 
     def __init__(self, why: str, now: float) -> None:
         self.why = why
         self.asked_at = float("-inf")
-        self.answered_at = now
+        self.since = self.answered_at = now
         """When the last answer came that counted; at first, since when it is suspected."""
         self.gone_at: float | None = None
         """When the first of those answers in a row came that say that it is gone."""
@@ -90,7 +90,7 @@ class FailureDetector(Generic[K]):
     def answered(self, who: K, *, asked_at: float, now: float, alive: bool) -> str | None:
         """The ledger has answered. Returns why it is lost, if it is now; then it is suspected no longer."""
         suspicion = self._suspicions.get(who)
-        if suspicion is None or now - asked_at > PROMPT_S:
+        if suspicion is None or now - asked_at > PROMPT_S or asked_at < suspicion.since:
             return None
         suspicion.answered_at = now
         if alive:

@@ -170,6 +170,7 @@ class Census:
             known = {WorkerId(record.pool, record.worker) for record, _ in reading.registrations}
             for worker in [w for w, entry in self._entries.items() if not entry.lives and w not in known]:
                 del self._entries[worker]
+                self._silent.clear(worker)
 
     def merge(
         self, registrations: Iterable[tuple[Registration, int]], beats: Iterable[tuple[WorkerId, Heartbeat]]
@@ -330,12 +331,13 @@ class Census:
         if not entry.lives or beat is not None:
             return
         if why != "left" and entry.heard_at <= now - self._settings.silence_s:
-            self._silent.suspect(worker, why, now)
+            self._silent.suspect(worker, why, asked_at)
             gone = self._silent.answered(worker, asked_at=asked_at, now=now, alive=False) is not None
         else:
             gone = why == "left"
         if gone:
             entry.lives = False
+            self._silent.clear(worker)
             self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
             if self.audience is not None:
                 self.audience.worker_gone(worker, why)

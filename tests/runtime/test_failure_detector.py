@@ -75,6 +75,16 @@ def test_what_was_asked_before_it_was_heard_says_nothing():
     assert not suspects and answer(suspects, 15.0, alive=False) is None
 
 
+def test_an_answer_to_a_question_about_an_earlier_suspicion_says_nothing_of_a_new_one():
+    suspects = detector()
+    suspects.suspect("w1", "silent", 10.0)
+    suspects.clear("w1")
+    suspects.suspect("w1", "silent", 10.4)
+    assert suspects.answered("w1", asked_at=10.3, now=10.5, alive=False) is None
+    assert answer(suspects, 10.5 + CONFIRM_S, alive=False) is None, "the first of this suspicion"
+    assert answer(suspects, 10.5 + 2 * CONFIRM_S, alive=False) is not None
+
+
 def test_a_ledger_that_says_nothing_leaves_it_unconfirmed_and_any_answer_that_counts_begins_anew():
     suspects = detector(unconfirmed_after_s=30.0)
     suspects.suspect("w1", "silent", 10.0)

@@ -43,6 +43,8 @@ class Entry:
     once = False
     """The worker that has the try does not declare the task idempotent."""
     started = False
+    noted = 0
+    """The last try that is stored as failed."""
     tries: tuple[FailedTry, ...] = ()
     """That failed: the last ones, oldest first."""
     span: Span = NO_SPAN

@@ -60,6 +60,11 @@ _ATTACH_AGAIN_S: Final = 0.1
 _APPEARS_S: Final = 4.0
 """Longer than the life of a heartbeat: the ledger may have been lost with a server in memory, and is written anew."""
 
+
+def _nothing(_worker: str) -> None:
+    """Nobody wants to know."""
+
+
 OnEnd = Callable[[Entry, int, GanglineError | None], None]
 """The entry, the attempt, and its error if it failed."""
 
@@ -92,6 +97,8 @@ class Flights:
         self._retries: set[asyncio.TimerHandle] = set()
         self._adopted: dict[str, tuple[int, Sequence[str]]] = {}
         """By job: attempt and workers of a try that runs on all ranks of a gang, and that another dispatcher began."""
+        self.on_acknowledged: Callable[[str], None] = _nothing
+        """Called with the name of a worker that was sent an ACK, which may get lost."""
         self.started = 0
         self.turn = 0
         """Greater than that of any dispatcher that had the queue before. Attempts are never counted back by more than
@@ -160,7 +167,7 @@ class Flights:
         self, entry: Entry, names: Sequence[str], frame_of: Callable[[JobFlight, int], Frame], *, attached: bool
     ) -> None:
         entry.workers = names
-        worker = next((worker for name in names if name and (worker := self._worker(name)) is not None), None)
+        worker = next((worker for name in names if name and (worker := self.worker(name)) is not None), None)
         if worker is None:
             lost = WorkerLost(f"{', '.join(filter(None, names))}: gone", may_have_started=attached)
             self._settle(entry)
@@ -172,7 +179,7 @@ class Flights:
             self._exchange,
             self._vigil,
             names,
-            find=self._worker,
+            find=self.worker,
             frame_of=frame_of,
             ends=lambda flight, results, error: self._ended_on_all(entry, flight, results, error),
             worker=worker,
@@ -218,7 +225,7 @@ class Flights:
             appears_by: until then a worker that the router does not know is only not known yet; it has said that it has
                 the job.
         """
-        worker = self._worker(attach.worker)
+        worker = self.worker(attach.worker)
         if worker is None and self._exchange.loop.time() < appears_by:
             self._attach_later(entry, attach, appears_by)
             return
@@ -329,9 +336,10 @@ class Flights:
 
     def acknowledge_on(self, name: str, job: str, seq: int, rank: int, attempt: int) -> None:
         """Likewise of one execution. A worker that never hears it forgets the end by itself, later."""
-        worker = self._worker(name) if name else None
+        worker = self.worker(name) if name else None
         if worker is not None and worker.acks:
             self._exchange.post(worker, (_ACK, self._endpoint, job, seq, rank, attempt))
+            self.on_acknowledged(name)
 
     # -- stopping -------------------------------------------------------------------------------------------------
 
@@ -531,7 +539,7 @@ class Flights:
 
     def streams_on(self, worker: str, method: str) -> bool:
         """Whether the task yields items there."""
-        known = self._worker(worker)
+        known = self.worker(worker)
         found = None if known is None else known.methods.get(method)
         return found is not None and found.streams
 
@@ -539,7 +547,8 @@ class Flights:
         """Tries may be on leases of this feeder."""
         self._feeders[feeder.pool] = feeder
 
-    def _worker(self, name: str) -> Worker | None:
+    def worker(self, name: str) -> Worker | None:
+        """That the router knows by that name."""
         id = WorkerId.parse(name)
         pool = self._router.pools.get(id.pool)
         return None if pool is None else pool.core.view.workers.get(id.worker)

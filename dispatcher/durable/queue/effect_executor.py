@@ -179,6 +179,7 @@ class Hands:
 
     def _noted(self, seq: int) -> None:
         if (entry := self._entries.get(seq)) is not None:
+            entry.noted = entry.attempt
             self.flights.acknowledge(entry)
         self._tell(on.Noted, seq=seq)
 
@@ -288,6 +289,10 @@ class Hands:
         self.flights.attach(entry, effect)
 
     # -- acknowledgements -----------------------------------------------------------------------------------------
+
+    def has(self, seq: int) -> bool:
+        """Whether that message is in hand, or not confirmed to be acknowledged."""
+        return seq in self._entries or seq in self._acking
 
     def acknowledged(self, sequences: list[int]) -> None:
         """The server has forgotten these."""

@@ -49,6 +49,7 @@ from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
 from ..ownership.verifier import Possession
 from ..workers.pool_observer import Rolls
 from .effect_executor import Hands
+from .kept_ends import KeptEnds
 from .recovery import Recovery, by_try
 
 _ACK_WAIT_S: Final = 30.0
@@ -113,6 +114,18 @@ class Queue:
             rolls=self._rolls,
             sure=self._sure,
         )
+        self._recovery = Recovery(
+            endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
+        )
+        flights = self._hands.flights
+        self._kept = KeptEnds(
+            find=flights.worker,
+            kept=lambda worker: self._recovery.pages(worker.id, worker.channel),
+            stored=self._end_stored,
+            acknowledge=self._acknowledge_again,
+            log=self._log,
+        )
+        flights.on_acknowledged = self._kept.told
         self._cancels: dict[str, asyncio.Future[JobInfo]] = {}
         """By job: whoever asked to cancel it waits until no takeover would forget it."""
         self._grace_ends_at = float("inf")
@@ -168,10 +181,7 @@ class Queue:
 
     async def _recover(self, stream: Stream, died: bool) -> None:
         """Law 4."""
-        context, began_at = self._context, self._loop.time()
-        recovery = Recovery(
-            self.endpoint, context.bus, context.names, context.streams, router=context.router, log=self._log
-        )
+        context, recovery, began_at = self._context, self._recovery, self._loop.time()
         pattern = context.names.tasks_of(self.endpoint)
         state = await until_answered("looking at the stream of tasks", lambda: stream.state(pattern), self._log)
         self._old_to, waiting = state.last_sequence, sum(state.subjects.values())
@@ -247,9 +257,18 @@ class Queue:
         for worker, job in jobs:
             if not job.unstored:
                 continue
-            gone = 0 < job.sequence <= self._newest and job.sequence not in self.entries
-            if gone or job.attempt <= noted.get((job.job, job.sequence), 0):
-                self._hands.flights.acknowledge_on(str(worker), job.job, job.sequence, job.rank, job.attempt)
+            if self._end_stored(job) or job.attempt <= noted.get((job.job, job.sequence), 0):
+                self._acknowledge_again(str(worker), job)
+
+    def _end_stored(self, job: WorkerJob) -> bool:
+        """Whether the end of that try is stored, or of no interest any more."""
+        entry = self.entries.get(job.sequence)
+        if entry is not None:
+            return job.attempt <= entry.noted or job.attempt < entry.attempt
+        return 0 < job.sequence <= self._newest and not self._hands.has(job.sequence)
+
+    def _acknowledge_again(self, worker: str, job: WorkerJob) -> None:
+        self._hands.flights.acknowledge_on(worker, job.job, job.sequence, job.rank, job.attempt)
 
     def _recovered(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -300,6 +319,7 @@ class Queue:
             await asyncio.wait(works)
         if self._possession is not None:
             await self._possession.stop()
+        await self._kept.stop()
         await self._rolls.stop()
         await self._hands.stop()
         consumer, self._consumer = self._consumer, None

@@ -165,7 +165,7 @@ class Recovery:
         async with self._at_once:
             while True:
                 try:
-                    return [job async for job in self._pages(worker)]
+                    return [job async for job in self.pages(worker, self._channels.get(worker, ""))]
                 except NoResponders:
                     await asyncio.sleep(_PAUSE_S)  # just reconnecting, or dead: its heartbeat tells
                 except (GanglineError, ValidationError) as error:
@@ -177,12 +177,17 @@ class Recovery:
                     )
                     await asyncio.sleep(_PAUSE_S)
 
-    async def _pages(self, worker: WorkerId) -> AsyncIterator[WorkerJob]:
+    async def pages(self, worker: WorkerId, channel: str) -> AsyncIterator[WorkerJob]:
+        """What one worker runs and keeps, asked once.
+
+        Raises:
+            GanglineError, ValidationError: it does not say, or not all.
+        """
         after: str | None = None
         while True:
             request = JobsRequest(endpoint=self._endpoint, after=after)
             body = request.model_dump_json(exclude_none=True).encode()
-            subject = self._names.worker(worker, Operation.JOBS, self._channels.get(worker, ""))
+            subject = self._names.worker(worker, Operation.JOBS, channel)
             answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
             if answer.headers is not None and headers.ERROR in answer.headers:
                 self._log.warning(

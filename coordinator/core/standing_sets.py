@@ -20,6 +20,7 @@ Laws:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Final
 
 from ...schemas.messages.gangs import GangEventKind
@@ -229,14 +230,18 @@ class Sets:
                 break
             if len(remaining) <= wanted and record.surge and not self._makes_room(gang, of_set):
                 continue
-            others = (other for other in (*remaining, *fresh) if other is not gang)
-            if record.gangs > 1 and gang.serves and not self._graces(gang) and not any(o.serves for o in others):
-                continue  # an old one that waits for room, or a new one, serves nobody in its place yet
+            if record.gangs > 1 and self._last_that_serves(gang, (*remaining, *fresh)):
+                continue
             if len(remaining) <= wanted:
                 of_set.places.append(gang.created_at)
             remaining.remove(gang)
             self._retire(gang)
         return remaining
+
+    def _last_that_serves(self, gang: Gang, live: Iterable[Gang]) -> bool:
+        """Whether an old gang that may stay is the only one of these that serves: the others, old or new, wait for room
+        or start."""
+        return gang.serves and not self._graces(gang) and not any(other.serves for other in live if other is not gang)
 
     def _makes_room(self, gang: Gang, of_set: SetBooks) -> bool:
         """Whether a gang that has no room beside this one has it, once plain traffic is done, in its place; or whether

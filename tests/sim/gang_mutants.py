@@ -214,3 +214,4 @@ def _rolls_badly(plan: Plan) -> bool:
 @gang_mutant("roll", needs=_rolls_badly, seeds=150)
 def old_gangs_go_when_new_ones_have_formed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Sets, "_steady", lambda self, gang, of_set: gang.step is Step.FORMED)
+    patch.setattr(Sets, "_last_that_serves", lambda self, gang, live: False)

@@ -203,9 +203,12 @@ class Switchboard:
 
     async def _ask(self, shard: str, operation: str, request: BaseModel, reply: type[R]) -> R | None:
         """None: nobody leads there, or it does not answer."""
-        subject = self._names.private(self._names.shard(shard, operation))
+        subject, body = self._names.shard(shard, operation), codec.to_json(request.model_dump(mode="json"))
         try:
-            answer = await self._bus.request(subject, codec.to_json(request.model_dump(mode="json")), timeout_s=_ASK_S)
+            try:
+                answer = await self._bus.request(self._names.private(subject), body, timeout_s=_ASK_S)
+            except NoResponders:  # perhaps it is of an earlier version
+                answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
             return read_answer(answer, reply, f"shard {shard}")
         except NoResponders:
             return None

@@ -7,12 +7,12 @@ from typing import Final, TypeVar
 
 from pydantic import BaseModel
 
-from ...bus.port.bus import Bus, NoResponders, NotPermitted, RequestTimeout
+from ...bus.port.bus import Bus, Message, NoResponders, NotPermitted, RequestTimeout
 from ...bus.rpc.requester import read_answer
 from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, MalformedMessage, Unavailable
 from ...schemas.errors.gangs import GangEnded, GangNotFormed, NoCoordinator, UnknownGang
-from ...schemas.messages.gangs import AcquireRequest, GangReply, OwnedRequest
+from ...schemas.messages.gangs import AcquireRequest, GangReply, GetRequest, OwnedRequest
 from ...schemas.names import GangOperation, Names
 from ...telemetry.logs import logger_for
 from .owner_core import RENEWALS_PER_TTL
@@ -34,6 +34,9 @@ _RETRY_MAX_S: Final = 1.0
 _RELEASE_S: Final = 10.0
 """How long a release is repeated, beside the grace time if somebody leads: longer than it takes to elect a leader.
 After that the gang's time to live does it."""
+_ANY_GANG: Final = GetRequest(id="-").model_dump_json().encode()
+_PROMPT_S: Final = 0.5
+"""Within this whoever leads says what it knows of a gang."""
 
 
 class GangDesk:
@@ -42,6 +45,8 @@ class GangDesk:
     def __init__(self, bus: Bus, names: Names) -> None:
         self._bus = bus
         self._names = names
+        self._publicly = False
+        """Whoever answered last does not listen on private subjects."""
 
     async def ask(self, operation: GangOperation, request: BaseModel, timeout_s: float) -> GangReply:
         """Ask once for a gang. Raises as `ask_for`."""
@@ -58,13 +63,34 @@ class GangDesk:
         # What is as usual is left out: a coordinator of an earlier version may not know every field.
         body = request.model_dump_json(exclude_defaults=True).encode()
         try:
-            message = await self._bus.request(self._subject(operation), body, timeout_s=timeout_s)
+            message = await self._request(operation, body, timeout_s)
         except NoResponders as error:
             raise NoCoordinator(
                 "no coordinator leads right now: if leaders are changing, ask again; if none runs, start one with "
                 "'gangline coordinator'"
             ) from error
         return read_answer(message, answer, "the coordinator")
+
+    async def _request(self, operation: GangOperation, body: bytes, timeout_s: float) -> Message:
+        public = self._names.gang(operation)
+        try:
+            answer = await self._bus.request(self._names.private(public), body, timeout_s=timeout_s)
+        except NoResponders:
+            # Coordinators of earlier versions listen on public subjects only. Whether one leads is asked first: who
+            # watches there keeps the server from saying that nobody does.
+            if not await self._led_publicly():
+                raise
+            self._publicly = True
+            return await self._bus.request(public, body, timeout_s=timeout_s)
+        self._publicly = False
+        return answer
+
+    async def _led_publicly(self) -> bool:
+        try:
+            await self._bus.request(self._names.gang(GangOperation.GET), _ANY_GANG, timeout_s=_PROMPT_S)
+        except GanglineError:
+            return False
+        return True
 
     async def acquire(
         self, request: AcquireRequest, deadline: float | None, patience_s: float
@@ -150,12 +176,10 @@ class GangDesk:
         """Give the gang back without waiting for an answer. Never fails."""
         body = request.model_dump_json().encode()
         try:
-            self._bus.publish(self._subject(GangOperation.RELEASE), body)
+            subject = self._names.gang(GangOperation.RELEASE)
+            self._bus.publish(subject if self._publicly else self._names.private(subject), body)
         except (Disconnected, NotPermitted, ClosedError) as error:
             self._not_released(request, error)
-
-    def _subject(self, operation: GangOperation) -> str:
-        return self._names.private(self._names.gang(operation))
 
     def _not_released(self, request: OwnedRequest, error: GanglineError) -> None:
         _log.warning(

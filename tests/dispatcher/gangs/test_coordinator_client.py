@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from gangline.bus.memory.server import MemoryHub
-from gangline.bus.port.bus import Message
+from gangline.bus.port.bus import Message, NoResponders
 from gangline.bus.rpc.listening import listen
 from gangline.dispatcher.gangs.coordinator_client import GangDesk
+from gangline.schemas.errors.gangs import NoCoordinator
 from gangline.schemas.messages.gangs import GangReply, OwnedRequest
 from gangline.schemas.names import GangOperation, Names
 from gangline.schemas.records.gangs import GangState
+from gangline.schemas.wire import headers
 
 NAMES = Names()
 OWNED = OwnedRequest(id="g", owner_token="t")
@@ -24,7 +28,11 @@ class Leader:
         self.left = unanswered
         self.asked_at: list[float] = []
 
-    async def serve(self, hub: MemoryHub) -> None:
+    async def serve(self, hub: MemoryHub, *, privately: bool = True) -> None:
+        """
+        Args:
+            privately: as leaders of earlier versions do not.
+        """
         bus = hub.connect("leader")
 
         def take(message: Message) -> None:
@@ -33,7 +41,13 @@ class Leader:
             if self.left < 0:
                 bus.publish(message.reply, ENDED.encode())
 
-        await listen(bus, NAMES.both(NAMES.gang(GangOperation.RELEASE)), take)
+        subjects = NAMES.both(NAMES.gang(GangOperation.RELEASE))
+        await listen(bus, subjects if privately else subjects[:1], take)
+        if not privately:
+            unknown = {headers.ERROR: "no such gang", headers.ERROR_CODE: "404"}
+            await bus.subscribe(
+                NAMES.gang(GangOperation.GET), lambda asked: bus.publish(asked.reply, b"", headers=unknown)
+            )
 
 
 async def test_a_release_whose_leader_died_with_it_is_sent_again_soon() -> None:
@@ -56,3 +70,31 @@ async def test_a_release_that_nobody_ever_answers_is_given_up_after_the_grace_ti
     await GangDesk(hub.connect("owner"), NAMES).release(OWNED, grace_s=20.0)
     assert 30.0 <= loop.time() - began_at < 36.0
     assert len(leader.asked_at) <= 10, "less and less often"
+
+
+@pytest.mark.parametrize("watched", [False, True])
+async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(watched: bool) -> None:
+    hub = MemoryHub()
+    if watched:
+        await hub.connect("watcher").subscribe("gangline.>", lambda _: None)
+    leader = Leader(unanswered=0)
+    await leader.serve(hub, privately=False)
+    desk = GangDesk(hub.connect("owner"), NAMES)
+    assert (await desk.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
+    desk.release_unheard(OWNED)
+    await asyncio.sleep(0.1)
+    assert len(leader.asked_at) == 2
+
+
+async def test_that_nobody_leads_is_known_soon_though_somebody_watches_and_a_new_leader_is_asked_privately() -> None:
+    hub, seen = MemoryHub(), list[str]()
+    await hub.connect("watcher").subscribe("gangline.>", lambda message: seen.append(message.subject))
+    desk, loop = GangDesk(hub.connect("owner"), NAMES), asyncio.get_running_loop()
+    began_at = loop.time()
+    with pytest.raises(NoCoordinator) as caught:
+        await desk.ask(GangOperation.RELEASE, OWNED, 20.0)
+    assert isinstance(caught.value.__cause__, NoResponders) and loop.time() - began_at < 1.0
+    await Leader(unanswered=0).serve(hub)
+    seen.clear()
+    assert (await desk.ask(GangOperation.RELEASE, OWNED, 1.0)).state is GangState.ENDED
+    assert not seen

@@ -1,21 +1,18 @@
-"""Who serves one pool: registrations and heartbeats, pulled at first and after each reconnection, followed live.
+"""Who serves one pool: registrations and heartbeats, listed at first and after each reconnection, followed live.
 
 Only what stands in the ledger makes or replaces a worker: the live feed shows writes before storage has judged them, so
-it refreshes what is known and says what to look up. A pull that fails, or shows less than is known, removes nothing: a
+it refreshes what is known and says what to look up. A list that fails, or shows less than is known, removes nobody: a
 worker goes when its registration is seen deleted, when another instance took its name, or when it has fallen silent and
 its heartbeat has expired.
 """
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from pydantic import ValidationError
-
-from ...bus.port.bus import KeyValue, KvEntry, KvOperation
-from ...bus.port.types import Subscription
-from ...schemas.errors.base import GanglineError, InvalidName
+from ...bus.key_value.informer import Absent, BucketInformer
+from ...bus.port.bus import Bus, KeyValue, KvEntry, KvOperation
 from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat, Registration
 from ...telemetry.logs import logger_for
@@ -40,56 +37,47 @@ class Census(Protocol):
 
 
 class Discovery:
-    """Follows one pool's workers."""
+    """Follows one pool's workers. What was read last of each is kept; a heartbeat that is only heard is not."""
 
-    def __init__(self, pool: str, ledger: KeyValue, names: Names, census: Census) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        ledger: Callable[[], Awaitable[KeyValue]],
+        names: Names,
+        pool: str,
+        census: Census,
+        *,
+        resync_s: float,
+        patience_s: float | None = None,
+    ) -> None:
+        """For the last two see BucketInformer."""
         self._pool = pool
         self._ledger = ledger
         self._names = names
         self._census = census
-        self._subscriptions: list[Subscription] = []
-        self._lookups: dict[str, None] = {}
-        self._lookup_task: asyncio.Task[None] | None = None
-        self.pulled = False
-        """Whether a pull has ever succeeded."""
-        self.pulls = 0
-
-    async def start(self) -> None:
-        """Follow the live feed; `pull` does the rest."""
-        observe = self._ledger.observe
-        self._subscriptions.append(await observe(self._names.registrations_of(self._pool), self._on_registration))
-        self._subscriptions.append(await observe(self._names.alive_of(self._pool), self._on_heartbeat))
-
-    async def stop(self) -> None:
-        """Idempotent, and safe before `start`."""
-        if self._lookup_task is not None:
-            self._lookup_task.cancel()
-        subscriptions, self._subscriptions = self._subscriptions, []
-        for subscription in subscriptions:
-            await subscription.unsubscribe()
+        self.informer = BucketInformer[Registration | Heartbeat](
+            bus,
+            ledger,
+            observed=(names.registrations_of(pool), names.alive_of(pool)),
+            listed=lambda: (names.alive_of(pool), names.registrations_of(pool)),
+            parse=self._parse,
+            on_change=self._changed,
+            on_passing=self._passing,
+            absent=Absent.GONE,
+            resync_s=resync_s,
+            patience_s=patience_s,
+            kind="pool",
+            what=f"who serves pool {pool!r}",
+            log=_log.bind(pool=pool),
+        )
 
     async def pull(self) -> None:
-        """Read all registrations of living workers.
+        """List all workers now.
 
         Raises:
             Disconnected, StorageUnavailable: nothing was learnt.
         """
-        beats = {entry.key: entry for entry in await self._ledger.entries(self._names.alive_of(self._pool))}
-        registrations = await self._ledger.entries(self._names.registrations_of(self._pool))
-        for entry in registrations:
-            record = self._record(entry)
-            if record is None:
-                continue
-            beat = beats.get(f"alive.{record.pool}.{record.worker}")
-            # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
-            if beat is not None and (heartbeat := self._heartbeat(beat)) and heartbeat.instance == record.instance:
-                known = self._census.knows(record.worker, record.instance)
-                self._census.registered(record, entry.revision)
-                if not known:
-                    # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
-                    self._census.beat(record.worker, heartbeat)
-        self.pulled = True
-        self.pulls += 1
+        await self.informer.refresh()
 
     async def beats(self, worker: str, instance: str) -> bool:
         """Whether the ledger has a heartbeat of that instance, as the ledger's leader says.
@@ -97,81 +85,50 @@ class Discovery:
         Raises:
             Disconnected, StorageUnavailable: nothing was learnt.
         """
-        entry = await self._ledger.get(f"alive.{self._pool}.{worker}")
+        entry = await (await self._ledger()).get(f"alive.{self._pool}.{worker}")
         if entry is None:
             return False
-        beat = self._heartbeat(entry)
-        return beat is None or beat.instance == instance
-
-    # -- the live feed --------------------------------------------------------------------------------------------
-
-    def _on_registration(self, entry: KvEntry) -> None:
-        worker = entry.key.rpartition(".")[2]
-        if entry.operation is KvOperation.DELETE:
-            self._census.left(worker)
-            return
-        record = self._record(entry)
-        if record is None:
-            return
-        if self._census.knows(worker, record.instance):
-            self._census.registered(record, entry.revision)
-        else:
-            self._look_up(worker)
-
-    def _on_heartbeat(self, entry: KvEntry) -> None:
-        if entry.operation is KvOperation.DELETE:
-            return
-        worker = entry.key.rpartition(".")[2]
-        beat = self._heartbeat(entry)
-        if beat is not None and not self._census.beat(worker, beat):
-            self._look_up(worker)
-
-    def _look_up(self, worker: str) -> None:
-        """Read a worker's registration, whose feed says something new."""
-        self._lookups[worker] = None
-        if self._lookup_task is None or self._lookup_task.done():
-            self._lookup_task = asyncio.get_running_loop().create_task(self._look_all_up(), name="gangline-look-up")
-
-    async def _look_all_up(self) -> None:
-        while self._lookups:
-            worker, _ = self._lookups.popitem()
-            try:
-                alive = await self._ledger.get(f"alive.{self._pool}.{worker}")
-                entry = await self._ledger.get(f"reg.{self._pool}.{worker}")
-            except GanglineError as error:
-                # The next heartbeat, a second later, asks again.
-                _log.info(
-                    "cannot look up worker %s: %s", worker, error, extra={"action": "worker.look_up", "worker": worker}
-                )
-                continue
-            record = None if entry is None else self._record(entry)
-            beat = None if alive is None else self._heartbeat(alive)
-            if entry is not None and record is not None and beat is not None and beat.instance == record.instance:
-                self._census.registered(record, entry.revision)
-                self._census.beat(worker, beat)
-
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    def _record(self, entry: KvEntry) -> Registration | None:
         try:
-            record = Registration.model_validate_json(entry.value)
-            known = self._names.parse_worker_key(entry.key)
-        except (ValidationError, InvalidName) as error:
-            _unreadable(entry, error)
-            return None
-        if (known.pool, known.worker) != (record.pool, record.worker):
-            _unreadable(entry, ValueError(f"it names {record.pool}.{record.worker}"))
-            return None
+            return Heartbeat.model_validate_json(entry.value).instance == instance
+        except ValueError:
+            return True  # somebody is there
+
+    def _parse(self, entry: KvEntry) -> Registration | Heartbeat:
+        if entry.key.startswith("alive."):
+            return Heartbeat.model_validate_json(entry.value)
+        record = Registration.model_validate_json(entry.value)
+        if entry.key != f"reg.{record.pool}.{record.worker}":
+            raise ValueError(f"it names {record.pool}.{record.worker}")
         return record
 
-    def _heartbeat(self, entry: KvEntry) -> Heartbeat | None:
+    def _passing(self, entry: KvEntry) -> bool:
+        folder, _, worker = entry.key.split(".")
+        if entry.operation is KvOperation.DELETE:
+            if folder == "reg":
+                self._census.left(worker)
+            return True
         try:
-            return Heartbeat.model_validate_json(entry.value)
-        except ValidationError as error:
-            _unreadable(entry, error)
-            return None
+            heard = self._parse(entry)
+        except ValueError:
+            return False
+        if isinstance(heard, Heartbeat):
+            known = self._census.beat(worker, heard)
+        elif known := self._census.knows(worker, heard.instance):
+            self._census.registered(heard, entry.revision)
+        if not known:
+            # Should storage not have it yet: the next heartbeat, a second later, asks again.
+            self.informer.look_up(f"alive.{self._pool}.{worker}", f"reg.{self._pool}.{worker}")
+        return True
 
-
-def _unreadable(entry: KvEntry, error: Exception) -> None:
-    first = str(error).splitlines()[0]
-    _log.warning("unreadable record %s: %s", entry.key, first, extra={"action": "record.unreadable", "key": entry.key})
+    def _changed(self, key: str, old: Registration | Heartbeat | None, new: Registration | Heartbeat | None) -> None:
+        folder, _, worker = key.split(".")
+        if new is None or (folder == "reg" and new is old):
+            return  # what is no longer there removes nobody; what is as it was is told with the heartbeat
+        # A registration outlives its worker by up to a minute; the heartbeat key is what expires promptly.
+        record, beat = (self.informer.get(f"{folder}.{self._pool}.{worker}") for folder in ("reg", "alive"))
+        if isinstance(record, Registration) and isinstance(beat, Heartbeat) and beat.instance == record.instance:
+            known = self._census.knows(worker, record.instance)
+            self._census.registered(record, self.informer.revision(f"reg.{self._pool}.{worker}"))
+            if not known:
+                # Of one that is known it is no news: it was heard when it was written, up to three seconds ago.
+                self._census.beat(worker, beat)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Iterator
 
-from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue, NotPermitted
+from ...bus.port.bus import BucketSettings, Bus, ConnectionEvent, KeyValue
 from ...runtime.freeze import FreezeDetector
-from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
+from ...schemas.errors.base import ClosedError, GanglineError
 from ...schemas.names import Names, check_name
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
@@ -23,12 +21,10 @@ from .pool import RoutedPool
 _log = logger_for("dispatcher")
 
 _TICK_S = 0.5
-_OPEN_AGAIN_S = 1.0
-"""Longest pause between two tries to read who serves a pool."""
 
 
 class Pools:
-    """Opens, follows and closes pools. Two loops: one for time (silence, stale loads, late answers), one for pulls."""
+    """Opens, follows and closes pools, and looks at the time: for silence, stale loads, late answers."""
 
     def __init__(
         self,
@@ -67,37 +63,37 @@ class Pools:
         self._strays = strays
         self._on_close = on_close
         self._on_tick = on_tick
-        self._opening: dict[str, asyncio.Task[RoutedPool]] = {}
+        self._opening: dict[str, RoutedPool] = {}
         self._ledger: KeyValue | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._reconcile_now = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] | None = None
+        self._refused: GanglineError | None = None
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to follow the connection and the time."""
-        loop = asyncio.get_running_loop()
         self._unlisten = self._bus.on_connection(self._on_connection)
-        self._tasks = [
-            loop.create_task(self._tick_on(), name="gangline-router-tick"),
-            loop.create_task(self._reconcile_on(), name="gangline-router-reconcile"),
-        ]
+        self._task = asyncio.get_running_loop().create_task(self._tick_on(), name="gangline-router-tick")
 
     def refuse(self, error: GanglineError) -> None:
         """Tell whoever waits for a pool or for a worker, and open nothing more."""
-        for task in [*self._tasks, *self._opening.values()]:
-            task.cancel()
-        for pool in self._pools.values():
+        self._refused = error
+        if self._task is not None:
+            self._task.cancel()
+        for pool in [*self._pools.values(), *self._opening.values()]:
             pool.close(error)
+            if pool.discovery is not None:
+                pool.discovery.informer.close()
 
     async def stop(self) -> None:
         """Follow nothing any more. After `refuse`; idempotent, and safe before `start`."""
         if self._unlisten is not None:
             self._unlisten()
             self._unlisten = None
-        await asyncio.gather(*self._tasks, *self._opening.values(), return_exceptions=True)
-        for pool in self._pools.values():
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+        for pool in [*self._pools.values(), *self._opening.values()]:
             await _leave(pool)
 
     # -- pools ----------------------------------------------------------------------------------------------------
@@ -112,44 +108,19 @@ class Pools:
             Disconnected, Unavailable: the ledger could not be read in time.
             ClosedError: the router was stopped meanwhile.
         """
-        loop = self._exchange.loop
         pool = self._pools.get(name)
         if pool is not None:
-            pool.used_at = loop.time()
+            pool.used_at = self._exchange.loop.time()
             return pool
-        task = self._opening_of(name)
-        limit = loop.time() + self._settings.saturated_wait_s
-        try:
-            async with asyncio.timeout_at(limit if deadline is None else min(limit, deadline)):
-                return await asyncio.shield(task)
-        except TimeoutError as error:
-            if not self._bus.connected:
-                raise Disconnected("no connection to the server; nothing was sent") from error
-            raise Unavailable(f"who serves pool {name!r} could not be read in time; nothing was sent") from error
-        except asyncio.CancelledError:
-            if task.cancelled():
-                raise ClosedError("this router was stopped") from None
-            raise
+        pool = self._open(name)
+        assert pool.discovery is not None
+        await pool.discovery.informer.ready(deadline)
+        return pool
 
     def open_soon(self, name: str) -> None:
         """Open a pool in the background, so that nobody has to wait for that. No-op for one that is open."""
         if name not in self._pools:
-            self._opening_of(name)
-
-    def _opening_of(self, name: str) -> asyncio.Task[RoutedPool]:
-        task = self._opening.get(name)
-        if task is None:
-            check_name(name, "pool")
-            task = self._exchange.loop.create_task(self._open(name), name=f"gangline-open-{name}")
-            self._opening[name] = task
-            task.add_done_callback(lambda done: self._opened(name, done))
-        return task
-
-    def _opened(self, name: str, task: asyncio.Task[RoutedPool]) -> None:
-        self._opening.pop(name, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Whoever waits for it has the error, too; nobody may.
-            _log.info("cannot open pool %s: %s", name, error, extra={"action": "pool.open_failed", "pool": name})
+            self._open(name)
 
     async def ledger(self) -> KeyValue:
         """The ledger's bucket."""
@@ -157,7 +128,13 @@ class Pools:
             self._ledger = await self._bus.bucket(self._names.ledger_bucket, self._bucket)
         return self._ledger
 
-    async def _open(self, name: str) -> RoutedPool:
+    def _open(self, name: str) -> RoutedPool:
+        pool = self._opening.get(name)
+        if pool is not None:
+            return pool
+        if self._refused is not None:
+            raise self._refused
+        check_name(name, "pool")
         pool = RoutedPool(
             name,
             exchange=self._exchange,
@@ -168,27 +145,31 @@ class Pools:
             numbers=self._numbers,
             strays=self._strays,
         )
-        delay_s = 0.05
-        try:
-            while True:
-                try:
-                    if pool.discovery is None:
-                        discovery = Discovery(name, await self.ledger(), self._names, pool)
-                        await discovery.start()
-                        pool.discovery = discovery
-                    await pool.discovery.pull()
-                    break
-                except (ServerUnsupported, NotPermitted):
-                    raise
-                except Unavailable as error:
-                    self._pull_failed(name, error)
-                    await asyncio.sleep(delay_s)
-                    delay_s = min(_OPEN_AGAIN_S, 2 * delay_s)
-        except BaseException:
-            await _leave(pool)
-            raise
-        self._pools[name] = pool
+        settings = self._settings
+        pool.discovery = Discovery(
+            self._bus,
+            self.ledger,
+            self._names,
+            name,
+            pool,
+            resync_s=settings.reconcile_s,
+            patience_s=settings.saturated_wait_s,
+        )
+        self._opening[name] = pool
+        pool.discovery.informer.start().add_done_callback(lambda first: self._opened(pool, first))
         return pool
+
+    def _opened(self, pool: RoutedPool, first: asyncio.Future[None]) -> None:
+        error = first.exception()
+        if isinstance(error, ClosedError):
+            return
+        del self._opening[pool.name]
+        if error is None:
+            self._pools[pool.name] = pool
+        else:
+            # Whoever waits for it has the error, too; nobody may.
+            extra = {"action": "pool.open_failed", "pool": pool.name}
+            _log.info("cannot open pool %s: %s", pool.name, error, extra=extra)
 
     async def _close(self, name: str, pool: RoutedPool) -> None:
         """Nobody asks for it and nobody serves it."""
@@ -225,45 +206,15 @@ class Pools:
         self._exchange.check_due(now)
         self._on_tick()
 
-    async def _reconcile_on(self) -> None:
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.reconcile_s):
-                    await self._reconcile_now.wait()
-            self._reconcile_now.clear()
-            for pool in list(self._pools.values()):
-                await _guarded(self._pull(pool))
-
-    async def _pull(self, pool: RoutedPool) -> None:
-        try:
-            if pool.discovery is not None:
-                await pool.discovery.pull()
-        except Unavailable as error:
-            self._pull_failed(pool.name, error)  # a query that fails removes nothing
-
-    def _pull_failed(self, pool: str, error: Unavailable) -> None:
-        # That the connection is lost was said already, once; storage that does not answer is news.
-        known = isinstance(error, Disconnected) or not self._bus.connected
-        _log.log(
-            logging.DEBUG if known else logging.WARNING,
-            "cannot read who serves %s: %s",
-            pool,
-            error,
-            extra={"action": "pool.pull_failed", "pool": pool},
-        )
-
     def _on_connection(self, event: ConnectionEvent) -> None:
         connected = event is ConnectionEvent.RECONNECTED
         for pool in self._pools.values():
             pool.connection(connected)
-        if connected:
-            self._reconcile_now.set()
 
 
 async def _leave(pool: RoutedPool) -> None:
     if pool.discovery is not None:
-        with contextlib.suppress(GanglineError):
-            await pool.discovery.stop()
+        await pool.discovery.informer.stop()
 
 
 async def _guarded(step: Awaitable[None]) -> None:

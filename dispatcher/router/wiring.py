@@ -229,7 +229,9 @@ class Parts:
 
     def _tick(self) -> None:
         self.traffic.poke()
-        self.lengths.tick(self.exchange.loop.time())
+        now = self.exchange.loop.time()
+        self.sets.tick(now)
+        self.lengths.tick(now)
 
     def _forget(self, name: str) -> None:
         self.traffic.forget(name)

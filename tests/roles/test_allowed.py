@@ -166,7 +166,7 @@ async def test_routes_and_standing_sets_are_declared_by_operators_and_followed(s
     await ledger.put("gangset.pair", b'{"gangs": 1, "gang": {"pool": "images", "size": 2}}')
 
     async def standing() -> bool:
-        return "pair" in router.router.sets.names()
+        return "pair" in router.router.sets.statistics()
 
     await until(standing)
     assert await router.options(timeout_s=PATIENCE_S).call("pair.double", 4) == 8

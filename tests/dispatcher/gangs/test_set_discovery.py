@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.server import MemoryHub
-from gangline.bus.port.bus import BucketSettings, KeyValue, KvEntry
+from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite
 from gangline.dispatcher.gangs.set_discovery import SetFeed
 from gangline.schemas.errors.base import Unavailable
 from gangline.schemas.messages.gangs import GangEvent, GangEventKind
@@ -19,6 +19,8 @@ from gangline.schemas.records.gangs import GangRecord, GangSetRecord, GangSpec, 
 from ...support.dispatcher.fakes import turns
 
 NAMES = Names("test")
+RESYNC_S = 60.0
+"""The tests say when all is read."""
 SET = {"gangs": 1, "gang": {"pool": "train", "size": 1}}
 
 
@@ -37,9 +39,6 @@ class Diary:
         else:
             self.sets[name] = record
 
-    def names(self) -> list[str]:
-        return list(self.sets)
-
     async def seen(self, record: GangRecord, revision: int) -> None:
         self.told.append(("seen", record.id, record.generation, str(record.state)))
         self.gangs[record.id] = revision
@@ -49,13 +48,10 @@ class Diary:
 
     def vanished(self, gang: str) -> None:
         self.told.append(("vanished", gang))
-        del self.gangs[gang]
+        self.gangs.pop(gang, None)
 
     def leaving(self, gang: str, generation: int) -> None:
         self.told.append(("leaving", gang, generation))
-
-    def known(self) -> list[str]:
-        return list(self.gangs)
 
     def take(self) -> list[tuple[object, ...]]:
         told, self.told = self.told, []
@@ -88,12 +84,19 @@ async def scene() -> AsyncIterator[Scene]:
     bus = hub.connect("router")
     kv = await bus.bucket(NAMES.ledger_bucket, BucketSettings())
     diary = Diary()
-    feed = SetFeed(bus, kv, NAMES, diary)
-    await feed.start()
+    feed = feed_of(bus, kv, diary)
+    await feed.informer.ready()
     try:
         yield Scene(hub, await hub.connect("operator").bucket(NAMES.ledger_bucket, BucketSettings()), diary, feed)
     finally:
-        await feed.stop()
+        await feed.informer.stop()
+
+
+def feed_of(bus: Bus, kv: KeyValue, diary: Diary) -> SetFeed:
+    async def ledger() -> KeyValue:
+        return kv
+
+    return SetFeed(bus, ledger, NAMES, diary, resync_s=RESYNC_S)
 
 
 async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: Scene) -> None:
@@ -102,13 +105,13 @@ async def test_a_pull_reads_sets_and_the_gangs_of_sets(scene: Scene) -> None:
     await scene.record("job", gangset=None)
     await turns()
     scene.diary.take()
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     assert scene.diary.take() == [("declared", "llm", 3), ("seen", "llm-1", 1, "formed")]
 
 
 async def test_without_sets_no_gang_is_read(scene: Scene) -> None:
     await scene.record("job", gangset=None)
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     assert scene.diary.take() == []
 
 
@@ -141,23 +144,23 @@ async def test_a_set_that_storage_does_not_have_yet_is_looked_up_again_for_a_whi
     scene: Scene, looks: int, found: bool
 ) -> None:
     late, diary = LateLedger(scene.kv, looks), Diary()
-    feed = SetFeed(scene.bus, late, NAMES, diary)  # type: ignore[arg-type]
-    await feed.start()
+    feed = feed_of(scene.bus, late, diary)  # type: ignore[arg-type]
+    await feed.informer.ready()
     await scene.declare("llm", gangs=2)
     await asyncio.sleep(2.5)
     assert (("declared", "llm", 2) in diary.take()) is found
     asked = late.looks
     await asyncio.sleep(5.0)
     assert late.looks == asked, "it is not asked for ever: the next pull sees it"
-    await feed.stop()
+    await feed.informer.stop()
 
 
 async def test_a_formed_gang_is_looked_up_and_so_is_its_set_if_that_is_new(scene: Scene) -> None:
-    await scene.declare("llm")
+    store = scene.hub.store(NAMES.ledger_bucket)
+    assert store is not None
+    record = GangSetRecord.model_validate(SET)
+    store.apply(KvWrite(key=NAMES.gangset_key("llm"), value=record.model_dump_json().encode()))  # nobody saw it pass
     await scene.record("llm-1")
-    await turns()
-    scene.diary.sets.clear()
-    scene.diary.take()
     await scene.tell(GangEventKind.FORMED, "llm-1")
     assert scene.diary.take() == [("declared", "llm", 1), ("seen", "llm-1", 1, "formed")]
     await scene.tell(GangEventKind.RECOVERED, "llm-1")
@@ -184,33 +187,33 @@ async def test_what_must_not_be_used_any_more_is_told_at_once(scene: Scene) -> N
 async def test_what_is_missing_once_may_come_back_and_what_is_missing_twice_is_gone(scene: Scene) -> None:
     await scene.declare("llm")
     await scene.record("llm-1")
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
+    scene.diary.take()
+    pulls = scene.feed.informer.pulls
     scene.hub.stop()
     scene.hub.start()  # the bucket was in memory
     await asyncio.sleep(1)
-    scene.diary.take()
-    await scene.feed.pull()
-    assert scene.diary.take() == []
+    assert scene.feed.informer.pulls == pulls + 1 and scene.diary.take() == []
     await scene.declare("llm")
     await scene.record("llm-1")
     await turns()
     scene.diary.take()
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     assert [entry[0] for entry in scene.diary.take()] == ["declared", "seen"]
     await scene.kv.delete(NAMES.gang_key("llm-1"))
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     scene.diary.take()
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     assert ("vanished", "llm-1") in scene.diary.take()
 
 
 async def test_a_pull_that_fails_tells_nothing(scene: Scene) -> None:
     await scene.declare("llm")
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     scene.diary.take()
     scene.hub.storage_down()
     with pytest.raises(Unavailable):
-        await scene.feed.pull()
+        await scene.feed.informer.refresh()
     assert scene.diary.take() == []
     scene.hub.storage_back()
 
@@ -222,7 +225,7 @@ async def test_what_cannot_be_read_changes_nothing(scene: Scene, caplog: pytest.
     await scene.kv.put(NAMES.gangset_key("llm"), b'{"gangs": -1}')
     await scene.kv.put(NAMES.gang_key("llm-1"), b"rubbish")
     await turns()
-    await scene.feed.pull()
+    await scene.feed.informer.refresh()
     scene.bus.publish(NAMES.gang_event("llm-1"), b"rubbish")
     await turns()
     assert scene.diary.take() == []

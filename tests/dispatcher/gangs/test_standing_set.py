@@ -69,7 +69,7 @@ async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_late
     assert await rig.client.call("llm.who", "later") == [0, 2, 1, "later"]
     assert "llm" not in rig.client.router._traffic.plain
     await rig.declare("llm")
-    await until(lambda: "llm" not in rig.client.router.sets.names())
+    await until(lambda: "llm" not in rig.client.router.sets.statistics())
     with pytest.raises(NoWorkers):
         await rig.client.call("llm.who", "too late")
     await rig.declare("llm", gangs=1, gang=PAIR)
@@ -82,16 +82,16 @@ async def test_a_call_made_before_its_set_is_declared_waits_for_the_set_and_late
 async def test_a_set_that_is_declared_while_the_pool_of_its_name_is_opened_is_not_overlooked(rig: GangRig) -> None:
     router = rig.client.router
     await router.sets.find("llm", None)  # read, and none is declared
-    opened = router._following._open
+    opened = router._following.get
 
-    async def slowly(name: str) -> RoutedPool:
-        pool = await opened(name)
+    async def slowly(name: str, deadline: float | None) -> RoutedPool:
+        pool = await opened(name, deadline)
         if name == "llm":
             await rig.declare("llm", gangs=1, gang=PAIR)
-            await until(lambda: "llm" in router.sets.names())
+            await until(lambda: "llm" in router.sets.statistics())
         return pool
 
-    router._following._open = slowly  # type: ignore[method-assign]
+    router._following.get = slowly  # type: ignore[method-assign]
     assert await rig.client.options(timeout_s=5).call("llm.who", "x") == [0, 2, 1, "x"]
     assert "llm" not in router._traffic.plain
     balanced(rig, "llm")
@@ -221,7 +221,7 @@ async def test_a_set_declared_later_and_its_end_are_learnt_without_a_pull(rig: G
     with pytest.raises(NoWorkers):
         await rig.client.call("llm.who")
     await asyncio.sleep(30)
-    assert rig.client.router.sets.names() == []
+    assert rig.client.router.sets.statistics() == {}
 
 
 class Load:

@@ -146,7 +146,8 @@ async def test_a_change_whose_news_got_lost_is_found_by_reconciling(rig: Rig) ->
     worker = await rig.worker()
     await rig.router.pool("images")
     pool = rig.router.pools["images"]
-    await pool.discovery.stop()  # deaf from now on
+    await pool.discovery.informer._unsubscribe()  # deaf from now on
+    pool.discovery.informer._subscriptions = []
     await rig.worker("w2")
     worker.stop_beating()
     await asyncio.sleep(rig.settings.reconcile_s + 1)
@@ -178,7 +179,7 @@ async def test_closing_while_a_pool_is_opened_ends_the_call(rig: Rig) -> None:
 async def test_two_calls_at_once_open_a_pool_once(rig: Rig) -> None:
     await rig.worker(slots=10)
     await asyncio.gather(*(rig.client.call("images.echo") for _ in range(10)))
-    assert rig.router.pools["images"].discovery.pulls == 1
+    assert rig.router.pools["images"].discovery.informer.pulls == 1
 
 
 @on_rig()

@@ -185,7 +185,7 @@ async def test_with_a_connection_and_without_storage_the_first_request_goes_on_a
         began_at = loop.time()
         await rig.table.ready()
         assert FIRST_PULL_S <= loop.time() - began_at < FIRST_PULL_S + 6
-        assert not rig.table.pulled
+        assert not rig.table.statistics()["pulled"]
         rig.hub.storage_back()
         await asyncio.sleep(1.5)
         assert rig.table.pools("resize") == {"v1": 1.0}
@@ -249,7 +249,7 @@ async def test_a_write_that_passes_before_storage_has_it_is_looked_for_until_it_
         store.apply(KvWrite(key="resize", value=codec.to_json({"to": {"v2": 1}})))
         await rig.soon()
         assert rig.table.pools("resize") == {"v2": 1.0}
-        assert rig.table._lookups == {}
+        assert rig.table._informer._lookups == {}
 
 
 async def test_a_write_that_storage_refused_is_not_looked_for_for_ever() -> None:
@@ -258,6 +258,6 @@ async def test_a_write_that_storage_refused_is_not_looked_for_for_ever() -> None
         await rig.table.ready()
         rig.operator.publish(f"$KV.{NAMES.routes_bucket}.resize", b"never stored")
         await rig.soon()
-        assert set(rig.table._lookups) == {"resize"}
+        assert set(rig.table._informer._lookups) == {"resize"}
         await asyncio.sleep(2.5)
-        assert rig.table._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}
+        assert rig.table._informer._lookups == {} and rig.table.pools("resize") == {"v1": 1.0}

@@ -39,7 +39,17 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "telemetry": ("setup", "metrics", "tracing", "tracer_provider", "log_format", "logs"),
     "runtime": (
-        *("lifecycle", "loop_thread", "tasks", "failure_detector", "backoff", "freeze", "timeouts", "timers"),
+        *(
+            "lifecycle",
+            "loop_thread",
+            "suspect_prober",
+            "tasks",
+            "failure_detector",
+            "backoff",
+            "freeze",
+            "timeouts",
+            "timers",
+        ),
         *("state_machine", "event_clock", "clock"),
     ),
     "bus": (

@@ -19,8 +19,8 @@ from typing import Final, Protocol
 
 from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
-from ...runtime.failure_detector import FailureDetector
 from ...runtime.freeze import FreezeDetector
+from ...runtime.suspect_prober import SuspectProber
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
@@ -93,11 +93,15 @@ class Census:
         self._loop = asyncio.get_running_loop()
         self._entries: dict[WorkerId, Entry] = {}
         self._chores = Chores("census", log)
-        self._suspects: dict[WorkerId, str] = {}
-        """To be looked up, with what is held against them."""
-        self._silent: FailureDetector[WorkerId] = FailureDetector(math.inf)
-        """What the ledger says of those that live and are not heard of."""
-        self._looking = False
+        self._silent: SuspectProber[WorkerId] = SuspectProber(
+            self._chores,
+            ask=self._beats,
+            on_lost=self._silenced,
+            on_failed=self._not_asked,
+            unconfirmed_after_s=math.inf,
+        )
+        self._leaving: set[WorkerId] = set()
+        """Their heartbeat keys were seen to be taken back."""
         self._subscriptions: list[Subscription] = []
         self._up_since = self._loop.time()
         """Since when the live feed has missed nothing."""
@@ -235,7 +239,7 @@ class Census:
             return
         self._register(record, entry.revision)
         if not self._entries[worker].lives:
-            self._suspect(worker, "not heard of yet")
+            self._silent.look_up(worker)  # it is not heard of yet
 
     def _on_heartbeat(self, entry: KvEntry) -> None:
         worker = self._worker_of(entry)
@@ -244,7 +248,8 @@ class Census:
         if entry.operation is KvOperation.DELETE:
             if worker in self._entries:
                 # Seen before storage has judged it: another process may have tried in vain.
-                self._suspect(worker, "left")
+                self._leaving.add(worker)
+                self._silent.look_up(worker)
             return
         beat = parse(Heartbeat, entry, self._log)
         if beat is not None:
@@ -268,7 +273,7 @@ class Census:
             return  # its registration is on the way
         entry.beat = beat
         entry.heard_at = self._loop.time()
-        self._suspects.pop(worker, None)
+        self._leaving.discard(worker)
         self._silent.clear(worker)
         known, entry.lives = entry.lives and not entry.doubted, True
         entry.doubted = False
@@ -287,60 +292,46 @@ class Census:
             now = self._loop.time()
             if self._freeze.tick(now):
                 self._up_since = now
+                self._silent.clear_all()
             silent_since = now - self._settings.silence_s
             if not self._connected or self._up_since > silent_since:
                 continue
             for worker, entry in self._entries.items():
                 if entry.lives and entry.heard_at <= silent_since:
-                    self._suspect(worker, f"no heartbeat for {self._settings.silence_s:g} s")
+                    self._silent.suspect(worker, "")
 
-    def _suspect(self, worker: WorkerId, why: str) -> None:
-        self._suspects[worker] = why
-        if not self._looking:
-            self._looking = True
-            self._chores.start(self._look_up())
-
-    async def _look_up(self) -> None:
-        """Ask the stream's leader for the heartbeat key of each suspect."""
-        try:
-            while self._suspects:
-                worker = next(iter(self._suspects))
-                why = self._suspects.pop(worker)
-                asked_at = self._loop.time()
-                try:
-                    found = await self._kv.get(self._names.alive_key(worker))
-                except GanglineError as error:
-                    self.outage()
-                    self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
-                    return  # who stays silent is suspected again a moment later
-                self._judge(worker, found, why, asked_at)
-        finally:
-            self._looking = False
-
-    def _judge(self, worker: WorkerId, found: KvEntry | None, why: str, asked_at: float) -> None:
-        now = self._loop.time()
+    async def _beats(self, worker: WorkerId) -> bool:
+        """Ask the stream's leader for the heartbeat key."""
+        found = await self._kv.get(self._names.alive_key(worker))
         entry = self._entries.get(worker)
+        left = worker in self._leaving
+        self._leaving.discard(worker)
         if entry is None:
-            return
+            return False
         beat = parse(Heartbeat, found, self._log) if found is not None else None
-        if beat is not None and beat.instance == entry.registration.instance:
-            self._silent.answered(worker, asked_at=asked_at, now=now, alive=True)
-            if not entry.lives:
-                self._beat(worker, beat)
+        if beat is None and left:
+            self._gone(worker, "left")
+        elif beat is not None and beat.instance == entry.registration.instance and not entry.lives:
+            self._beat(worker, beat)
+        return beat is not None
+
+    def _not_asked(self, worker: WorkerId, error: GanglineError) -> None:
+        self._leaving.discard(worker)
+        self.outage()  # who stays silent is suspected again a moment later
+        self._log.debug("cannot look up %s: %s", worker, error, extra={"action": "census.look_up"})
+
+    def _silenced(self, worker: WorkerId, _why: str) -> None:
+        self._gone(worker, f"no heartbeat for {self._settings.silence_s:g} s")
+
+    def _gone(self, worker: WorkerId, why: str) -> None:
+        entry = self._entries.get(worker)
+        if entry is None or not entry.lives:
             return
-        if not entry.lives or beat is not None:
-            return
-        if why != "left" and entry.heard_at <= now - self._settings.silence_s:
-            self._silent.suspect(worker, why, asked_at)
-            gone = self._silent.answered(worker, asked_at=asked_at, now=now, alive=False) is not None
-        else:
-            gone = why == "left"
-        if gone:
-            entry.lives = False
-            self._silent.clear(worker)
-            self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
-            if self.audience is not None:
-                self.audience.worker_gone(worker, why)
+        entry.lives = False
+        self._silent.clear(worker)
+        self._log.info("%s is gone: %s", worker, why, extra={"action": "worker.gone", "worker": str(worker)})
+        if self.audience is not None:
+            self.audience.worker_gone(worker, why)
 
     async def _reconcile(self) -> None:
         """What a live feed can miss: read all, and forget registrations that have gone."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ...runtime.failure_detector import LOOK_S, PROMPT_S, FailureDetector
+from ...runtime.suspect_prober import SuspectProber
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError
 from ...schemas.records.workers import Heartbeat, Registration
@@ -79,9 +79,14 @@ class RoutedPool:
         self.settle: Callable[[Ticket], None] = self.core.settle
         """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
         or by `pump`."""
-        self._suspects: FailureDetector[Worker] = FailureDetector(settings.unconfirmed_after_s)
-        self._looking: asyncio.Task[None] | None = None
-        self._questions = Chores("questions about suspects")
+        self._chores = Chores(f"suspects of {name}", _log)
+        self._suspects: SuspectProber[Worker] = SuspectProber(
+            self._chores,
+            ask=self._beats,
+            on_lost=self._found_lost,
+            on_failed=_not_asked,
+            unconfirmed_after_s=settings.unconfirmed_after_s,
+        )
         self._timer: asyncio.TimerHandle | None = None
         self._closed: GanglineError | None = None
 
@@ -187,10 +192,8 @@ class RoutedPool:
         if not self.contains(worker):
             return
         self.core.view.unreachable(worker)
-        if self._suspects.suspect(worker, why, self._loop.time()):
+        if self._suspects.suspect(worker, why):
             self._exchange.on_gap()
-        if self._looking is None and self.discovery is not None:
-            self._looking = self._loop.create_task(self._look_up(self.discovery), name=f"gangline-suspects-{self.name}")
 
     # -- exchange.Listener ----------------------------------------------------------------------------------------
 
@@ -200,8 +203,7 @@ class RoutedPool:
             self.core.ended(worker, now)
         self.used_at = now
         if self.contains(worker):
-            if self._suspects:
-                self._suspects.clear(worker)
+            self._suspects.clear(worker)
             self.core.loaded(worker, load, epoch, now)
             self.pump(worker)
 
@@ -288,9 +290,7 @@ class RoutedPool:
         """Refuse whoever waits."""
         self._carry_out(self.core.refuse_all(error))
         self._suspects.clear_all()
-        self._questions.cancel()
-        if self._looking is not None:
-            self._looking.cancel()
+        self._chores.cancel()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -319,31 +319,12 @@ class RoutedPool:
         self._exchange.lose_worker(worker)
         self._arm_sooner()
 
-    async def _look_up(self, discovery: Discovery) -> None:
-        """Ask the ledger for the heartbeat of each suspect, again and again, while there are some. One question at a
-        time: a ledger that does not answer need not be asked about everybody."""
-        try:
-            while self._suspects:
-                worker = self._suspects.due(self._loop.time())
-                if worker is None:
-                    await asyncio.sleep(LOOK_S)
-                    continue
-                question = self._questions.start(self._ask(discovery, worker))
-                await asyncio.wait([question], timeout=PROMPT_S)
-        finally:
-            self._looking = None
+    async def _beats(self, worker: Worker) -> bool:
+        assert self.discovery is not None  # gangs of sets are never silent
+        return await self.discovery.beats(worker.id.worker, worker.instance)
 
-    async def _ask(self, discovery: Discovery, worker: Worker) -> None:
-        asked_at = self._loop.time()
-        try:
-            alive = await discovery.beats(worker.id.worker, worker.instance)
-        except GanglineError as error:
-            extra = {"action": "worker.look_up", "worker": str(worker.id)}
-            _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
-            return
-        now = self._loop.time()
-        why = self._suspects.answered(worker, asked_at=asked_at, now=now, alive=alive)
-        if why is not None and self.core.gone(worker, now):
+    def _found_lost(self, worker: Worker, why: str) -> None:
+        if self.core.gone(worker, self._loop.time()):
             self._lost(worker, why)
 
     def _carry_out(self, effects: list[Effect]) -> None:
@@ -384,6 +365,11 @@ class RoutedPool:
 _GAP_S = 2.0
 """Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
 _IDLE_S = 30.0
+
+
+def _not_asked(worker: Worker, error: GanglineError) -> None:
+    extra = {"action": "worker.look_up", "worker": str(worker.id)}
+    _log.debug("cannot look up worker %s: %s", worker.id, error, extra=extra)
 
 
 def by_its_deadline(ticket: Ticket, deadline: float) -> str:

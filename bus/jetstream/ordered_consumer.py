@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
@@ -14,7 +15,7 @@ from .wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
     from ..nats_client.subscription import JetStreamSubscription
-    from .stream import JetStreamStream
+    from .stream_admin import StreamOwner
 
 log = logging.getLogger("gangline.bus")
 
@@ -31,9 +32,18 @@ class Reading(Resuming):
     Invariant: every matching message from `start` on with a sequence below `_next` was handed over, and none besides.
     """
 
-    def __init__(self, stream: JetStreamStream, pattern: str, handler: StreamHandler, start: int) -> None:
+    def __init__(
+        self,
+        stream: StreamOwner,
+        pattern: str,
+        handler: StreamHandler,
+        start: int,
+        *,
+        on_end: Callable[[Reading], None],
+    ) -> None:
         super().__init__(stream.bus)
         self._stream = stream
+        self._on_end = on_end
         self._pattern = pattern
         self._handler = handler
         self._next = start
@@ -61,7 +71,7 @@ class Reading(Resuming):
         """End delivery. Idempotent."""
         super().stop()
         self._close()
-        self._stream.forget(self)
+        self._on_end(self)
 
     async def _run(self) -> None:
         while True:

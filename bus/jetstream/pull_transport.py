@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from ..port.bus import ConsumerSettings, ConsumerTaken, Message, StreamHandler
+from ..port.bus import ConsumerSettings, ConsumerTaken, Message, StreamHandler, StreamMessage
 from ..streams.ack_batcher import Batch
 from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
 from .api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
+from .stream_admin import StreamOwner
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
     from ..nats_client.subscription import JetStreamSubscription
-    from .stream import JetStreamStream
     from .transport import Transport
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
@@ -25,8 +25,16 @@ _TIMED_OUT: Final = "408"
 _HEARTBEAT: Final = "100"
 
 
+class ConsumedStream(StreamOwner, Protocol):
+    """The stream of a consumer."""
+
+    async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None: ...
+
+    async def delete_consumer(self, name: str) -> bool: ...
+
+
 async def open_consumer(
-    stream: JetStreamStream,
+    stream: ConsumedStream,
     name: str,
     settings: ConsumerSettings,
     handler: StreamHandler,
@@ -61,7 +69,7 @@ async def open_consumer(
     return consumer
 
 
-async def _create(stream: JetStreamStream, name: str, settings: ConsumerSettings) -> dict[str, Any]:
+async def _create(stream: ConsumedStream, name: str, settings: ConsumerSettings) -> dict[str, Any]:
     body = {
         "stream_name": stream.name,
         "config": consumer_configuration(name, settings),
@@ -101,7 +109,7 @@ class JetStreamConsumerLink:
     reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
     """
 
-    def __init__(self, stream: JetStreamStream, name: str, pattern: str, owner: PullConsumer) -> None:
+    def __init__(self, stream: ConsumedStream, name: str, pattern: str, owner: PullConsumer) -> None:
         self._stream = stream
         self._bus: Transport = stream.bus
         self._name = name

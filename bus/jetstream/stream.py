@@ -141,7 +141,7 @@ class JetStreamStream:
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self.settings.retention is Retention.WORK_QUEUE:
             raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages are not to be read")
-        reading = Reading(self, pattern, handler, start)
+        reading = Reading(self, pattern, handler, start, on_end=self._readings.discard)
         self._readings.add(reading)
         try:
             await reading.start()
@@ -149,10 +149,6 @@ class JetStreamStream:
             self._readings.discard(reading)
             raise
         return reading
-
-    def forget(self, reading: Reading) -> None:
-        """A reading ended."""
-        self._readings.discard(reading)
 
     # -- consumers ------------------------------------------------------------------------------------------------
 

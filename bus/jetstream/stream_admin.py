@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ...schemas.errors.base import Disconnected
 from ..port.bus import ConnectionEvent, NotPermitted, StorageUnavailable
@@ -222,3 +222,11 @@ class Upkeep:
                     f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
                     details=error.details,
                 ) from error
+
+
+class StreamOwner(Protocol):
+    """What readers and consumers need of the stream that they belong to."""
+
+    name: str
+    bus: Transport
+    upkeep: Upkeep

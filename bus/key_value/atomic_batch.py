@@ -18,7 +18,7 @@ from .wire import Stored, write_headers
 from .writer import NO_LEADER_S, conflict, revision_of
 
 if TYPE_CHECKING:
-    from .bucket import JetStreamKeyValue
+    from .owner import BucketOwner
 
 MAX_WRITES: Final = 1000
 _BATCH_ID: Final = "Nats-Batch-Id"
@@ -31,7 +31,7 @@ _MOST_RETRY_S: Final = 0.2
 class Batch:
     """One commit, with its retries."""
 
-    def __init__(self, bucket: JetStreamKeyValue, writes: Sequence[KvWrite]) -> None:
+    def __init__(self, bucket: BucketOwner, writes: Sequence[KvWrite]) -> None:
         if not 1 <= len(writes) <= MAX_WRITES:
             raise InvalidRequest(f"{len(writes)} writes in one atomic batch: give 1 to {MAX_WRITES}")
         for write in writes:

@@ -139,7 +139,7 @@ class JetStreamKeyValue:
             self._see(entry.revision)
             handler(entry)
 
-        watch = Watch(self, check_pattern(pattern), heard)
+        watch = Watch(self, check_pattern(pattern), heard, on_end=self._watches.discard)
         self._watches.add(watch)
         try:
             await watch.start()
@@ -147,10 +147,6 @@ class JetStreamKeyValue:
             self._watches.discard(watch)
             raise
         return watch
-
-    def forget(self, watch: Watch) -> None:
-        """A watch ended."""
-        self._watches.discard(watch)
 
     async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
         skip = len(self.prefix)

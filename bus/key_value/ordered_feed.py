@@ -17,7 +17,7 @@ from .wire import Stored
 
 if TYPE_CHECKING:
     from ..nats_client.subscription import JetStreamSubscription
-    from .bucket import JetStreamKeyValue
+    from .owner import BucketOwner
 
 _SECOND_NS: Final = 1_000_000_000
 _HEARTBEAT_S: Final = 1.0
@@ -40,7 +40,7 @@ FeedHandler = Callable[[Stored | FeedEvent], None]
 class Feed:
     """See the module's text. `open` once, then `close`."""
 
-    def __init__(self, bucket: JetStreamKeyValue, patterns: tuple[str, ...], handler: FeedHandler) -> None:
+    def __init__(self, bucket: BucketOwner, patterns: tuple[str, ...], handler: FeedHandler) -> None:
         self._bucket = bucket
         self._bus = bucket.bus
         self._subjects = [bucket.prefix + text for text in patterns]

@@ -17,7 +17,7 @@ from .wire import Stored
 from .writer import NO_LEADER_S
 
 if TYPE_CHECKING:
-    from .bucket import JetStreamKeyValue
+    from .owner import BucketOwner
 
 _MOST_DIRECT: Final = 1024
 _RETRY_S: Final = 0.05
@@ -25,7 +25,7 @@ _NO_RESULTS: Final = "No Results"
 """A 404 with other words ends a list in the middle: the server could not load one of its messages."""
 
 
-async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[KvEntry]:
+async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEntry]:
     """Living keys in the order of their revisions; [] when the bucket vanished.
 
     Raises:
@@ -44,7 +44,7 @@ async def snapshot(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list
     return [stored.entry() for stored in found if not stored.marker]
 
 
-async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[Stored] | None:
+async def _direct(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[Stored] | None:
     """None: too many keys for this way."""
     found: list[Stored] = []
     whole: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
@@ -81,7 +81,7 @@ async def _direct(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[
         query = {**query, "seq": page[-1].revision + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
 
 
-async def _page(bucket: JetStreamKeyValue, query: dict[str, Any]) -> tuple[list[Stored], Message]:
+async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[Stored], Message]:
     """One request with many answers; the last is a status."""
     page: list[Stored] = []
     end: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ async def _page(bucket: JetStreamKeyValue, query: dict[str, Any]) -> tuple[list[
         bus.close_stream(reply)
 
 
-async def _by_consumer(bucket: JetStreamKeyValue, patterns: tuple[str, ...]) -> list[Stored]:
+async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[Stored]:
     found: dict[str, Stored] = {}  # a key that changes meanwhile comes again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

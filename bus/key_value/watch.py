@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
@@ -12,7 +13,7 @@ from .ordered_feed import Feed, FeedEvent
 from .wire import Stored
 
 if TYPE_CHECKING:
-    from .bucket import JetStreamKeyValue
+    from .owner import BucketOwner
 
 log = logging.getLogger("gangline.bus")
 
@@ -23,8 +24,11 @@ class Watch(Resuming):
     Invariant: `_known` has exactly the keys that the handler was last told with PUT.
     """
 
-    def __init__(self, bucket: JetStreamKeyValue, pattern: str, handler: KvHandler) -> None:
+    def __init__(
+        self, bucket: BucketOwner, pattern: str, handler: KvHandler, *, on_end: Callable[[Watch], None]
+    ) -> None:
         super().__init__(bucket.bus)
+        self._on_end = on_end
         self._bucket = bucket
         self._pattern = pattern
         self._handler = handler
@@ -43,7 +47,7 @@ class Watch(Resuming):
     def stop(self) -> None:
         """End delivery. Idempotent."""
         super().stop()
-        self._bucket.forget(self)
+        self._on_end(self)
 
     async def _run(self) -> None:
         while True:

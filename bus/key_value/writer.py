@@ -21,7 +21,7 @@ from ..port.bus import Conflict, KvWrite, Message, NoResponders, RequestTimeout,
 from .wire import MESSAGE_ID, WRITE_ID, Stored, write_headers
 
 if TYPE_CHECKING:
-    from .bucket import JetStreamKeyValue
+    from .owner import BucketOwner
 
 log = logging.getLogger("gangline.bus")
 
@@ -40,7 +40,7 @@ _PIPELINE: Final = 256
 class Writer:
     """Writes of one bucket."""
 
-    def __init__(self, bucket: JetStreamKeyValue) -> None:
+    def __init__(self, bucket: BucketOwner) -> None:
         self._bucket = bucket
         self._bus = bucket.bus
         self._id = bucket.bus.ambient.token()
@@ -201,7 +201,7 @@ class Writer:
 class Publication:
     """One write on its way: sent again after silence or "no responders", until acknowledged."""
 
-    def __init__(self, bucket: JetStreamKeyValue, write: KvWrite, headers: dict[str, str]) -> None:
+    def __init__(self, bucket: BucketOwner, write: KvWrite, headers: dict[str, str]) -> None:
         self._bucket = bucket
         self._bus = bucket.bus
         self._key = write.key

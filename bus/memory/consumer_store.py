@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from ..port.bus import ConsumerSettings, ConsumerState, StreamMessage
 from ..port.subjects import Pattern
 from .faults import server_time
 
-if TYPE_CHECKING:
-    from .stream_store import StreamStore
+
+class ConsumedStore(Protocol):
+    """What a consumer needs of its stream; implemented by StreamStore."""
+
+    name: str
+    messages: dict[int, StreamMessage]
+    last_sequence: int
+    running: Callable[[], bool]
+
+    def after(self, sequence: int, pattern: Pattern) -> Iterator[StreamMessage]: ...
+
+    def acknowledged(self, sequence: int) -> None: ...
+
+    def drop_consumer(self, name: str) -> bool: ...
 
 
 class Requester(Protocol):
@@ -63,7 +75,7 @@ class StoreConsumer:
     Invariant: `_pending` is in the order of `due_at`; a sequence in `_due` is in `_pending` too.
     """
 
-    def __init__(self, store: StreamStore, name: str, settings: ConsumerSettings, context: Context) -> None:
+    def __init__(self, store: ConsumedStore, name: str, settings: ConsumerSettings, context: Context) -> None:
         self.name = name
         self.settings = settings
         self.delivered = 0

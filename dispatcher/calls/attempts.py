@@ -36,6 +36,10 @@ class AttemptTarget:
         """Whether an earlier try may have started something, whatever the last one says."""
         return False
 
+    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+        """`place`, if that need not wait. None: it has to; ask `place` then."""
+        return None
+
     async def place(self, fate: Fate | None) -> AttemptTarget:
         """Get the next try a place; returns the target that takes it, which is this one or one that it leads to.
 
@@ -55,7 +59,8 @@ class AttemptTarget:
         """A try has ended: why it came to nothing; None: it is the one that counts."""
         raise NotImplementedError
 
-    def result(self, outcome: Any) -> Any:
+    @staticmethod
+    def result(outcome: Any, /) -> Any:
         """What the request has come to.
 
         Raises:
@@ -74,6 +79,8 @@ class TaskTarget(AttemptTarget):
     """Of the slots that it is sent on; None: of any."""
     spans = False
     """Each try has a span of its own."""
+    told = True
+    """Whether it wants to know of `sent` and `left`."""
     ended: Outcome
     """How the last try of a stream ended."""
 
@@ -87,20 +94,30 @@ class TaskTarget(AttemptTarget):
             InvalidRequest: arguments that have no form on the wire; nothing was sent.
             DeadlineExceeded: the deadline passed; the worker was told to stop.
         """
+        order, exchange = self.order, caller.exchange
         spans = self.spans and span is not NO_SPAN
         if spans:
             span = _attempt_span(self.worker, self.ticket.attempts, span)
-        exchange = caller.exchange
         flight = TaskFlight(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
-        caller.launch(self, flight, span.traceparent())
+        caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
+        timer = None
+        if order.deadline is not None:
+            timer = exchange.loop.call_at(order.deadline, caller.expire, order, flight)
         try:
-            outcome = await caller.answer(self.order, flight)
+            outcome = await flight.future
         except BaseException as error:
-            self.left(flight, error)
+            if isinstance(error, asyncio.CancelledError):
+                caller.abandon(flight)
+            if self.told:
+                self.left(flight, error)
             if spans:
                 span.end(error)
             raise
-        self.left(flight, None)
+        finally:
+            if timer is not None:
+                timer.cancel()
+        if self.told:
+            self.left(flight, None)
         if spans:
             if (fate := fate_of(outcome)) is not None:
                 span.event("gangline.refused", {"reason": fate.value})
@@ -129,9 +146,7 @@ class TaskTarget(AttemptTarget):
     def settle(self, outcome: Outcome) -> Fate | None:
         return fate_of(outcome)
 
-    def result(self, outcome: Outcome) -> Any:
-        assert not isinstance(outcome, Fate)
-        return result_of(outcome)
+    result = staticmethod(result_of)
 
     @property
     def where(self) -> tuple[WorkerId, str | None]:
@@ -175,6 +190,7 @@ class PoolTarget(TaskTarget):
     """Any worker of a pool."""
 
     spans = True
+    told = False
 
     def __init__(self, pool: RoutedPool, order: Order, ticket: Ticket) -> None:
         self.order = order
@@ -186,10 +202,19 @@ class PoolTarget(TaskTarget):
     def uncertain(self) -> bool:
         return self.ticket.uncertain is not None
 
+    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+        if self.order.flags & _STREAM:
+            return None
+        worker = self.pool.place_nowait(self.ticket, fate)
+        if worker is None:
+            return None
+        self.worker = worker
+        return self
+
     async def place(self, fate: Fate | None) -> AttemptTarget:
         order, pool = self.order, self.pool
         if not order.flags & _STREAM:
-            self.worker = await pool.place(self.ticket, order.deadline, fate)
+            self.worker = await pool.wait(self.ticket, order.deadline)
             return self
         view = pool.core.view
         if view.serves(order.method) and not view.streams(order.method):
@@ -237,7 +262,7 @@ class Caller:
         try:
             while True:
                 if tried is None:
-                    at = await target.place(fate)
+                    at = target.place_nowait(fate) or await target.place(fate)
                     outcome = await at.attempt(self, span)
                 else:
                     (at, outcome), tried = tried, None
@@ -261,7 +286,7 @@ class Caller:
         fate: Fate | None = None
         try:
             while True:
-                at = await target.place(fate)
+                at = target.place_nowait(fate) or await target.place(fate)
                 assert isinstance(at, TaskTarget)
                 items = at.items(self, span)
                 async with contextlib.aclosing(items):
@@ -293,21 +318,8 @@ class Caller:
             raise
         if ticket.visit is not None:
             ticket.visit.sent()
-        target.sent(flight)
-
-    async def answer(self, order: Order, flight: TaskFlight) -> Outcome:
-        """Wait for the answer; on cancellation and at the deadline tell the worker to stop."""
-        timer = None
-        if order.deadline is not None:
-            timer = self.exchange.loop.call_at(order.deadline, self._expire, order, flight)
-        try:
-            return await flight.future
-        except asyncio.CancelledError:
-            self.abandon(flight)
-            raise
-        finally:
-            if timer is not None:
-                timer.cancel()
+        if target.told:
+            target.sent(flight)
 
     async def read(self, order: Order, flight: StreamFlight) -> AsyncGenerator[Any, None]:
         """The items of one try, as they come; `flight.end` says afterwards how it ended."""
@@ -344,7 +356,8 @@ class Caller:
         exchange.post(flight.worker, (Request.CANCEL, flight.id))
         return True
 
-    def _expire(self, order: Order, flight: TaskFlight) -> None:
+    def expire(self, order: Order, flight: TaskFlight) -> None:
+        """Its time is up: tell the worker to stop."""
         if not flight.future.done():
             sent = self.abandon(flight)
             flight.future.set_exception(order.too_late(may_have_started=sent))

@@ -125,6 +125,9 @@ class MemberLine:
     def name(self) -> str:
         return f"rank {self.seat.rank} of gang {self._gang} ({self.seat.pool}.{self.seat.worker})"
 
+    def __str__(self) -> str:
+        return self.name
+
     def idempotent(self, method: str) -> bool:
         """Whether its worker says so of the method."""
         return method in self.methods and self.methods[method].idempotent
@@ -273,7 +276,7 @@ class MemberTarget(TaskTarget):
             self.token, self.books = line.seat.token, line.slots
             self.worker = await line.reach(order.deadline, order.target)
             line.methods = self.worker.methods
-            self.ticket = await line.slots.enter(order, self.worker, line.name, wait=self._patient, check=line.check)
+            self.ticket = await line.slots.enter(order, self.worker, line, wait=self._patient, check=line.check)
         self._attempts += 1
         self.ticket.attempts = max(self.ticket.attempts, self._attempts)
         return self

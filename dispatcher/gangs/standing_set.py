@@ -365,6 +365,9 @@ class SetTarget(PoolTarget):
         seat = self._formation.lines[0].seat
         return WorkerId(seat.pool, seat.worker), self._formation.gang
 
+    def place_nowait(self, fate: Fate | None) -> AttemptTarget | None:
+        return None
+
     async def place(self, fate: Fate | None) -> AttemptTarget:
         routed = self._routed
         if self.on_all and self.order.flags & _STREAM:

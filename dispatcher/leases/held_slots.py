@@ -499,7 +499,8 @@ class ReserveTarget(AttemptTarget):
         self.pool.refused(self.asked.ticket, self.worker, outcome)
         return outcome
 
-    def result(self, outcome: Hold) -> Hold:
+    @staticmethod
+    def result(outcome: Hold, /) -> Hold:
         return outcome
 
 

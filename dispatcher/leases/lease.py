@@ -155,6 +155,7 @@ class LeaseTarget(HeldTarget):
     """The slots of a lease. What never arrived, and never will, may be sent again."""
 
     spans = True
+    told = False
     sent_at = 0.0
     """Loop time, not later than the sending of the last try."""
 
@@ -174,7 +175,7 @@ class LeaseTarget(HeldTarget):
             raise error_of_fate(fate, str(self.worker.id), attempts=1, lost=_LOST)
         self.hold.check_streams(self)
         self.ticket = ticket = await self._slots.enter(
-            self.order, self.worker, f"the lease on {self.worker.id}", wait=self._wait, check=self._check
+            self.order, self.worker, self, wait=self._wait, check=self._check
         )
         self._request.attempts += 1
         ticket.attempts = self._request.attempts
@@ -204,6 +205,9 @@ class LeaseTarget(HeldTarget):
             await asyncio.sleep(_ASK_AGAIN_S)
             return True
         return fate is Fate.UNSEEN
+
+    def __str__(self) -> str:
+        return f"the lease on {self.worker.id}"
 
     def _check(self) -> None:
         if (error := self._lease.lost) is not None:

@@ -46,11 +46,13 @@ class LeaseSlots:
         self.used += ticket.cost
         return True
 
-    async def enter(self, order: Order, worker: Worker, whose: str, *, wait: bool, check: Callable[[], None]) -> Ticket:
+    async def enter(
+        self, order: Order, worker: Worker, whose: object, *, wait: bool, check: Callable[[], None]
+    ) -> Ticket:
         """Take slots for one task on that worker, until its flight has ended.
 
         Args:
-            whose: slots they are, for people.
+            whose: slots they are, as str() tells people.
             wait: while they are in use.
             check: raises when they cannot be used any more.
 

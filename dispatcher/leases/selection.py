@@ -206,7 +206,7 @@ class SelectedTarget(HeldTarget):
                 return self
             self._next = hold.elsewhere(self.order, self._leave(fate))
             fate = None
-        at = await self._next.place(fate)
+        at = self._next.place_nowait(fate) or await self._next.place(fate)
         assert isinstance(at, TaskTarget)
         selection.moved_to(*at.where)
         return at

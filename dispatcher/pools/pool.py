@@ -106,6 +106,10 @@ class RoutedPool:
             WorkerLost, ResultLost: the try before may have started something, and is not to be repeated.
             Moved: another pool has to take it.
         """
+        return self.place_nowait(ticket, fate) or await self.wait(ticket, deadline)
+
+    def place_nowait(self, ticket: Ticket, fate: Fate | None = None) -> Worker | None:
+        """`place`, if it need not wait. None: it stands in line now, for `wait`."""
         core, now = self.core, self._loop.time()
         if ticket.asked_at is None:
             ticket.asked_at = now
@@ -120,7 +124,7 @@ class RoutedPool:
         if not ticket.in_line:
             core.withdraw(ticket)
             raise core.give_up(ticket, "right now")
-        return await self._wait(ticket, deadline, now)
+        return None
 
     def place_at_once(self, ticket: Ticket) -> bool:
         """`place` for a ticket that never waits: True when it has its worker. Others that wait are not overtaken."""
@@ -144,8 +148,9 @@ class RoutedPool:
             return False
         return self._loop.time() - max(since, self._opened_at) >= self._settings.no_workers_wait_s
 
-    async def _wait(self, ticket: Ticket, deadline: float | None, now: float) -> Worker:
-        self.used_at = now
+    async def wait(self, ticket: Ticket, deadline: float | None) -> Worker:
+        """The worker of a ticket that stands in line; see `place`."""
+        self.used_at = now = self._loop.time()
         waiter: Waiter = self._loop.create_future()
         ticket.waiter = waiter
         self._arm(now)

@@ -26,7 +26,7 @@ from ..gangs.standing_set import RoutedSet
 from ..leases.held_slots import Hold
 from ..leases.lease import Lease, Leasing
 from ..leases.selection import Choice, Choosing, SelectedTarget, Selection
-from ..pools.pool import RoutedPool
+from ..pools.pool import Moved, RoutedPool
 from ..routing.policy import Policy, Sticky
 from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
@@ -173,7 +173,7 @@ class Router:
         """Run `ENDPOINT.METHOD` on some worker and yield its items; see Client.stream."""
         order = self.order(target, args, kwargs or {}, options, parent=parent)
         with self._observed_routed(order) as (ticket, span):
-            to = self._task_target(order, ticket, span)
+            to = _TaskEndpoint(self, self._traffic, order, ticket, span)
             try:
                 items = self.caller.stream(order, to, span)
                 async with contextlib.aclosing(items):
@@ -462,19 +462,26 @@ class Router:
         self, order: Order, ticket: Ticket, span: Span, tried: tuple[PoolTarget, Outcome] | None = None
     ) -> Any:
         """`tried`: a first try that was made elsewhere."""
-        target = self._task_target(order, ticket, span, None if tried is None else tried[0])
+        at = self._plain_target(order, ticket) if tried is None else tried[0]
+        if at is not None:
+            try:
+                return await self.caller.run(at, span, tried=tried)
+            except Moved:
+                pass  # a route was made while it waited
+        target = _TaskEndpoint(self, self._traffic, order, ticket, span)
         try:
-            return await self.caller.run(target, span, tried=tried)
+            return await self.caller.run(target, span)
         finally:
-            if ticket.visit is not None:
-                target.over()
+            target.over()
 
-    def _task_target(self, order: Order, ticket: Ticket, span: Span, at: PoolTarget | None = None) -> _TaskEndpoint:
-        if at is None and (pool := self._traffic.plain.get(order.pool)) is not None:
-            at = PoolTarget(pool, order, ticket)
-            if order.options.pool is None:
-                ticket.endpoint = order.endpoint
-        return _TaskEndpoint(self, self._traffic, order, ticket, span, at)
+    def _plain_target(self, order: Order, ticket: Ticket) -> PoolTarget | None:
+        """The pool of the endpoint, if there is no more to it."""
+        pool = self._traffic.plain.get(order.pool)
+        if pool is None:
+            return None
+        if order.options.pool is None:
+            ticket.endpoint = order.endpoint
+        return PoolTarget(pool, order, ticket)
 
     async def target_of(self, order: Order, ticket: Ticket, span: Span) -> AttemptTarget:
         """Where the order goes now. Who names a pool means the pool."""
@@ -535,10 +542,8 @@ class Router:
 class _TaskEndpoint(EndpointTarget):
     """Whoever serves the endpoint of a task."""
 
-    def __init__(
-        self, router: Router, traffic: Traffic, order: Order, ticket: Ticket, span: Span, at: PoolTarget | None
-    ) -> None:
-        super().__init__(traffic, ticket, at)
+    def __init__(self, router: Router, traffic: Traffic, order: Order, ticket: Ticket, span: Span) -> None:
+        super().__init__(traffic, ticket)
         self._router = router
         self._order = order
         self._span = span

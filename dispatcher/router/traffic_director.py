@@ -52,7 +52,7 @@ class EndpointTarget(AttemptTarget):
             if self._at is None:
                 self._at = await self.find()
             try:
-                return await self._at.place(fate)
+                return self._at.place_nowait(fate) or await self._at.place(fate)
             except Moved:
                 pass
             except NoWorkers:

@@ -245,20 +245,26 @@ def error_of(frame: Frame) -> GanglineError:
 
 def fate_of(outcome: Outcome) -> Fate | None:
     """Why an outcome is no answer of the task; None when it is one."""
+    if type(outcome) is list and outcome[0] == _OK:
+        return None  # as nearly all are; asking an enum for its instances takes long
     if isinstance(outcome, Fate):
         return outcome
     if outcome[0] == _REJECTED:
         return Fate.of_reason(outcome[2])
-    if outcome[0] == _ERROR and outcome[5] is False and isinstance(error_of(outcome), Unavailable):
-        return Fate.DRAINING
-    return None
+    return Fate.DRAINING if _refuses(outcome, Unavailable) else None
 
 
-def refuses_token(frame: Frame) -> bool:
+def refuses_token(outcome: Outcome) -> bool:
     """Whether it is an error that says that the token was not good: nothing started."""
-    return frame[0] == _ERROR and frame[5] is False and isinstance(error_of(frame), (LeaseError, Unavailable))
+    return _refuses(outcome, (LeaseError, Unavailable))
 
 
-def says_busy(frame: Frame) -> bool:
+def says_busy(outcome: Outcome) -> bool:
     """Whether it is an error that says that the slots of the token are in use: nothing started."""
-    return frame[0] == _ERROR and frame[5] is False and isinstance(error_of(frame), LeaseBusy)
+    return _refuses(outcome, LeaseBusy)
+
+
+def _refuses(outcome: Outcome, kind: type[GanglineError] | tuple[type[GanglineError], ...]) -> bool:
+    if type(outcome) is not list or outcome[0] != _ERROR:
+        return False
+    return outcome[5] is False and isinstance(error_of(outcome), kind)

@@ -1,34 +1,110 @@
 """The short way of plain calls: from the arguments to the wire in one function.
 
 Most calls ask for nothing but a task, and maybe to be done in time: no key, model or labels, no trace, one slot of any
-worker. For those, what Order, Caller and the general choice of a worker do step by step is done here at once, and with
-the same outcome. Whatever turns out to be special, before it is sent (nobody has room, a line is waiting) or after (a
-refusal, a lost worker), is left to them, as if they had made the first try.
+worker. What a ticket would know of such a request is the same for all, so none is made: a flight of these counts on its
+worker as one slot by itself, from its placing to its end. Whatever turns out to be special, before it is sent (nobody
+has room, a line is waiting) or after (anything but a result), is left to `Caller`, as if that had made the first try.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from ...schemas.deadline import UNDER, current_deadline
+from ...runtime.timeouts import Alarms
+from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
-from ...schemas.wire.frames import Request
+from ...schemas.wire.frames import Answer, Frame, Request
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import tracer
 from ..pools.pool import RoutedPool
 from ..routing.settings import RouterSettings
+from ..routing.worker_table import Worker
 from ..transport.exchange import Exchange
+from ..transport.flights import Awaited, Books, Outcome
 from .attempts import Caller
-from .call import CallOptions
-from .fast_requests import PlainFlight, TimedFlight, Way
+from .call import CallOptions, too_late
 from .telemetry import code_of
-from .timeouts import Deadlines
 
 _TASK: Final = int(Request.TASK)
+_OK: Final = int(Answer.OK)
+_HELD: Final = int(Answer.HELD)
 _under: Final = UNDER.get
 _traced: Final = tracer.on
+
+_MOST: Final = 64
+"""Different times that are kept apart at once. More of them are not common, and go the general way."""
+
+
+class Way(NamedTuple):
+    """The short way to one task: where its calls go for as long as its endpoint is served by that pool alone."""
+
+    endpoint: str
+    method: str
+    pool: RoutedPool
+
+
+class ShortFlight(Awaited):
+    """A request on its short way. Times are those of the message: of a frame of its own nobody needs one."""
+
+    pool: RoutedPool
+
+    def __init__(self, id: int, worker: Worker, future: asyncio.Future[Any], pool: RoutedPool) -> None:
+        self.id = id
+        self.worker = worker
+        self.future = future
+        self.pool = pool
+
+    @property
+    def books(self) -> Books:  # type: ignore[override]
+        return self.pool
+
+    @property
+    def sent_at(self) -> float:
+        """Loop time, not later than its sending."""
+        return self.future.get_loop().time() if self.parcel is None else self.parcel.begun_at
+
+
+class PlainFlight(ShortFlight):
+    """A task."""
+
+    checked = True
+    method = ""
+    timeout_s: float | None = None
+    alarms: Alarms[PlainFlight] | None = None
+    """Where it is, to be ended at its deadline."""
+
+    @property
+    def deadline(self) -> float | None:
+        """Loop time; None: never."""
+        return None if self.timeout_s is None else self.sent_at + self.timeout_s
+
+    @property
+    def endpoint(self) -> str:
+        """What was asked for."""
+        return self.pool.name
+
+    def settle(self) -> None:
+        self.pool.core.end_plain(self.worker)
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != _OK:
+            if frame[0] == _HELD:
+                return False
+            self._end(frame)
+            return True
+        self.worker.ended += 1  # all that one message ends are settled together
+        if self.alarms is not None:
+            self.alarms.drop(self)
+        if not self.future.done():
+            self.future.set_result(frame)
+        return True
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.alarms is not None:
+            self.alarms.drop(self)
+        super()._end(outcome)
 
 
 class Express:
@@ -50,12 +126,12 @@ class Express:
         """
         self.exchange = exchange
         self.plain_pools = plain_pools
+        self.timeout_s = settings.default_timeout_s
         self._caller = caller
         self._metrics = metrics
         self._targets = targets
         self._ways: dict[str, Way] = {}
         """By target; each is good for as long as its pool is the plain one."""
-        self._timeout_s = settings.default_timeout_s
         self._deadlines = Deadlines(caller)
 
     def launch(
@@ -68,20 +144,53 @@ class Express:
         under = _under()
         if way is None or not options.plain or _traced() or (under is not None and under.deadline is not None):
             return None
-        pool, exchange = way.pool, self.exchange
-        timeout_s = self._timeout_s if options.timeout_s is None else options.timeout_s
-        if timeout_s is not None:
-            return self._launch_timed(way, target, args, kwargs, flags, timeout_s)
-        worker = pool.core.place_plain(way.method)
+        method, pool = way.method, way.pool
+        worker = pool.core.place_plain(method)
         if worker is None:
             return None
+        exchange = self.exchange
         flight = PlainFlight(exchange.new_id(), worker, exchange.new_future(), pool)
-        return self._sent(flight, way, args, kwargs, flags, None)
+        timeout_s = self.timeout_s if options.timeout_s is None else options.timeout_s
+        if not self.send(flight, method, args, kwargs, timeout_s, None, flags):
+            flight.settle()
+            pool.pump()
+            return None
+        pool.taken.count += 1
+        return flight
 
     def allows(self, options: CallOptions) -> bool:
-        """Whether a request made now, with these options, asks for nothing special, nor to be done in time."""
-        timeless = options.timeout_s is None and self._timeout_s is None
-        return timeless and options.plain and not _traced() and current_deadline() is None
+        """Whether a request made now, with these options, asks for nothing special."""
+        if not options.plain or _traced():
+            return False
+        under = _under()
+        return under is None or under.deadline is None
+
+    def send(
+        self,
+        flight: PlainFlight,
+        method: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any] | None,
+        timeout_s: float | None,
+        token: str | None,
+        flags: int = 0,
+    ) -> bool:
+        """False: it cannot be sent; the general way says why."""
+        deadline_ms = alarms = None
+        if timeout_s is not None:
+            deadline_ms = int(timeout_s * 1000)
+            alarms = self._deadlines.of(timeout_s)
+            if alarms is None or deadline_ms <= 0:
+                return False
+            flight.method, flight.timeout_s, flight.alarms = method, timeout_s, alarms
+        frame = (_TASK, flight.id, method, args or None, kwargs or None, deadline_ms, token, None, flags, None)
+        try:
+            self.exchange.launch(flight, frame)
+        except GanglineError:
+            return False
+        if alarms is not None and timeout_s is not None and not flight.future.done():  # else it was lost at once
+            alarms.add(flight, flight.sent_at + timeout_s)
+        return True
 
     def close(self) -> None:
         """The router stops."""
@@ -105,57 +214,46 @@ class Express:
         if split is None or pool is None:
             self._ways.pop(target, None)
             return None
-        endpoint, method = split
-        way = self._ways[target] = Way(endpoint, method, pool)
+        way = self._ways[target] = Way(*split, pool)
         return way
 
-    def _launch_timed(
-        self,
-        way: Way,
-        target: str,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        flags: int,
-        timeout_s: float,
-    ) -> PlainFlight | None:
-        exchange, deadline_ms = self.exchange, int(timeout_s * 1000)
-        alarms = self._deadlines.of(timeout_s)
-        worker = way.pool.core.place_plain(way.method) if alarms is not None and deadline_ms > 0 else None
-        if alarms is None or worker is None:
-            return None
-        flight = TimedFlight(
-            exchange.new_id(),
-            worker,
-            exchange.new_future(),
-            way.pool,
-            target=target,
-            timeout_s=timeout_s,
-            alarms=alarms,
-        )
-        if self._sent(flight, way, args, kwargs, flags, deadline_ms) is None:
-            return None
-        if not flight.future.done():  # else it was lost at once
-            alarms.add(flight, flight.deadline)
-        return flight
 
-    def _sent(
-        self,
-        flight: PlainFlight,
-        way: Way,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any] | None,
-        flags: int,
-        deadline_ms: int | None,
-    ) -> PlainFlight | None:
-        """The flight, if it could be sent."""
-        frame = (_TASK, flight.id, way.method, args or None, kwargs or None, deadline_ms, None, None, flags, None)
-        pool = flight.pool
-        try:
-            self.exchange.launch(flight, frame)
-        except GanglineError:
-            # Arguments that cannot be sent: the general way says so.
-            flight.settle()
-            pool.pump()
-            return None
-        pool.taken.count += 1
-        return flight
+class Deadlines:
+    """Ends plain calls that were not answered in time. Most calls of a client have the same time, and are answered
+    within it; see Alarms for what that costs."""
+
+    __slots__ = ("_by_time", "_caller")
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+        self._by_time: dict[float, Alarms[PlainFlight]] = {}
+
+    def of(self, timeout_s: float) -> Alarms[PlainFlight] | None:
+        """Where flights of that time are to be added; None: there are too many different ones."""
+        found = self._by_time.get(timeout_s)
+        if found is None:
+            if len(self._by_time) >= _MOST:
+                self._tidy()
+            if len(self._by_time) < _MOST:
+                found = self._by_time[timeout_s] = Alarms(self._expire)
+        return found
+
+    def close(self) -> None:
+        """The router stops."""
+        for alarms in self._by_time.values():
+            alarms.close()
+        self._by_time.clear()
+
+    def _tidy(self) -> None:
+        for timeout_s, alarms in list(self._by_time.items()):
+            if not alarms:
+                alarms.close()
+                del self._by_time[timeout_s]
+
+    def _expire(self, flight: PlainFlight) -> None:
+        if not flight.future.done():
+            sent = self._caller.abandon(flight)
+            flight.future.set_exception(too_late(f"{flight.endpoint}.{flight.method}", may_have_started=sent))
+
+    def __repr__(self) -> str:
+        return f"Deadlines({sum(map(len, self._by_time.values()))} of {len(self._by_time)} times)"

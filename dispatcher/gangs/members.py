@@ -307,7 +307,7 @@ class MemberTarget(TaskTarget):
 
     def settle(self, outcome: Outcome) -> Fate | None:
         fate = fate_of(outcome)
-        if fate is None and self._patient and not isinstance(outcome, Fate) and says_busy(outcome):
+        if fate is None and self._patient and says_busy(outcome):
             return Fate.FULL  # a task of ours that was told to stop has not stopped yet
         return fate
 

@@ -1,32 +1,115 @@
 """The short ways of held slots: choosing a worker, a task on what was chosen, a task on a lease.
 
-See express: what these do for requests that ask for nothing special, selection, hold and leases do for all; and what
-turns out to be special is left to them.
+See calls.fast_path: what these do for requests that ask for nothing special, the engine and its targets do for all; and
+what turns out to be special is left to them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ...runtime.timeouts import Alarms
-from ...schemas.errors.base import GanglineError
 from ...schemas.limits import MIN_TTL_S
-from ...schemas.wire.frames import Frame, Request, ReserveFlag
+from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.call import CallOptions
-from ..calls.fast_path import Express
-from ..calls.fast_requests import PlainFlight
+from ..calls.fast_path import Express, PlainFlight, ShortFlight
 from ..routing.outcome import Fate
 from ..routing.settings import RouterSettings
-from .fast_requests import LeasedFlight, PlainReserve, TokenFlight
+from ..transport.flights import Books
 from .held_slots import Hold, Terms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection
 
-_TASK: Final = int(Request.TASK)
+_OK: Final = int(Answer.OK)
 _RESERVE: Final = int(Request.RESERVE)
+_GRANTED: Final = int(Answer.GRANTED)
 _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
+
+
+class _OnHold(PlainFlight):
+    """A task on slots that are held."""
+
+    def __init__(self, id: int, future: asyncio.Future[Any], hold: Hold) -> None:
+        self.id = id
+        self.worker = hold.worker
+        self.future = future
+        self.hold = hold
+        self.pool = hold.pool
+
+    @property
+    def endpoint(self) -> str:
+        return self.hold.endpoint
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != _OK:
+            return super().deliver(frame)
+        self.done_well()
+        if self.alarms is not None:
+            self.alarms.drop(self)
+        if not self.future.done():
+            self.future.set_result(frame)
+        return True
+
+    def done_well(self) -> None:
+        """There is a result: settle it."""
+        raise NotImplementedError
+
+
+class LeasedFlight(_OnHold):
+    """A task on a lease: it uses one of its slots."""
+
+    cost = 1
+    slots: LeaseSlots
+
+    @property
+    def books(self) -> Books:  # type: ignore[override]
+        return self.slots
+
+    def settle(self) -> None:
+        self.slots.give(self)
+
+    def done_well(self) -> None:
+        assert self.parcel is not None
+        self.slots.give(self)
+        self.hold.used(self.parcel.begun_at)
+
+
+class TokenFlight(_OnHold):
+    """A task on a slot that was chosen: it takes the slot over, and what counts for it."""
+
+    def settle(self) -> None:
+        self.hold.settle()
+
+    def done_well(self) -> None:
+        charge = self.hold.charge
+        if charge is None:
+            self.worker.ended += 1
+        else:
+            self.pool.settle(charge)
+            self.pool.accepted(charge)
+
+
+class PlainReserve(ShortFlight):
+    """A slot of any worker. If its future ends with a grant, it still counts, for the Hold that is made of it."""
+
+    reserves = True
+    _counts = True
+
+    def settle(self) -> None:
+        """Idempotent: one that was too slow is given up after its end."""
+        if self._counts:
+            self._counts = False
+            self.pool.core.end_plain(self.worker)
+
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != _GRANTED:
+            self._end(frame)
+        elif not self.future.done():
+            self.future.set_result(frame)
+        return True
 
 
 class HeldExpress:
@@ -61,8 +144,10 @@ class HeldExpress:
 
     def reserve(self, endpoint: str, options: CallOptions) -> PlainReserve | None:
         """Ask a worker for a slot; None: nothing was done."""
-        pool = self._express.plain_pools.get(endpoint)
-        if pool is None or not self._express.allows(options):
+        express = self._express
+        pool = express.plain_pools.get(endpoint)
+        timed = options.timeout_s is not None or express.timeout_s is not None
+        if pool is None or timed or not express.allows(options):
             return None
         worker = pool.core.place_plain(None)
         if worker is None:
@@ -104,8 +189,10 @@ class HeldExpress:
         ):
             return None
         flight = TokenFlight(exchange.new_id(), exchange.new_future(), hold)
-        if not self._send(flight, hold, method, args, kwargs):
+        timeout_s = self._express.timeout_s if options.timeout_s is None else options.timeout_s
+        if not self._express.send(flight, method, args, kwargs, timeout_s, hold.token):
             return None
+        self._taken(hold)
         selection.mark_used()
         hold.consume()
         return flight
@@ -129,27 +216,22 @@ class HeldExpress:
             or not self._express.allows(options)
         ):
             return None
-        flight = LeasedFlight(exchange.new_id(), exchange.new_future(), hold, slots)
+        flight = LeasedFlight(exchange.new_id(), exchange.new_future(), hold)
+        flight.slots = slots
         if not slots.take_nowait(flight):
             return None
-        if not self._send(flight, hold, method, args, kwargs):
+        timeout_s = self._express.timeout_s if options.timeout_s is None else options.timeout_s
+        if not self._express.send(flight, method, args, kwargs, timeout_s, hold.token):
             slots.give(flight)
             return None
+        self._taken(hold)
         return flight
 
-    def _send(
-        self, flight: PlainFlight, hold: Hold, method: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-    ) -> bool:
-        frame = (_TASK, flight.id, method, args or None, kwargs or None, None, hold.token, None, 0, None)
-        try:
-            self._exchange.launch(flight, frame)
-        except GanglineError:
-            return False  # arguments that cannot be sent: the general way says so
+    def _taken(self, hold: Hold) -> None:
         if hold.endpoint == hold.pool.name:
             hold.pool.taken.count += 1
         else:
             self._metrics.request(hold.endpoint, hold.pool.name)
-        return True
 
     def __repr__(self) -> str:
         return f"HeldExpress(probes={len(self._probes)})"

@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
+from ...schemas.wire.frames import Answer
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, Caller
 from ..calls.call import CallOptions, Order, fate_of, refuses_token
-from ..calls.fast_requests import Detour
 from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
 from ..transport.exchange import Exchange
@@ -22,6 +22,7 @@ from .fast_path import HeldExpress
 from .held_slots import Held, HeldTarget, Hold
 from .lease_slots import LeaseSlots
 
+_OK: Final = int(Answer.OK)
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05
@@ -98,16 +99,17 @@ class Lease(Held):
         except BaseException as error:
             express.failed(flight, error)
             raise
-        if type(outcome) is Detour:
+        if type(outcome) is not list or outcome[0] != _OK:
             order = self._order(method, args, kwargs)
+            order.deadline = flight.deadline
             with self._observe(order, since=flight.sent_at) as (request, span):
                 request.attempts = 1
                 target = self._target(order, request)
                 target.sent_at = flight.sent_at
-                return await self._caller.run(target, span, tried=(target, outcome.outcome))
+                return await self._caller.run(target, span, tried=(target, outcome))
         if self._caller.exchange.measured:
             express.answered(flight)
-        return outcome
+        return outcome[2]
 
     async def stream(self, method: str, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Run a task on the lease and yield its items. Leaving the loop early cancels the task.
@@ -184,7 +186,7 @@ class LeaseTarget(HeldTarget):
 
     def settle(self, outcome: Outcome) -> Fate | None:
         fate = fate_of(outcome)
-        if fate is None and not isinstance(outcome, Fate) and not refuses_token(outcome):
+        if fate is None and not refuses_token(outcome):
             self.hold.used(self.sent_at)
         return fate
 

@@ -238,7 +238,7 @@ class SelectedTarget(HeldTarget):
 
     def settle(self, outcome: Outcome) -> Fate | None:
         fate = fate_of(outcome)
-        if fate is None and not isinstance(outcome, Fate):
+        if fate is None:
             if refuses_token(outcome):
                 return Fate.GONE
             self.hold.pool.accepted(self.hold.ticket)

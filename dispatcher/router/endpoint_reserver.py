@@ -7,15 +7,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...schemas.errors.base import ClosedError
-from ...schemas.wire.frames import ReserveFlag
+from ...schemas.wire.frames import Answer, ReserveFlag
 from ...telemetry.tracing import tracer
 from ..calls.attempts import AttemptTarget, Caller
 from ..calls.call import CallOptions
-from ..calls.fast_requests import Detour
 from ..gangs.set_registry import GangSets
 from ..gangs.standing_set import RoutedSet
-from ..leases.fast_path import HeldExpress
-from ..leases.fast_requests import PlainReserve
+from ..leases.fast_path import HeldExpress, PlainReserve
 from ..leases.held_slots import Hold, Holds, Reserver, ReserveTarget, SlotRequest
 from ..leases.selection import Choosing, Selection
 from ..pools.pool import RoutedPool
@@ -86,8 +84,8 @@ class Reserving:
             raise
         finally:
             express.reserved(asked)
-        if type(outcome) is Detour:
-            return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome.outcome)))
+        if type(outcome) is not list or outcome[0] != Answer.GRANTED:
+            return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
         hold = express.granted(asked, outcome)
         holds.keep_briefly(hold)
         if holds.closed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
 from ...runtime.clock import Ambient
@@ -14,13 +14,13 @@ from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
-from ...schemas.wire.frames import ReserveFlag
+from ...schemas.wire.frames import Answer, ReserveFlag
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, PoolTarget
 from ..calls.call import CallOptions, Order
-from ..calls.fast_requests import Detour, PlainFlight
+from ..calls.fast_path import PlainFlight
 from ..calls.telemetry import Observed
 from ..gangs.standing_set import RoutedSet
 from ..leases.held_slots import Hold
@@ -36,6 +36,7 @@ from .wiring import Parts
 
 _log = logger_for("dispatcher")
 
+_OK: Final = int(Answer.OK)
 _DEFAULTS = CallOptions()
 _MAX_TARGETS = 4096
 
@@ -148,12 +149,11 @@ class Router:
         except BaseException as error:
             self._express.failed(flight, error)
             raise
-        if type(outcome) is Detour:
-            order = self.order(target, args, kwargs or {}, options, flags=flags)
-            return await self._go_on(flight, outcome.outcome, order)
+        if type(outcome) is not list or outcome[0] != _OK:
+            return await self._go_on(flight, outcome, self.order(target, args, kwargs or {}, options, flags=flags))
         if self.exchange.measured:
             self._express.answered(flight)
-        return outcome
+        return outcome[2]
 
     async def execute(self, order: Order) -> tuple[Any, str]:
         """Like `call`, for an order that is made already; also tells which worker answered (`<pool>.<worker>`)."""
@@ -226,15 +226,15 @@ class Router:
             # The task may not have reached the worker: then the token still has the slot.
             selection.hold.give_back()
             raise
-        if type(outcome) is Detour:
+        if type(outcome) is not list or outcome[0] != _OK:
             order = self.order(f"{selection.endpoint}.{method}", args, kwargs or {}, options)
-            order.pool = selection.pool
+            order.pool, order.deadline = selection.pool, flight.deadline
             with self.observed(order, since=flight.sent_at) as (_, span):
                 target = self._selected(selection, order)
-                return await self.caller.run(target, span, tried=(target, outcome.outcome))
+                return await self.caller.run(target, span, tried=(target, outcome))
         if self.exchange.measured:
             self._express.answered(flight)
-        return outcome
+        return outcome[2]
 
     async def _dispatch(
         self,

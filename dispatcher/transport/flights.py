@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import Answer, Frame
@@ -90,8 +90,7 @@ class Awaited(Flight):
 
     books: Books
     """Where it counts."""
-    future: asyncio.Future[Any]
-    """Ends with what `_told` makes of the outcome."""
+    future: asyncio.Future[Outcome]
 
     def deliver(self, frame: Frame) -> bool:
         self._end(frame)
@@ -112,16 +111,11 @@ class Awaited(Flight):
     def _end(self, outcome: Outcome) -> None:
         self.settle()
         if not self.future.done():
-            self.future.set_result(self._told(outcome))
-
-    def _told(self, outcome: Outcome) -> Any:
-        return outcome
+            self.future.set_result(outcome)
 
 
 class TaskFlight(Awaited):
     """A TASK: its end settles the ticket, whether or not the caller still waits."""
-
-    future: asyncio.Future[Outcome]
 
     checked = True
     on_held: Callable[[], None] | None = None
@@ -150,7 +144,6 @@ class ReserveFlight(Awaited):
     """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
 
     reserves = True
-    future: asyncio.Future[Outcome]
 
     def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
         self.id = id

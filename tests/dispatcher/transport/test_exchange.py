@@ -88,7 +88,7 @@ async def test_one_that_is_taken_back_makes_room_for_another(rig: Rig) -> None:
     express.failed(first, asyncio.CancelledError())
     second = express.launch("images.echo", (half,), {}, CallOptions(), 0)
     third = express.launch("images.echo", (b"x" * 1000,), {}, CallOptions(), 0)
-    assert await second.future == await third.future == ["w1", "echo"]
+    assert (await second.future)[2] == (await third.future)[2] == ["w1", "echo"]
     assert worker.messages - before == 1
     rig.balanced()
 

@@ -46,6 +46,10 @@ class SuspectProber(Generic[K]):
     def __repr__(self) -> str:
         return f"SuspectProber({self._detector!r}, once={len(self._once)})"
 
+    def __len__(self) -> int:
+        """Suspects."""
+        return len(self._detector)
+
     def suspect(self, who: K, why: str) -> bool:
         """Nothing is heard of it: ask until it is cleared, or lost. False if that was known."""
         news = self._detector.suspect(who, why, asyncio.get_running_loop().time())

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+T = TypeVar("T")
 
 
 def print_json(value: object, *, lines: bool = False) -> None:
@@ -27,6 +29,32 @@ def print_value(value: object, as_json: bool) -> None:
         click.echo(value)
     else:
         print_json(value, lines=as_json)
+
+
+def print_lines(value: object, lines: Iterable[str], as_json: bool) -> None:
+    """One thing: in lines for people, as this value for machines."""
+    if as_json:
+        print_json(value)
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def print_rows(
+    rows: Sequence[T],
+    as_json: bool,
+    *,
+    table: Callable[[Sequence[T]], Table],
+    empty: str,
+    to_json: Callable[[Any], object] = lambda row: row.model_dump(mode="json"),
+) -> None:
+    """Many things: as a table, or as JSON. `empty` is for people, if there are none."""
+    if as_json:
+        print_json([to_json(row) for row in rows])
+    elif rows:
+        console().print(table(rows))
+    else:
+        click.echo(empty, err=True)
 
 
 def console() -> Console:

@@ -93,8 +93,17 @@ def summary(gang: GangReply) -> str:
     return ", ".join(parts)
 
 
-def sets_table(sets: Sequence[tuple[str, GangSetRecord, list[GangReply] | None]]) -> Table:
-    """`None` for the gangs: no coordinator could be asked."""
+SetRow = tuple[str, GangSetRecord, list[GangReply] | None]
+"""A set and its gangs; None: no coordinator could be asked."""
+
+
+def set_json(row: SetRow) -> dict[str, object]:
+    name, record, gangs = row
+    living = None if gangs is None else [gang.model_dump(mode="json") for gang in gangs]
+    return {"name": name, **record.model_dump(mode="json", exclude={"v"}), "living": living}
+
+
+def sets_table(sets: Sequence[SetRow]) -> Table:
     lines = []
     for name, record, gangs in sets:
         formed = "?" if gangs is None else str(sum(gang.state == "formed" for gang in gangs))

@@ -15,7 +15,6 @@ from ...dispatcher.client.client import Client
 from ...dispatcher.client.operations import read_record
 from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
 from ...schemas.errors.gangs import UnknownGang
-from ...schemas.messages.gangs import GangReply
 from ...schemas.names import Names, check_name
 from ...schemas.records.gangs import (
     GangSetRecord,
@@ -27,6 +26,7 @@ from ...schemas.records.gangs import (
     write_gang,
 )
 from .gang_follow import list_gangs
+from .gangs import SetRow
 
 
 def parse_sets(text: str, source: str) -> dict[str, GangSetRecord]:
@@ -188,8 +188,8 @@ async def read_set(ledger: KeyValue, name: str) -> tuple[KvEntry, GangSetRecord,
     return entry, record, status
 
 
-async def read_sets(client: Client) -> list[tuple[str, GangSetRecord, list[GangReply] | None]]:
-    """All declarations that can be read, by name, with their gangs (None: no coordinator could be asked)."""
+async def read_sets(client: Client) -> list[SetRow]:
+    """All declarations that can be read, by name, with their gangs."""
     entries = await (await client.router.ledger()).entries(Names.gangset_key())
     gangs = None
     with contextlib.suppress(Unavailable):

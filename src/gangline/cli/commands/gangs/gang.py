@@ -30,21 +30,15 @@ def command() -> None:
 @connection_options
 def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
     """All gangs that have not ended, oldest first."""
-    from ...console.output import console, print_json
+    from ...console.output import print_rows
     from ...console.session import with_client
     from ...views.gang_follow import list_gangs
+    from ...views.gangs import gangs_table
 
     found = with_client(connection, "gangline gang", lambda client: list_gangs(client, gangset))
     for shard in found.missing:
         click.echo(f"shard {shard} has no leader right now: its gangs are not listed", err=True)
-    if as_json:
-        print_json([gang.model_dump(mode="json") for gang in found.gangs])
-    elif not found.gangs:
-        click.echo("no gangs", err=True)
-    else:
-        from ...views.gangs import gangs_table
-
-        console().print(gangs_table(found.gangs))
+    print_rows(found.gangs, as_json, table=gangs_table, empty="no gangs")
 
 
 @command.command(short_help="One gang and its members.")

@@ -13,6 +13,7 @@ from ...console.options import Connection, connection_options, json_option
 if TYPE_CHECKING:
     from ....bus.port.bus import KeyValue
     from ....dispatcher.client.client import Client
+    from ....schemas.records.gangs import GangSetRecord
 
 T = TypeVar("T")
 
@@ -39,20 +40,15 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
 
     A set whose gang differs from what stands is rolled, gang by gang.
     """
+    from ...console.output import print_lines
     from ...views.gangset_file import declare, parse_sets
 
     sets = parse_sets(file.read(), file.name)
     changes, led = _on_ledger(connection, lambda ledger: declare(ledger, sets))
     if not led:
         click.echo("nobody leads: 'gangline coordinator' forms the gangs", err=True)
-    if as_json:
-        from ...console.output import print_json
-
-        print_json([{"name": name, "change": change} for name, change in changes.items()])
-        return
-    for name, change in changes.items():
-        record = sets[name]
-        click.echo(f"{name} {change}: {count_of(record.gangs, 'gang')} of {record.gang.size}")
+    told = [{"name": name, "change": change} for name, change in changes.items()]
+    print_lines(told, (f"{name} {change}: {_shape(sets[name])}" for name, change in changes.items()), as_json)
 
 
 @command.command(short_help="All declared sets, and how many of their gangs are formed.")
@@ -60,28 +56,14 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
 @connection_options
 def ls(connection: Connection, as_json: bool) -> None:
     """All declared sets, and how many of their gangs are formed."""
-    from ...console.output import console, print_json
+    from ...console.output import print_rows
     from ...console.session import with_client
+    from ...views.gangs import set_json, sets_table
     from ...views.gangset_file import read_sets
 
     sets = with_client(connection, "gangline gangset", read_sets)
-    if as_json:
-        print_json(
-            [
-                {
-                    "name": name,
-                    **record.model_dump(mode="json", exclude={"v"}),
-                    "living": None if gangs is None else [gang.model_dump(mode="json") for gang in gangs],
-                }
-                for name, record, gangs in sets
-            ]
-        )
-    elif not sets:
-        click.echo("no sets: declare one with 'gangline gangset apply FILE'", err=True)
-    else:
-        from ...views.gangs import sets_table
-
-        console().print(sets_table(sets))
+    empty = "no sets: declare one with 'gangline gangset apply FILE'"
+    print_rows(sets, as_json, table=sets_table, empty=empty, to_json=set_json)
 
 
 @command.command(short_help="How one set fares: steady, rolling or failing, and why.")
@@ -93,16 +75,13 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
 
     The same is in the ledger, under `gangset_status.NAME`.
     """
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...views.gangs import status_lines
     from ...views.gangset_file import read_set
 
     _, record, told = _on_ledger(connection, lambda ledger: read_set(ledger, name))
-    if as_json:
-        print_json({"name": name, **({} if told is None else told.model_dump(mode="json", exclude={"v"}))})
-        return
-    for line in status_lines(name, record, told):
-        click.echo(line)
+    fields = {} if told is None else told.model_dump(mode="json", exclude={"v"})
+    print_lines({"name": name, **fields}, status_lines(name, record, told), as_json)
 
 
 @command.command(short_help="Declare the gang again that served before.")
@@ -111,14 +90,12 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
 @connection_options
 def rollback(connection: Connection, name: str, as_json: bool) -> None:
     """Declare the gang of NAME again that served before the present one; the rest of the declaration stays."""
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...views.gangset_file import roll_back
 
     record = _on_ledger(connection, lambda ledger: roll_back(ledger, name))
-    if as_json:
-        print_json({"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)})
-    else:
-        click.echo(f"{name} rolled back: {count_of(record.gangs, 'gang')} of {record.gang.size}")
+    told = {"name": name, "gang": record.gang.model_dump(mode="json", exclude_unset=True)}
+    print_lines(told, [f"{name} rolled back: {_shape(record)}"], as_json)
 
 
 @command.command(short_help="Change the number of gangs of a set.")
@@ -128,14 +105,12 @@ def rollback(connection: Connection, name: str, as_json: bool) -> None:
 @connection_options
 def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
     """Change the number of gangs of a set: whole gangs come and go."""
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...views import gangset_file
 
     before = _on_ledger(connection, lambda ledger: gangset_file.scale(ledger, name, gangs))
-    if as_json:
-        print_json({"name": name, "gangs": gangs, "before": before})
-    else:
-        click.echo(f"{name}: {before} -> {count_of(gangs, 'gang')}")
+    told = {"name": name, "gangs": gangs, "before": before}
+    print_lines(told, [f"{name}: {before} -> {count_of(gangs, 'gang')}"], as_json)
 
 
 @command.command(short_help="Remove a set; its gangs end.")
@@ -144,14 +119,15 @@ def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
 @connection_options
 def delete(connection: Connection, name: str, as_json: bool) -> None:
     """Remove a set. Its gangs are told to retire, and end."""
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...views import gangset_file
 
     _on_ledger(connection, lambda ledger: gangset_file.delete(ledger, name))
-    if as_json:
-        print_json({"name": name, "change": "deleted"})
-    else:
-        click.echo(f"{name} deleted")
+    print_lines({"name": name, "change": "deleted"}, [f"{name} deleted"], as_json)
+
+
+def _shape(record: GangSetRecord) -> str:
+    return f"{count_of(record.gangs, 'gang')} of {record.gang.size}"
 
 
 def _on_ledger(connection: Connection, work: Callable[[KeyValue], Coroutine[object, object, T]]) -> T:

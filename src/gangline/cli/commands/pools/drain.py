@@ -19,12 +19,10 @@ def command(connection: Connection, worker: str, grace: float | None, as_json: b
     From now on it is granted nothing new; it honours the leases it granted, finishes its tasks, and its process ends.
     Returns as soon as the worker has begun.
     """
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
 
     reply = with_client(connection, "gangline drain", lambda client: client.drain(worker, grace_s=grace))
-    if as_json:
-        print_json({"worker": worker, **reply.model_dump(mode="json")})
-    else:
-        left = reply.load.ongoing
-        click.echo(f"{worker} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves")
+    left = reply.load.ongoing
+    told = f"{worker} drains: {left} slot{'s'[: left != 1]} still in use" if left else f"{worker} leaves"
+    print_lines({"worker": worker, **reply.model_dump(mode="json")}, [told], as_json)

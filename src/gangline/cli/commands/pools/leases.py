@@ -27,29 +27,19 @@ def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, 
     With --watch on a terminal, a table that follows; else one line for each change. With --json --watch, one JSON
     object a line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
     """
-    from ...console.session import run, with_client
-
     if watch and gangs:
         raise click.UsageError("--gangs asks the workers once: it cannot be watched")
-    if watch:
-        from ...views.workers import watch_leases
+    from ...console.output import print_rows
+    from ...console.session import run, with_client
+    from ...views.workers import lease_json, leases_table, watch_leases
 
+    if watch:
         run(watch_leases(connection, pool or "*", as_json))
         return
     leases = with_client(connection, "gangline leases", lambda client: _read(client, pool, gangs))
-    if as_json:
-        from ...console.output import print_json
-        from ...views.workers import lease_json
-
-        print_json([lease_json(lease) for lease in leases])
-    elif not leases:
-        of_pool = "" if pool is None else f" of pool {pool!r}"
-        click.echo(f"no leases{of_pool} ('gangline gang ls' shows the slots of gangs)", err=True)
-    else:
-        from ...console.output import console
-        from ...views.workers import leases_table
-
-        console().print(leases_table(leases))
+    of_pool = "" if pool is None else f" of pool {pool!r}"
+    empty = f"no leases{of_pool} ('gangline gang ls' shows the slots of gangs)"
+    print_rows(leases, as_json, table=leases_table, empty=empty, to_json=lease_json)
 
 
 async def _read(client: Client, pool: str | None, gangs: bool) -> list[LeaseRecord]:

@@ -19,13 +19,11 @@ def command(connection: Connection, worker: str, slots: int, as_json: bool) -> N
     Fewer slots than are in use stop nothing: nothing new is granted until they fit. 0 pauses the worker.
     """
     from ....schemas.text import count_of
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
 
     reply = with_client(connection, "gangline resize", lambda client: client.resize(worker, slots))
-    if as_json:
-        print_json({"worker": worker, **reply.model_dump(mode="json")})
-    else:
-        over = reply.load.ongoing - reply.slots
-        rest = f"; {over} more in use finish first" if over > 0 else f", {reply.load.free} free"
-        click.echo(f"{worker} has {count_of(reply.slots, 'slot')}{rest}")
+    over = reply.load.ongoing - reply.slots
+    rest = f"; {over} more in use finish first" if over > 0 else f", {reply.load.free} free"
+    told = f"{worker} has {count_of(reply.slots, 'slot')}{rest}"
+    print_lines({"worker": worker, **reply.model_dump(mode="json")}, [told], as_json)

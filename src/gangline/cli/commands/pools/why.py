@@ -29,16 +29,12 @@ def command(connection: Connection, id: str, as_json: bool) -> None:
     key, its next try, its time.
     """
     from ....schemas.names import check_name
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
 
     check_name(id, "id")
     why = with_client(connection, "gangline why", lambda client: _ask(client, id))
-    if as_json:
-        print_json(why.model_dump(mode="json"))
-        return
-    for line in _lines(why):
-        click.echo(line)
+    print_lines(why.model_dump(mode="json"), _lines(why), as_json)
 
 
 def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:

@@ -34,20 +34,12 @@ def command() -> None:
 @connection_options
 def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) -> None:
     """All dead letters, oldest first."""
-    from ...console.output import console, print_json
+    from ...console.output import print_rows
     from ...console.session import with_client
+    from ...views.jobs import letter_json, letters_table
 
     letters = with_client(connection, "gangline dead", lambda client: client.dead_letters(endpoint, limit=limit))
-    if as_json:
-        from ...views.jobs import letter_json
-
-        print_json([letter_json(letter) for letter in letters])
-    elif not letters:
-        click.echo("no dead letters", err=True)
-    else:
-        from ...views.jobs import letters_table
-
-        console().print(letters_table(letters))
+    print_rows(letters, as_json, table=letters_table, empty="no dead letters", to_json=letter_json)
 
 
 @command.command(short_help="One of them, with arguments and traceback.")
@@ -56,16 +48,12 @@ def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) 
 @connection_options
 def show(connection: Connection, job: str, as_json: bool) -> None:
     """One dead letter: reason, attempts, arguments, last error with its traceback, trace."""
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.jobs import letter_json, letter_lines
 
     letter = with_client(connection, "gangline dead", lambda client: client.dead_letter(job))
-    if as_json:
-        print_json(letter_json(letter))
-        return
-    for line in letter_lines(letter):
-        click.echo(line)
+    print_lines(letter_json(letter), letter_lines(letter), as_json)
 
 
 def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint: str | None) -> None:

@@ -30,19 +30,14 @@ def ls(connection: Connection, as_json: bool) -> None:
     those that a limit, or the order of their key, keeps back; CREDIT the leased slots that are free now, of all that
     are leased for the queue. OLDEST is the age of the oldest that has not started, BY the dispatcher that has it.
     """
-    from ...console.output import console, print_json
+    from ...console.output import print_rows
+    from ...views.jobs import queues_table
 
     queues = _read(connection)
-    if as_json:
-        print_json([queue.model_dump(mode="json") for queue in queues])
-    elif not queues:
-        click.echo("no queues: nothing is submitted, and no dispatcher runs", err=True)
-    else:
-        from ...views.jobs import queues_table
-
-        console().print(queues_table(queues))
-        if not all(queue.dispatcher for queue in queues):
-            click.echo("'nobody': start 'gangline dispatcher'", err=True)
+    empty = "no queues: nothing is submitted, and no dispatcher runs"
+    print_rows(queues, as_json, table=queues_table, empty=empty)
+    if not as_json and not all(queue.dispatcher for queue in queues):
+        click.echo("'nobody': start 'gangline dispatcher'", err=True)
 
 
 @command.command(short_help="One queue.")
@@ -53,18 +48,14 @@ def show(connection: Connection, endpoint: str, as_json: bool) -> None:
     """One queue, with all that its dispatcher counts."""
     from ....schemas.errors.tasks import NoDispatcher
     from ....schemas.names import check_name
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...views.jobs import queue_lines
 
     check_name(endpoint, "endpoint")
     found = [queue for queue in _read(connection) if queue.endpoint == endpoint]
     if not found:
         raise NoDispatcher(f"endpoint {endpoint!r} has neither tasks nor a dispatcher: 'gangline queue ls' shows all")
-    if as_json:
-        print_json(found[0].model_dump(mode="json"))
-        return
-    for line in queue_lines(found[0]):
-        click.echo(line)
+    print_lines(found[0].model_dump(mode="json"), queue_lines(found[0]), as_json)
 
 
 def _read(connection: Connection) -> list[QueueStats]:

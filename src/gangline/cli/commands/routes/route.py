@@ -63,7 +63,7 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
     The same without it: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
     """
     from ....schemas.names import check_name
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.routes import RouteChange, change_route, route_lines
 
@@ -72,11 +72,8 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
     before, record, idle = with_client(
         connection, "gangline route", lambda client: change_route(client, endpoint, wanted)
     )
-    if as_json:
-        print_json({"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)})
-    else:
-        for line in route_lines(endpoint, record, "created" if before is None else "changed"):
-            click.echo(line)
+    told = {"endpoint": endpoint, "route": record.model_dump(mode="json", exclude_defaults=True)}
+    print_lines(told, route_lines(endpoint, record, "created" if before is None else "changed"), as_json)
     for pool in idle:
         click.echo(f"no worker serves {pool} now: others take its share, if there are any", err=True)
 
@@ -87,17 +84,13 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
 @connection_options
 def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
     """All routes, or that of ENDPOINT; those that cannot be followed with the reason."""
-    from ...console.output import console, print_json
+    from ...console.output import print_rows
     from ...console.session import with_client
-    from ...views.routes import read_routes, routes_table
+    from ...views.routes import RouteRow, read_routes, routes_table
 
     found = with_client(connection, "gangline route", lambda client: read_routes(client, endpoint))
-    if as_json:
-        print_json([row.to_json() for row in found])
-    elif not found:
-        click.echo("no routes: every endpoint is the pool of its name", err=True)
-    else:
-        console().print(routes_table(found))
+    empty = "no routes: every endpoint is the pool of its name"
+    print_rows(found, as_json, table=routes_table, empty=empty, to_json=RouteRow.to_json)
 
 
 @command.command(short_help="Remove a route; the endpoint is the pool of its name again.")
@@ -107,13 +100,11 @@ def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
 def rm(connection: Connection, endpoint: str, as_json: bool) -> None:
     """Remove a route. Its endpoint is the pool of its name again, and requests that wait go there."""
     from ....schemas.names import check_name
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.routes import delete_route
 
     check_name(endpoint, "endpoint")
     with_client(connection, "gangline route", lambda client: delete_route(client, endpoint))
-    if as_json:
-        print_json({"endpoint": endpoint, "change": "deleted"})
-    else:
-        click.echo(f"{endpoint} has no route any more: it is the pool of its name")
+    told = f"{endpoint} has no route any more: it is the pool of its name"
+    print_lines({"endpoint": endpoint, "change": "deleted"}, [told], as_json)

@@ -27,18 +27,14 @@ def command(connection: Connection, job: str, watch: bool, endpoint: str | None,
     With --watch, one line for each thing that happened, from the beginning: changes of state where the task was
     submitted with --events, what it said of its progress, and its end. Exit code 1: it is dead, or was cancelled.
     """
-    from ...console.output import print_json
+    from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.jobs import job_lines
 
     if watch:
         sys.exit(with_client(connection, "gangline status", lambda client: _watch(client.job(job, endpoint), as_json)))
     info = with_client(connection, "gangline status", lambda client: client.job(job, endpoint).status())
-    if as_json:
-        print_json(info.model_dump(mode="json"))
-        return
-    for line in job_lines(info):
-        click.echo(line)
+    print_lines(info.model_dump(mode="json"), job_lines(info), as_json)
 
 
 async def _watch(job: Job, as_json: bool) -> Exit:

@@ -1,0 +1,143 @@
+"""Plain functions in front of what belongs to a loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, Generator
+from types import TracebackType
+
+import pytest
+
+from gangline.runtime.loop_thread import OwningProxy, SyncContext, iterate
+from gangline.schemas.errors.base import ClosedError
+
+
+class Target:
+    """Notes what is done to it, and by which thread."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.thread = threading.current_thread()
+
+    async def start(self) -> Target:
+        self.done.append("start")
+        return self
+
+    async def close(self) -> None:
+        self.done.append("close")
+
+    async def count(self) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(3):
+                yield number
+        finally:
+            self.done.append("closed")
+
+    async def __aenter__(self) -> str:
+        self.done.append("enter")
+        return "entered"
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.done.append(f"exit {error}")
+
+    def __repr__(self) -> str:
+        return "Target()"
+
+
+class Proxy(OwningProxy[Target]):
+    """With its inside shown."""
+
+    @property
+    def target(self) -> Target:
+        return self._target
+
+    def like(self, target: Target) -> Proxy:
+        return self._with(target)
+
+    def context(self) -> SyncContext[str]:
+        return SyncContext(self._thread, self._target)
+
+    def caller(self) -> threading.Thread:
+        return self._thread.call(threading.current_thread)
+
+    def count(self) -> Generator[int, None, None]:
+        return iterate(self._thread, self._target.count())
+
+
+async def opened() -> Target:
+    return Target()
+
+
+def test_it_is_opened_used_and_closed_on_a_thread_of_its_own() -> None:
+    with Proxy(opened) as proxy:
+        thread = proxy.target.thread
+        assert thread is not threading.current_thread()
+        assert proxy.start() is proxy
+        assert proxy.caller() is thread
+        assert repr(proxy) == "SyncTarget()"
+    assert proxy.target.done == ["start", "close"]
+    assert not thread.is_alive()
+    proxy.close()
+    with pytest.raises(ClosedError):
+        proxy.caller()
+
+
+def test_a_thread_whose_target_does_not_open_ends() -> None:
+    threads: list[threading.Thread] = []
+
+    async def fail() -> Target:
+        threads.append(threading.current_thread())
+        raise ValueError("closed today")
+
+    with pytest.raises(ValueError, match="closed today"):
+        Proxy(fail)
+    assert not threads[0].is_alive()
+
+
+def test_another_target_shares_the_thread() -> None:
+    with Proxy(opened) as proxy:
+        other = proxy.like(Target())
+        assert other.caller() is proxy.caller()
+        assert other.target is not proxy.target
+
+
+def test_a_context_is_entered_and_left_there_with_the_error_of_its_block() -> None:
+    with Proxy(opened) as proxy:
+        with proxy.context() as found:
+            assert found == "entered"
+        with pytest.raises(KeyError), proxy.context():
+            raise KeyError("mine")
+        assert proxy.target.done == ["enter", "exit None", "enter", "exit 'mine'"]
+
+
+def test_what_was_entered_when_the_wrapping_fails_is_left_again() -> None:
+    class Wrong(SyncContext[str]):
+        def _entered(self, entered: object) -> str:
+            raise KeyboardInterrupt
+
+    with Proxy(opened) as proxy:
+        with pytest.raises(KeyboardInterrupt):
+            Wrong(proxy._thread, proxy.target).__enter__()
+        assert proxy.target.done == ["enter", "exit None"]
+
+
+def test_leaving_a_loop_over_items_early_closes_their_source() -> None:
+    with Proxy(opened) as proxy:
+        items = proxy.count()
+        assert next(items) == 0
+        items.close()
+        assert proxy.target.done == ["closed"]
+        assert list(proxy.count()) == [0, 1, 2]
+
+
+def test_it_cannot_be_used_on_its_own_loop() -> None:
+    with Proxy(opened) as proxy:
+
+        async def inside() -> None:
+            with pytest.raises(RuntimeError, match="use Client there"):
+                proxy._thread.call(asyncio.get_running_loop)
+
+        proxy._thread.run(inside())

@@ -95,6 +95,7 @@ class PlainFlight(ShortFlight):
             self._end(frame)
             return True
         self.worker.ended += 1  # all that one message ends are settled together
+        # As `_done`, which nearly all would have to call.
         if self.alarms is not None:
             self.alarms.drop(self)
         if not self.future.done():
@@ -102,9 +103,14 @@ class PlainFlight(ShortFlight):
         return True
 
     def _end(self, outcome: Outcome) -> None:
+        self.settle()
+        self._done(outcome)
+
+    def _done(self, outcome: Outcome) -> None:
         if self.alarms is not None:
             self.alarms.drop(self)
-        super()._end(outcome)
+        if not self.future.done():
+            self.future.set_result(outcome)
 
 
 class Express:

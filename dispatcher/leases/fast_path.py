@@ -43,20 +43,6 @@ class _OnHold(PlainFlight):
     def endpoint(self) -> str:
         return self.hold.endpoint
 
-    def deliver(self, frame: Frame) -> bool:
-        if frame[0] != _OK:
-            return super().deliver(frame)
-        self.done_well()
-        if self.alarms is not None:
-            self.alarms.drop(self)
-        if not self.future.done():
-            self.future.set_result(frame)
-        return True
-
-    def done_well(self) -> None:
-        """There is a result: settle it."""
-        raise NotImplementedError
-
 
 class LeasedFlight(_OnHold):
     """A task on a lease: it uses one of its slots."""
@@ -71,10 +57,17 @@ class LeasedFlight(_OnHold):
     def settle(self) -> None:
         self.slots.give(self)
 
-    def done_well(self) -> None:
+    def deliver(self, frame: Frame) -> bool:
+        if frame[0] != _OK:
+            return super().deliver(frame)
         assert self.parcel is not None
         self.slots.give(self)
         self.hold.used(self.parcel.begun_at)
+        if self.alarms is not None:
+            self.alarms.drop(self)
+        if not self.future.done():
+            self.future.set_result(frame)
+        return True
 
 
 class TokenFlight(_OnHold):
@@ -83,13 +76,14 @@ class TokenFlight(_OnHold):
     def settle(self) -> None:
         self.hold.settle()
 
-    def done_well(self) -> None:
+    def deliver(self, frame: Frame) -> bool:
         charge = self.hold.charge
-        if charge is None:
-            self.worker.ended += 1
-        else:
-            self.pool.settle(charge)
-            self.pool.accepted(charge)
+        if charge is None or frame[0] != _OK:
+            return super().deliver(frame)
+        self.pool.settle(charge)
+        self.pool.accepted(charge)
+        self._done(frame)
+        return True
 
 
 class PlainReserve(ShortFlight):

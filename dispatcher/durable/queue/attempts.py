@@ -149,6 +149,8 @@ class Flights:
         run = 1 + self._ambient.random.getrandbits(48)
 
         def frame_of(flight: JobFlight, rank: int) -> Frame:
+            if flight.attached:
+                return self._attach_frame(entry, flight, rank)
             return self._task_frame(
                 entry, flight, start, hold.parts[rank].token,
                 {"rank": rank, "ranks": len(hold.parts), "run": run, "hold": True},
@@ -158,8 +160,7 @@ class Flights:
 
     def _attach_on_all(self, entry: Entry, names: Sequence[str]) -> None:
         def frame_of(flight: JobFlight, rank: int) -> Frame:
-            frame = self._attach_frame(entry, flight)
-            return (*frame[:9], {**frame[9], "rank": rank})
+            return self._attach_frame(entry, flight, rank)
 
         self._launch_jointly(entry, names, frame_of, attached=True)
 
@@ -299,13 +300,15 @@ class Flights:
         )
         return entry.span.traceparent()
 
-    def _attach_frame(self, entry: Entry, flight: JobFlight) -> Frame:
+    def _attach_frame(self, entry: Entry, flight: JobFlight, rank: int | None = None) -> Frame:
         submission = entry.submission
         assert submission is not None
         flags, meta = _ATTACH, self._meta(entry, submission)
         if entry.streams:
             flags |= _STREAM
             meta["items"] = entry.item_count.credited
+        if rank is not None:
+            meta["rank"] = rank
         return (_TASK, flight.id, submission.method, None, None, None, None, None, flags, meta)
 
     def _meta(self, entry: Entry, submission: Submission) -> dict[str, Any]:

@@ -29,8 +29,8 @@ _ATTACH_AGAIN_S: Final = 0.1
 class JointFlight(JobFlight):
     """One flight to whoever hears of its end. It is not sent itself; one for each rank is, whose Pilot it is."""
 
-    __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_names", "_parts",
-                 "_results", "_started", "_timers", "_vigil", "_waiting")  # fmt: skip
+    __slots__ = ("_begun", "_ends", "_exchange", "_failed", "_find", "_frame_of", "_held", "_kept", "_names",
+                 "_parts", "_results", "_started", "_timers", "_vigil", "_waiting")  # fmt: skip
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class JointFlight(JobFlight):
         Args:
             names: the worker of each rank, as `<pool>.<worker>`; empty: nobody knows where that rank was.
             find: the worker of that name, if it lives.
-            frame_of: what is sent to a rank.
+            frame_of: what is sent to a rank; if the flight is attached, to attach to what it was sent before.
             ends: called once, with the results by rank, or the error.
             worker: of the first rank that is known; for people.
         """
@@ -68,6 +68,8 @@ class JointFlight(JobFlight):
         """Sent and not answered, with their ranks."""
         self._waiting = set(range(len(names)))
         """Ranks on which it has not ended."""
+        self._kept: set[int] = set()
+        """Ranks whose workers no longer know the answer, and keep the end."""
         self._held: set[int] = set()
         self._begun = attached
         self._started = False
@@ -107,7 +109,7 @@ class JointFlight(JobFlight):
         if flight not in self._parts:
             return
         rank = self._take(flight)
-        if self.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
             self._ask_again(rank)
             return
         error = error_of_answer(frame, self._names[rank])
@@ -117,7 +119,11 @@ class JointFlight(JobFlight):
         if flight not in self._parts:
             return
         rank = self._take(flight)
-        if self.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+        if flight.attached and fate is not Fate.FORGOTTEN and not fate.may_have_started:
+            self._ask_again(rank)
+            return
+        if fate is Fate.FORGOTTEN and not flight.attached and flight.worker.acks:
+            self._kept.add(rank)
             self._ask_again(rank)
             return
         self._end(rank, error_of_fate(fate, self._names[rank]))
@@ -140,12 +146,13 @@ class JointFlight(JobFlight):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _send(self, rank: int) -> None:
+        attached = self.attached or rank in self._kept
         worker = self._find(self._names[rank]) if self._names[rank] else None
         if worker is None:
             name = self._names[rank] or f"whoever had rank {rank}"
-            self._end(rank, WorkerLost(f"{name} is gone, and may have run it", may_have_started=self.attached))
+            self._end(rank, WorkerLost(f"{name} is gone, and may have run it", may_have_started=attached))
             return
-        if self._failed is not None and not self.attached:
+        if self._failed is not None and not attached:
             self._end(rank, _not_sent())
             return
         exchange = self._exchange
@@ -155,7 +162,7 @@ class JointFlight(JobFlight):
             self,
             seq=self.seq,
             attempt=self.attempt,
-            attached=self.attached,
+            attached=attached,
             sent_at=exchange.loop.time(),
         )
         self._parts[part] = rank
@@ -165,7 +172,7 @@ class JointFlight(JobFlight):
         except GanglineError as error:  # too large for a message, for example: nothing was sent
             self._end(self._take(part), error)
             return
-        if self._failed is not None and self.attached:
+        if self._failed is not None and attached:
             exchange.post(worker, (Request.CANCEL, part.id))
 
     def _ask_again(self, rank: int) -> None:

@@ -7,8 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from gangline.dispatcher.durable.queue.job_attempt import JobFlight
 from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
+from gangline.dispatcher.routing.outcome import Fate
 from gangline.dispatcher.routing.worker_table import Worker
 from gangline.schemas.errors.base import GanglineError, TaskCancelled, TaskFailed, WorkerLost
 from gangline.schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
@@ -43,7 +46,7 @@ class Bench:
 
     def fly(self, *names: str, attached: bool = False) -> JointFlight:
         def frame_of(flight: JobFlight, rank: int) -> Frame:
-            flags = int(TaskFlag.ATTACH) if attached else 0
+            flags = int(TaskFlag.ATTACH) if flight.attached else 0
             meta = {"job": "j", "rank": rank, "hold": True}
             return (Request.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)
 
@@ -156,6 +159,30 @@ async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_h
         for number in range(3):
             await b.answer(number, Answer.ERROR, TaskCancelled.code, "told to stop", None, False)
         assert len(b.ended) == 1
+
+
+@pytest.mark.parametrize("acks", [True, False])
+async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_worker_keeps(acks: bool) -> None:
+    async with bench() as b:
+        worker = b.find("images.w1")
+        assert worker is not None
+        worker.acks = acks
+        b.fly(*NAMES)
+        for number in range(3):
+            await b.answer(number, Answer.HELD)
+        for number in (0, 2):
+            await b.answer(number, Answer.OK, f"r{number}")
+        exchange = b.rig.router.exchange
+        (part,) = exchange._flights.values()
+        exchange.lose(part, Fate.FORGOTTEN)
+        if not acks:
+            assert [error.code for _, error in b.ended if error] == ["result_lost"]
+            return
+        assert b.ended == []
+        *_, attach = await b.workers[1].hears(Request.TASK, 2)
+        assert attach[8] == TaskFlag.ATTACH and attach[9]["rank"] == 1
+        await b.answer(1, Answer.OK, "r1")
+        assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
 
 
 async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:

@@ -398,7 +398,7 @@ class PoolCore:
             return DeadlineExceeded(f"every try reached a worker too late ({after})", details=details)
         if all(worker.draining for worker in workers.values()):
             return Draining(f"all workers of pool {self.pool!r} are draining ({after})", details=details)
-        if ticket.fate is Fate.UNHEARD and not any(worker.reachable for worker in workers.values()):
+        if not any(worker.reachable for worker in workers.values()):
             return NoWorkers(f"no worker of pool {self.pool!r} can be reached ({after})", details=details)
         if (unlabelled := self._unlabelled(ticket)) is not None:
             return unlabelled

@@ -53,6 +53,18 @@ def test_a_retry_does_not_overtake_an_older_request_that_waits() -> None:
     core.check()
 
 
+@pytest.mark.parametrize("fate", [None, Fate.FULL, Fate.UNHEARD])
+def test_that_no_worker_can_be_reached_is_not_called_a_lack_of_room(fate: Fate | None) -> None:
+    core = core_of(a=1, b=1)
+    waiting = ticket()
+    waiting.fate = fate
+    core.view.unreachable(core.view.workers["a"])
+    assert isinstance(core.give_up(waiting, "for 1 s"), Saturated)
+    core.view.unreachable(core.view.workers["b"])
+    error = core.give_up(waiting, "for 1 s")
+    assert isinstance(error, NoWorkers) and "can be reached" in error.message
+
+
 def test_a_probe_waits_for_the_backoff_and_is_left_out_while_requests_are_taken() -> None:
     core = core_of(a=1)
     fill(core, "a")

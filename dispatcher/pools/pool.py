@@ -22,7 +22,7 @@ from ..routing.pool_core import Effect, PoolCore, Refused
 from ..routing.request import Ticket
 from ..routing.settings import RouterSettings
 from ..routing.worker_table import Worker
-from ..transport.exchange import Exchange
+from ..transport.exchange import GAP_S, Exchange
 
 if TYPE_CHECKING:
     from .discovery import Discovery
@@ -249,7 +249,7 @@ class RoutedPool:
         if known is None or known.instance != beat.instance:
             return False
         now = self._loop.time()
-        if now - known.heard_at > _GAP_S:
+        if now - known.heard_at > GAP_S:
             self._exchange.on_gap()
         self._suspects.clear(known)
         flags = LoadFlag.DRAINING if beat.draining else 0
@@ -367,8 +367,6 @@ class RoutedPool:
         self._arm(now)
 
 
-_GAP_S = 2.0
-"""Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
 _IDLE_S = 30.0
 
 

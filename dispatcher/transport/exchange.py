@@ -33,6 +33,8 @@ from .flights import Flight
 
 _log = logger_for("dispatcher")
 
+GAP_S: Final = 2.0
+"""Without a heartbeat, or an answer, of a worker. Others take queues from a dispatcher that was silent for longer."""
 _CHECK_MAX_S = 16.0
 _CHECK_BATCH = 1000
 _GONE: Final = object()
@@ -344,6 +346,9 @@ class Exchange:
 
     def _take(self, channel: Channel, envelope: AnswerEnvelope) -> None:
         flights, worker = self._flights, channel.worker
+        # Of what stands for somebody else, and of who is gone, nothing is heard.
+        if worker.known and 0.0 < worker.heard_at < self.loop.time() - GAP_S:
+            self.on_gap()
         self.measured = metrics_enabled()
         lone = len(envelope.frames) == 1 and len(flights) == 1
         epoch = envelope.epoch

@@ -60,6 +60,24 @@ async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_aga
 
 
 @on_rig()
+async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(rig: Rig) -> None:
+    worker = await rig.worker(behave=silent)
+    call = asyncio.ensure_future(rig.client.call("images.echo"))
+    (task,) = await worker.hears(Request.TASK)
+    await asyncio.sleep(1.1)
+    rig.router.pools["images"].beat = lambda *_: True  # whatever else we hear of it
+    exchange, told = rig.router.exchange, []
+    exchange.on_gap = lambda: told.append(task[1] in exchange._flights)
+    await asyncio.sleep(1.5)
+    worker.answer((Answer.OK, 999, None))
+    await turns()
+    assert not told, "it was heard of a moment ago"
+    known(rig, "w1").heard_at -= 2.5
+    await answers(worker, "late")
+    assert await call == "late" and told == [True]
+
+
+@on_rig()
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:
     away = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))

@@ -29,7 +29,7 @@ from .ledger.reader import Reading, read_ledger, read_members
 from .ledger.set_declarations import SetFeed
 from .model import effects as do
 from .model import events as on
-from .model.events import WorkerFacts
+from .scheduling.inventory import WorkerFacts
 from .server.effect_executor import Hands
 from .server.shard_router import Switchboard
 

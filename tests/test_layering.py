@@ -75,13 +75,9 @@ ROOMS: dict[str, tuple[str, ...]] = {
 # Imports that go the wrong way. The list may only become shorter.
 KNOWN: frozenset[tuple[str, str]] = frozenset(
     {
-        ("coordinator/scheduling/queue.py", "coordinator/model/gang.py"),
-        ("coordinator/scheduling/inventory.py", "coordinator/model/events.py"),
         ("dispatcher/durable/messages/entry.py", "dispatcher/durable/queue/item_tracker.py"),
         ("dispatcher/durable/messages/entry.py", "dispatcher/durable/queue/job_attempt.py"),
         ("dispatcher/durable/messages/entry.py", "dispatcher/durable/queue/slot_lessor.py"),
-        ("dispatcher/jobs/dead_letters.py", "dispatcher/durable/persistence/records.py"),
-        ("worker/context/lifespans.py", "worker/pool/pool.py"),
     }
 )
 

@@ -16,6 +16,7 @@ from ..bus.port.bus import BucketSettings
 from ..coordinator.core.gang_core import GangCore
 from ..coordinator.model import events as on
 from ..coordinator.model.effects import SendHold
+from ..coordinator.scheduling.inventory import WorkerFacts
 from ..coordinator.scheduling.placement import place
 from ..coordinator.scheduling.slot_index import Place, SlotMap
 from ..dispatcher.router.router import Router
@@ -106,7 +107,7 @@ def gang_core(workers: int) -> GangCore:
     for number in range(workers):
         record = registration(number)
         worker = WorkerId(record.pool, record.worker)
-        facts = on.WorkerFacts(
+        facts = WorkerFacts(
             id=worker,
             epoch=record.epoch,
             revision=number + 1,

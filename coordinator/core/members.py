@@ -6,10 +6,11 @@ from ...runtime.backoff import exponential_s
 from ...schemas.messages.gangs import GangEventKind
 from ...schemas.names import WorkerId
 from ..model.commits import CommitKind
-from ..model.events import Cause, MemberFailed, WorkerFacts
+from ..model.events import Cause, MemberFailed
 from ..model.gang import Failure, Gang
 from ..model.restart_policy import FINAL, Fate, decide
 from ..model.states import Move, Step, move
+from ..scheduling.inventory import WorkerFacts
 from . import holds
 from .state import Books
 from .teardown import BLAMELESS, Teardown

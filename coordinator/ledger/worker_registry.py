@@ -27,7 +27,7 @@ from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
 from ...telemetry.logs import Log
-from ..model.events import WorkerFacts
+from ..scheduling.inventory import WorkerFacts
 from ..service_settings import ShellSettings
 from ..sharding.shards import WHOLE, Shard
 from .reader import parse, read_workers

@@ -9,6 +9,7 @@ from ...schemas.messages.gangs import AcquireRequest, EndRequest, MemberCause, O
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangSetStatus, MemberRecord
 from ...schemas.wire.frames import Load
+from ..scheduling.inventory import WorkerFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,26 +20,6 @@ class Event:
     """Unix time, for records and for people."""
     draw: float = 0.5
     """A fresh draw from [0, 1), for jitter."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
-    """A registration, as the ledger has it."""
-
-    id: WorkerId
-    epoch: int
-    revision: int
-    """Of the `reg` key."""
-    total: int
-    load: Load | None = None
-    """From its heartbeat, when known."""
-    node: str = ""
-    zone: str = ""
-    address: str = ""
-    labels: dict[str, str] = field(default_factory=dict[str, str])
-    draining: bool = False
-    drain_grace_s: float | None = None
-    """While it drains: how long that takes at most, if the worker says so."""
 
 
 # -- leadership -----------------------------------------------------------------------------------------------------

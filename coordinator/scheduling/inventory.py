@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...schemas.names import WorkerId
 from ...schemas.wire.frames import Load
-from ..model.events import WorkerFacts
 from .slot_index import Place, SlotMap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFacts:
+    """A registration, as the ledger has it."""
+
+    id: WorkerId
+    epoch: int
+    revision: int
+    """Of the `reg` key."""
+    total: int
+    load: Load | None = None
+    """From its heartbeat, when known."""
+    node: str = ""
+    zone: str = ""
+    address: str = ""
+    labels: dict[str, str] = field(default_factory=dict[str, str])
+    draining: bool = False
+    drain_grace_s: float | None = None
+    """While it drains: how long that takes at most, if the worker says so."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -14,16 +14,35 @@ Laws:
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from ...schemas.names import WorkerId
-from ...schemas.records.gangs import GangSpec
-from ..model.gang import Gang
+from ...schemas.records.gangs import GangSpec, Seat
 from .inventory import Inventory
 from .placement import place
 
 Place = tuple[int, float, str]
+
+
+class Preemptible(Protocol):
+    """What decides which gangs have to go."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def spec(self) -> GangSpec: ...
+
+    @property
+    def created_at(self) -> float: ...
+
+    @property
+    def seats_by_worker(self) -> Mapping[WorkerId, Sequence[Seat]]: ...
+
+
+G = TypeVar("G", bound=Preemptible)
 
 
 class GangQueue:
@@ -110,11 +129,11 @@ def guard(target: Mapping[WorkerId, int]) -> dict[WorkerId, int]:
     return {worker: -slots for worker, slots in target.items()}
 
 
-def victims(gang: Gang, formed: Iterable[Gang], inventory: Inventory) -> tuple[list[Gang], Target] | None:
+def victims(gang: Preemptible, formed: Iterable[G], inventory: Inventory) -> tuple[list[G], Target] | None:
     """Which gangs to tear down so that `gang` can be placed, and where it then will be; None if it would not help."""
     lower = [other for other in formed if other.spec.priority < gang.spec.priority]
     lower.sort(key=lambda other: (other.spec.priority, -other.created_at, other.id))
-    chosen: list[Gang] = []
+    chosen: list[G] = []
     found = None
     for other in lower:
         chosen.append(other)
@@ -131,7 +150,7 @@ def victims(gang: Gang, formed: Iterable[Gang], inventory: Inventory) -> tuple[l
     return chosen, Target(slots=found.slots_by_worker(), waits_for_gangs=True)
 
 
-def _freed(gangs: Iterable[Gang]) -> dict[WorkerId, int]:
+def _freed(gangs: Iterable[Preemptible]) -> dict[WorkerId, int]:
     freed: dict[WorkerId, int] = {}
     for gang in gangs:
         for worker, seats in gang.seats_by_worker.items():

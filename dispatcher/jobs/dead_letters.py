@@ -20,7 +20,6 @@ from ...schemas.records.jobs import FailedTry, JobFailure, JobState
 from ...schemas.text import parse_duration
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import Format
-from ..durable.persistence.records import buried_sequence
 from .queries import JobDesk, parse_result
 from .storage import TaskStreams
 from .stored import JobRef
@@ -45,6 +44,17 @@ _DROPPED: Final = frozenset(
     )
 )
 """Headers of a letter that its task does not get again; neither does it wait again for its time."""
+
+
+BURIED: Final = "dead"
+"""Begins the message id of a dead letter; the sequence of the task's message follows."""
+
+
+def buried_sequence(given: Mapping[str, str]) -> int | None:
+    """Which message of the stream of tasks a dead letter with these headers is of; None: they do not tell."""
+    what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
+    sequence = rest.partition("-")[0]
+    return int(sequence) if what == BURIED and sequence.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .model_cache import ModelCache
+from .model_cache import Loader, ModelCache, Unloader
 from .task_context import wait_in_thread
 
 if TYPE_CHECKING:
-    from ..pool.pool import Pool
     from .task_context import TaskContext
 
 R = TypeVar("R")
@@ -26,10 +25,29 @@ Lifespan = Callable[
 """An (async) generator function that yields once, or a function that gives an (async) context manager."""
 
 
+class PoolResources(Protocol):
+    """What a pool declares of what its tasks share."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lifespans(self) -> Sequence[Lifespan]: ...
+
+    @property
+    def loader(self) -> Loader | None: ...
+
+    @property
+    def unloader(self) -> Unloader | None: ...
+
+    @property
+    def max_models(self) -> int: ...
+
+
 class Scope:
     """Opened before the first task, closed after the last. Child processes have their own."""
 
-    def __init__(self, pool: Pool, on_models: Callable[[tuple[str, ...]], None] | None = None) -> None:
+    def __init__(self, pool: PoolResources, on_models: Callable[[tuple[str, ...]], None] | None = None) -> None:
         self._pool = pool
         self._stack = contextlib.AsyncExitStack()
         self._resources: list[Any] = []

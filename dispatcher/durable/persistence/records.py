@@ -18,6 +18,7 @@ from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, FailedTry, JobFailure, JobState, ResultRecord, TaskDeadEvent, TryRecord
 from ....schemas.wire import codec, headers
 from ....schemas.wire.codec import Format
+from ...jobs.dead_letters import BURIED
 from ..core.effects import Bury, Mark, Note, Store
 from ..messages.entry import Entry
 
@@ -26,7 +27,6 @@ MAX_FAILURE_BYTES: Final = 64 * 1024
 _MESSAGE_CHARS: Final = 4000
 _LEAST_CHARS: Final = 200
 _TRY_CHARS: Final = 500
-_DEAD: Final = "dead"
 _TRIES_FROM: Final = 8192
 """Where the error may take fewer bytes, there is no room for the tries before."""
 MAX_HEADER_BYTES: Final = 65_535
@@ -145,7 +145,7 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
     """
     failure = failure_of(effect.error, limit)
     ours = {
-        headers.MESSAGE_ID: f"{_DEAD}-{entry.seq}-{round(entry.message.at * 1000)}",
+        headers.MESSAGE_ID: f"{BURIED}-{entry.seq}-{round(entry.message.at * 1000)}",
         headers.JOB: effect.job,
         headers.SUBJECT: entry.message.subject,
         headers.DEAD_REASON: effect.reason.value,
@@ -161,13 +161,6 @@ def dead_headers(entry: Entry, effect: Bury, *, wall: float, limit: int) -> dict
         while size_of_headers(given) > MAX_HEADER_BYTES and len(given) > len(ours):
             del given[max((name for name in given if name not in ours), key=lambda name: len(given[name].encode()))]
     return given
-
-
-def buried_sequence(given: Mapping[str, str]) -> int | None:
-    """Which message of the stream of tasks a dead letter with these headers is of; None: they do not tell."""
-    what, _, rest = given.get(headers.MESSAGE_ID, "").partition("-")
-    sequence = rest.partition("-")[0]
-    return int(sequence) if what == _DEAD and sequence.isdecimal() else None
 
 
 def as_told(effect: Bury, given: Mapping[str, str]) -> Bury:
@@ -241,7 +234,6 @@ def moment(wall: float) -> str:
 
 __all__ = [
     "as_told",
-    "buried_sequence",
     "dead_event",
     "dead_headers",
     "failure_of",

@@ -6,6 +6,7 @@ import pytest
 
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
+from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.errors.base import InvalidSettings, QueueFull
 from gangline.schemas.errors.gangs import (
@@ -464,7 +465,7 @@ def lines_to_form(workers: int) -> int:
     world = World()
     world.elect()
     for number in range(workers):
-        facts = on.WorkerFacts(id=WorkerId("p", f"w{number}"), epoch=1, revision=1, total=4, node=f"n{number}")
+        facts = WorkerFacts(id=WorkerId("p", f"w{number}"), epoch=1, revision=1, total=4, node=f"n{number}")
         world.core.handle(on.WorkerSeen(now=0, worker=facts))
     most = 0
     for number in range(10):

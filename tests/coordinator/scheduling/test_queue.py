@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from gangline.coordinator.model.events import WorkerFacts
 from gangline.coordinator.model.gang import Gang
-from gangline.coordinator.scheduling.inventory import Inventory
+from gangline.coordinator.scheduling.inventory import Inventory, WorkerFacts
 from gangline.coordinator.scheduling.queue import GangQueue, guard, still_good, target_of, victims
 from gangline.schemas.names import WorkerId
 from gangline.schemas.records.gangs import GangSpec, Seat

@@ -12,6 +12,7 @@ from typing import Any
 from gangline.coordinator.core.gang_core import GangCore
 from gangline.coordinator.model import effects as do
 from gangline.coordinator.model import events as on
+from gangline.coordinator.scheduling.inventory import WorkerFacts
 from gangline.coordinator.settings import CoordinatorSettings
 from gangline.schemas.messages.gangs import (
     AcquireRequest,
@@ -60,8 +61,8 @@ class World:
         self.register(worker)
         return worker
 
-    def facts(self, worker: SimWorker) -> on.WorkerFacts:
-        return on.WorkerFacts(
+    def facts(self, worker: SimWorker) -> WorkerFacts:
+        return WorkerFacts(
             id=worker.id,
             epoch=worker.epoch,
             revision=self.ledger.revision_of(NAMES.registration_key(worker.id)),

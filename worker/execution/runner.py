@@ -216,7 +216,7 @@ class Runs:
             ready = self.seats.attach(seat, context, _number(of.get("run")), _number(of.get("generation")))
             hold = held is not None and of.get("hold") is True
             if hold or ready is not None:
-                run.gate = Gate(run, ready, books.loop, hold=hold)
+                run.gate = Gate(run.task.full_name, run.cancel, ready, books.loop, hold=hold)
                 ready = run.gate.ready
             if hold and held is not None:
                 held(run)

@@ -7,12 +7,10 @@ member to begin, or for their worker to be told of their generation.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable
+from typing import Final
 
 from ...schemas.errors.base import TaskCancelled
-
-if TYPE_CHECKING:
-    from .runner import Run
 
 HOLD_S: Final = 2.0
 """How long the word is waited for. Whoever would give it may be gone, and the slots are wanted by others."""
@@ -24,10 +22,18 @@ class Gate:
     __slots__ = ("_member", "_timer", "ready")
 
     def __init__(
-        self, run: Run, member: asyncio.Future[None] | None, loop: asyncio.AbstractEventLoop, *, hold: bool
+        self,
+        task: str,
+        cancel: Callable[[TaskCancelled], None],
+        member: asyncio.Future[None] | None,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        hold: bool,
     ) -> None:
         """
         Args:
+            task: its name, for people.
+            cancel: ends it.
             member: done when the gang's member has begun, if it has not yet. May be that of many tasks.
             hold: until the word comes as well.
         """
@@ -37,10 +43,10 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
         if hold:
             nobody = TaskCancelled(
-                f"nobody said within {HOLD_S:g} s that {run.task.full_name} may begin: it did not start",
+                f"nobody said within {HOLD_S:g} s that {task} may begin: it did not start",
                 may_have_started=False,
             )
-            self._timer = loop.call_later(HOLD_S, run.cancel, nobody)
+            self._timer = loop.call_later(HOLD_S, cancel, nobody)
         else:
             self.open()
 

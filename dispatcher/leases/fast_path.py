@@ -18,14 +18,13 @@ from ..calls.call import CallOptions
 from ..calls.fast_path import Express, PlainFlight, ShortFlight
 from ..routing.outcome import Fate
 from ..routing.settings import RouterSettings
-from ..transport.flights import Books
+from ..transport.flights import Books, ReserveFlight
 from .held_slots import Hold, Terms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection
 
 _OK: Final = int(Answer.OK)
 _RESERVE: Final = int(Request.RESERVE)
-_GRANTED: Final = int(Answer.GRANTED)
 _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 
 
@@ -86,10 +85,9 @@ class TokenFlight(_OnHold):
         return True
 
 
-class PlainReserve(ShortFlight):
+class PlainReserve(ShortFlight, ReserveFlight):
     """A slot of any worker. If its future ends with a grant, it still counts, for the Hold that is made of it."""
 
-    reserves = True
     _counts = True
 
     def settle(self) -> None:
@@ -97,13 +95,6 @@ class PlainReserve(ShortFlight):
         if self._counts:
             self._counts = False
             self.pool.core.end_plain(self.worker)
-
-    def deliver(self, frame: Frame) -> bool:
-        if frame[0] != _GRANTED:
-            self._end(frame)
-        elif not self.future.done():
-            self.future.set_result(frame)
-        return True
 
 
 class HeldExpress:

@@ -92,6 +92,17 @@ class Awaited(Flight):
     """Where it counts."""
     future: asyncio.Future[Outcome]
 
+    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
+        self.id = id
+        self.worker = worker
+        self.future = loop.create_future()
+        self.books = books
+        self.ticket = ticket
+
+    def settle(self) -> None:
+        """It no longer counts on its worker. At its end, or by whoever takes it back before it was sent."""
+        self.books.settle(self.ticket)
+
     def deliver(self, frame: Frame) -> bool:
         self._end(frame)
         return True
@@ -103,10 +114,6 @@ class Awaited(Flight):
         if not self.future.done():
             self.future.set_exception(error)
         self._end(Fate.GONE)
-
-    def settle(self) -> None:
-        """It no longer counts on its worker. Once: at its end, or by whoever takes it back before it was sent."""
-        raise NotImplementedError
 
     def _end(self, outcome: Outcome) -> None:
         self.settle()
@@ -121,16 +128,6 @@ class TaskFlight(Awaited):
     on_held: Callable[[], None] | None = None
     """Told that the task has its slots and waits for BEGIN, where it is to be held."""
 
-    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
-        self.id = id
-        self.worker = worker
-        self.future = loop.create_future()
-        self.books = books
-        self.ticket = ticket
-
-    def settle(self) -> None:
-        self.books.settle(self.ticket)
-
     def deliver(self, frame: Frame) -> bool:
         if frame[0] == _HELD:
             if self.on_held is not None:
@@ -141,19 +138,9 @@ class TaskFlight(Awaited):
 
 
 class ReserveFlight(Awaited):
-    """A RESERVE. Granted: the ticket stays charged for as long as the slot is held."""
+    """A RESERVE. Granted, it stays charged for as long as the slot is held."""
 
     reserves = True
-
-    def __init__(self, id: int, worker: Worker, loop: asyncio.AbstractEventLoop, books: Books, ticket: Ticket) -> None:
-        self.id = id
-        self.worker = worker
-        self.future = loop.create_future()
-        self.books = books
-        self.ticket = ticket
-
-    def settle(self) -> None:
-        self.books.settle(self.ticket)
 
     def deliver(self, frame: Frame) -> bool:
         if frame[0] != _GRANTED:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from gangline.dispatcher.routing.outcome import Fate
 from gangline.schemas.deadline import margin_s
 from gangline.schemas.errors.base import (
     DeadlineExceeded,
@@ -212,23 +213,34 @@ async def test_arguments_that_cannot_be_sent_leave_the_selection_open(rig: Rig) 
     rig.balanced()
 
 
-@on_rig()
-async def test_what_was_chosen_the_short_way_may_be_used_the_general_way(rig: Rig) -> None:
-    worker = await rig.worker()
-    await warm(rig)
-    async with rig.client.choose_worker("images") as selection:
-        assert selection.hold.charge is None
-        assert await rig.client.options(timeout_s=5).dispatch(selection, "echo", 1) == ["w1", "echo"]
-    rig.balanced()
-    async with rig.client.choose_worker("images") as selection:
-        worker.behave = silent
-        with pytest.raises(DeadlineExceeded):
-            await rig.client.options(timeout_s=1).dispatch(selection, "echo", 1)
-        assert rig.router.pools["images"].core.placed == 1
-    [sent] = worker.heard_of(Request.TASK)[2:]
-    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
-    await turns()
-    rig.balanced()
+@pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
+async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_time(special):
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        worker = await rig.worker()
+        await warm(rig)
+        async with rig.client.choose_worker("images") as selection:
+            assert selection.hold.charge is None
+            assert await rig.client.options(timeout_s=5, **special).dispatch(selection, "echo", 1) == ["w1", "echo"]
+        assert worker.heard_of(Request.TASK)[-1][5] == 5000
+        rig.balanced()
+        began_at = asyncio.get_running_loop().time()
+        async with rig.client.choose_worker("images") as selection:
+            worker.behave = silent
+            with pytest.raises(DeadlineExceeded) as caught:
+                await rig.client.options(timeout_s=1, **special).dispatch(selection, "echo", 1)
+            assert asyncio.get_running_loop().time() - began_at == pytest.approx(1)
+            assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
+            assert rig.router.pools["images"].core.placed == 1
+        await turns()
+        [sent] = worker.heard_of(Request.TASK)[2:]
+        assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
+        assert len(worker.heard_of(Request.RELEASE)) == 1, "the token may still have the slot"
+        worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+        await turns()
+        rig.balanced()
+
+    await run()
 
 
 @on_rig()
@@ -339,4 +351,46 @@ async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) 
         worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
         await turns()
         assert lease.used == 0
+    rig.balanced()
+
+
+@pytest.mark.parametrize("special", [{}, {"idempotent": False}], ids=["short", "general"])
+async def test_a_call_on_a_lease_that_is_late_keeps_its_slot_until_its_worker_has_stopped_it(special):
+    @on_rig()
+    async def run(rig: Rig) -> None:
+        worker = await rig.worker()
+        async with rig.client.options(timeout_s=2, **special).lease("images") as lease:
+            assert await lease.call("echo") == ["w1", "echo"]
+            worker.behave = silent
+            began_at = asyncio.get_running_loop().time()
+            with pytest.raises(DeadlineExceeded) as caught:
+                await lease.call("echo", 1)
+            assert asyncio.get_running_loop().time() - began_at == pytest.approx(2)
+            assert caught.value.may_have_started and lease.used == 1
+            await turns()
+            [first, sent] = worker.heard_of(Request.TASK)
+            assert (first[5], sent[5]) == (2000, 2000)
+            assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
+            worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+            await turns()
+            assert lease.used == 0
+        rig.balanced()
+
+    await run()
+
+
+@on_rig()
+async def test_a_call_on_a_lease_that_is_sent_again_has_what_is_left_of_its_time(rig: Rig) -> None:
+    worker = await rig.worker()
+    async with rig.client.options(timeout_s=2).lease("images") as lease:
+        await lease.call("echo")
+        worker.behave = silent
+        call = asyncio.create_task(lease.call("echo", 1))
+        [_, sent] = await worker.hears(Request.TASK, 2)
+        await asyncio.sleep(0.5)
+        worker.behave = obedient
+        rig.router.exchange.lose(rig.router.exchange._flights[sent[1]], Fate.UNSEEN)
+        assert await call == ["w1", "echo"]
+        [*_, again] = worker.heard_of(Request.TASK)
+        assert again[5] == 1500 and again[9]["attempt"] == 2
     rig.balanced()

@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from ...bus.port.bus import Bus, ConnectionEvent
 from ...runtime.freeze import TICK_S, FreezeDetector
+
+_ONCE_IN_S: Final = 1.5
+"""Silence makes us doubt so often at most. Who was sure after the last doubt and was cut off since then was so for less
+than this, and nobody takes a queue from a dispatcher that soon: see transport.exchange.GAP_S."""
 
 
 class Guard:
@@ -62,7 +67,7 @@ class Guard:
     def cut_off(self) -> None:
         """Somebody was not heard of for a while. It may have been we who were cut off, or our server that stood still:
         then our queues may be others' by now."""
-        if self._loop is not None and self._loop.time() - self._cut_off_at > TICK_S:
+        if self._loop is not None and self._loop.time() - self._cut_off_at > _ONCE_IN_S:
             self._cut_off_at = self._loop.time()
             self._doubt(0.0)
 

@@ -8,6 +8,7 @@ from gangline.bus.memory.server import MemoryHub
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable
 from gangline.dispatcher.durable.freeze_guard import Guard
 from gangline.dispatcher.durable.ownership.verifier import Possession
+from gangline.dispatcher.transport.exchange import GAP_S
 from gangline.telemetry.logs import logger_for
 from gangline.testing.loop import VirtualLoop
 
@@ -50,9 +51,19 @@ async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_no
     guard.cut_off()
     guard.cut_off()
     assert guard.term == 1
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(1.6)
     guard.cut_off()
     assert guard.term == 2 and guard.freezes == 0
+    guard.stop()
+
+
+async def test_slow_workers_make_queues_doubtful_less_often_than_others_can_take_them() -> None:
+    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard.start()
+    for _ in range(300):
+        guard.cut_off()
+        await asyncio.sleep(0.1)
+    assert 30 / GAP_S <= guard.term <= 20
     guard.stop()
 
 

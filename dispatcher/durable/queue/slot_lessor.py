@@ -59,7 +59,8 @@ class Slots:
     def usable(self) -> bool:
         """Whether a task may be put on it, if there is room."""
         hold = self.hold
-        return not self.retired and not hold.ended and hold.trouble() is None and not hold.leaving
+        trusted = not hold.ended and hold.trouble() is None and not hold.leaving
+        return not self.retired and trusted and hold.worker.reachable
 
     def __repr__(self) -> str:
         return f"Slots({self.worker.id}, {self.used}/{self.hold.slots}{', retired' if self.retired else ''})"
@@ -79,6 +80,8 @@ class Feeder:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._leases: list[Slots] = []
+        self._unreached = 0
+        """Leases on workers that could not be reached when it was looked last."""
         self._last: Slots | None = None
         """Whom a task was put on last, if nothing has changed since."""
         self._asks: dict[asyncio.Task[None], int] = {}
@@ -293,7 +296,8 @@ class Feeder:
         """Drop what is lost, give back what is idle, retire what has had its turn."""
         self._timer = None
         now, settings = self._loop.time(), self._settings
-        changed = False
+        unreached = sum(not lease.worker.reachable for lease in self._leases)
+        changed, self._unreached = unreached != self._unreached, unreached
         for lease in list(self._leases):
             if lease.hold.ended or lease.hold.trouble() is not None:
                 changed = changed or not lease.retired

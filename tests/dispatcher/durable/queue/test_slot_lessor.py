@@ -162,6 +162,29 @@ async def test_a_lease_on_a_lost_worker_is_no_credit_any_more() -> None:
         await bench.has()
 
 
+async def test_a_lease_on_a_worker_that_cannot_be_reached_is_no_credit_until_it_is_heard_again() -> None:
+    async with Bench(turn_s=30.0) as bench:
+        for name in ("w1", "w2"):
+            await bench.worker(name, slots=2)
+        bench.feeder.want(4, 1)
+        await bench.has_in_all(4)
+        view = bench.rig.router.pools["images"].core.view
+        before, hear = bench.changes, view.heard
+        view.heard = lambda worker, now: None if worker.id.worker == "w1" else hear(worker, now)
+        view.unreachable(view.workers["w1"])
+        assert sum(bench.feeder.free) == 2
+        await asyncio.sleep(0.2)
+        assert bench.changes > before, "the credit is told again"
+        taken = [lease for _ in range(3) if (lease := bench.feeder.take(1, "echo", None)) is not None]
+        assert [lease.worker.id.worker for lease in taken] == ["w2", "w2"]
+        before = bench.changes
+        hear(view.workers["w1"], asyncio.get_running_loop().time())
+        await asyncio.sleep(0.2)
+        assert bench.changes > before and sum(bench.feeder.free) == 2
+        for lease in taken:
+            bench.feeder.give(lease, 1)
+
+
 async def test_many_slots_in_one_piece_are_waited_for_when_a_task_needs_them_and_else_not() -> None:
     async with Bench() as bench:
         await bench.worker(slots=4)

@@ -15,12 +15,12 @@ from pydantic import ValidationError
 
 from ....bus.key_value.revisions import made_at
 from ....bus.port.bus import Bus, KeyValue, NoResponders
+from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
 from ....schemas.names import Names, Operation, WorkerId
 from ....schemas.records.jobs import TryRecord, TurnRecord
 from ....schemas.records.workers import Registration
-from ....schemas.wire import headers
 from ....telemetry.logs import Log
 from ...jobs.retry_budget import until_answered
 from ...jobs.storage import TaskStreams
@@ -168,7 +168,7 @@ class Recovery:
                     return [job async for job in self.pages(worker, self._channels.get(worker, ""))]
                 except NoResponders:
                     await asyncio.sleep(_PAUSE_S)  # just reconnecting, or dead: its heartbeat tells
-                except (GanglineError, ValidationError) as error:
+                except GanglineError as error:
                     self._log.debug(
                         "worker %s does not tell its jobs: %s",
                         worker,
@@ -189,15 +189,11 @@ class Recovery:
             body = request.model_dump_json(exclude_none=True).encode()
             subject = self._names.worker(worker, Operation.JOBS, channel)
             answer = await self._bus.request(subject, body, timeout_s=_ASK_S)
-            if answer.headers is not None and headers.ERROR in answer.headers:
-                self._log.warning(
-                    "worker %s cannot tell its durable tasks: %s",
-                    worker,
-                    answer.headers[headers.ERROR],
-                    extra={"action": "recovery.refused", "worker": str(worker)},
-                )
+            if (error := error_in(answer)) is not None:
+                extra = {"action": "recovery.refused", "worker": str(worker)}
+                self._log.warning("worker %s cannot tell its durable tasks: %s", worker, error, extra=extra)
                 return
-            reply = JobsReply.model_validate_json(answer.data)
+            reply = parse_answer(answer, JobsReply, worker)
             for job in reply.jobs:
                 yield job
             after = reply.next

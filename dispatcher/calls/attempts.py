@@ -99,7 +99,12 @@ class TaskTarget(AttemptTarget):
         if spans:
             span = _attempt_span(self.worker, self.ticket.attempts, span)
         flight = TaskFlight(exchange.new_id(), self.worker, exchange.loop, self.books, self.ticket)
-        caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
+        try:
+            caller.launch(self, flight, None if span is NO_SPAN else span.traceparent())
+        except BaseException as error:
+            if spans:
+                span.end(error)
+            raise
         timer = None
         if order.deadline is not None:
             timer = exchange.loop.call_at(order.deadline, caller.expire, order, flight)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from gangline.schemas.errors.base import DeadlineExceeded, Saturated, UnknownMethod
+from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated, UnknownMethod
 from gangline.schemas.wire.frames import Load, Request
 from gangline.telemetry.tracing import tracer
 from gangline.worker.pool.pool import Pool
@@ -70,6 +70,17 @@ async def test_a_failed_call_marks_its_spans(spans: InMemorySpanExporter) -> Non
     await rig.stop()
     errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
     assert errors["gangline.call traced.fails"] == "task_failed"
+
+
+async def test_a_try_that_could_not_be_sent_has_its_span_too(spans: InMemorySpanExporter) -> None:
+    rig = Rig()
+    await rig.start()
+    await rig.worker()
+    with pytest.raises(InvalidRequest):
+        await rig.client.call("images.echo", object())
+    await rig.stop()
+    errors = {span.name: (span.attributes or {}).get("error.type") for span in spans.get_finished_spans()}
+    assert errors == {"gangline.attempt": "invalid_request", "gangline.call images.echo": "invalid_request"}
 
 
 async def test_requests_errors_attempts_and_time_are_counted(read: Read) -> None:

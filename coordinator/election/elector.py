@@ -60,6 +60,7 @@ class Candidacy:
         self._chores = Chores("election", log)
         self._subscriptions: list[Subscription] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._started = False
         self._looking = False
         self._look_again = False
         self._alive_revision = 0
@@ -82,6 +83,7 @@ class Candidacy:
         except BaseException:
             await self._unsubscribe()
             raise
+        self._started = True
         self._carry_out(self.election.start())
 
     async def stop(self) -> None:
@@ -236,6 +238,8 @@ class Candidacy:
         # A renewal says nothing new: an expiry is seen, or found by the election's own timer.
 
     def _look(self) -> None:
+        if not self._started:
+            return  # what is seen before says nothing: who does not take part yet must not be elected
         if self._looking:
             self._look_again = True
             return

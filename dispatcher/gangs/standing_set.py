@@ -129,11 +129,6 @@ class RoutedSet:
         """Those that stand."""
         return list(self._formations)
 
-    @property
-    def starting(self) -> list[str]:
-        """Those whose members start."""
-        return list(self._starting)
-
     # -- what is told ---------------------------------------------------------------------------------------------
 
     async def seen(self, record: GangRecord, revision: int) -> None:

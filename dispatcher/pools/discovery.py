@@ -59,6 +59,8 @@ class Discovery:
             bus,
             ledger,
             observed=(names.registrations_of(pool), names.alive_of(pool)),
+            # In two steps, so that what was just sent to a worker whose name another process has taken is refused by
+            # that process, and tried again, before its registration tells that the worker is lost.
             listed=lambda: (names.alive_of(pool), names.registrations_of(pool)),
             parse=self._parse,
             on_change=self._changed,

@@ -205,7 +205,7 @@ async def test_callers_of_a_set_that_first_comes_up_wait_for_its_start_functions
     assert (await rig.client.call("llm.who", "without a deadline"))[3] == "without a deadline"
     async with rig.client.choose_worker("llm") as selection:
         assert selection.gang is not None
-    assert rig.client.router.sets._sets["llm"].starting == []
+    assert rig.client.router.sets._sets["llm"]._starting == {}
 
 
 @on_gang_rig()

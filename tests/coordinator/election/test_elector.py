@@ -1,0 +1,39 @@
+"""When a coordinator takes part in the election."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gangline.bus.memory.server import MemoryHub
+from gangline.coordinator.ledger.worker_registry import Census
+from gangline.coordinator.service import Coordinator, CoordinatorState
+from gangline.schemas.names import Names
+
+
+async def test_who_still_starts_is_not_elected_when_its_connection_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would lead, and nobody would ever hear so: it says that it stands by when its start has ended."""
+    hub = MemoryHub()
+    bus = hub.connect("coordinator")
+    goes_on, start = asyncio.Event(), Census.start
+
+    async def slowly(self: Census) -> None:
+        await goes_on.wait()
+        await start(self)
+
+    monkeypatch.setattr(Census, "start", slowly)
+    coordinator = Coordinator(bus=bus)
+    starting = asyncio.ensure_future(coordinator.start())
+    await asyncio.sleep(1.0)
+    hub.disconnect(bus)
+    hub.reconnect(bus)
+    await asyncio.sleep(1.0)
+    store = hub.store(Names().ledger_bucket)
+    assert store is not None and store.get(Names.leader_key) is None
+    goes_on.set()
+    await starting
+    async with asyncio.timeout(30.0):
+        await coordinator.wait_leading()
+    assert coordinator.state is CoordinatorState.LEADING
+    await coordinator.stop()

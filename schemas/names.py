@@ -237,7 +237,7 @@ class Names:
     def __post_init__(self) -> None:
         check_name(self.namespace, "namespace")
         if self.namespace != self.namespace.lower():
-            raise InvalidName(f"namespace {self.namespace!r} may have no capitals: use {self.namespace.lower()!r}")
+            raise InvalidName(f"namespace {self.namespace!r} must be lower case: use {self.namespace.lower()!r}")
 
     # -- subjects -------------------------------------------------------------------------------------------------
 

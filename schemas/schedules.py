@@ -98,16 +98,16 @@ def _check_named(text: str) -> None:
         _check_every(text, rest)
     elif kind == "@at":
         if not _is_moment(rest):
-            raise _wrong(text, "'@at' takes a moment such as 2030-01-31T12:00:00Z")
+            raise _wrong(text, "'@at' takes a timestamp such as 2030-01-31T12:00:00Z")
     elif text.lower() in NAMED or kind.lower() in ("@every", "@at"):
-        raise _wrong(text, f"write {kind.lower()!r}, in small letters")
+        raise _wrong(text, f"write {kind.lower()!r}, in lower case")
     else:
         raise _wrong(text, f"there are '@every 5m' and {', '.join(NAMED)}")
 
 
 def _check_every(text: str, length: str) -> None:
     if _LENGTH.fullmatch(length) is None:
-        raise _wrong(text, "'@every' takes, after one blank, a length of time such as 30s, 5m or 1h30m")
+        raise _wrong(text, "'@every' takes, after one blank, a duration such as 30s, 5m or 1h30m")
     ns = sum(float(number) * _NS[unit] for number, unit in _PART.findall(length))
     if length.startswith("-") or ns < _NS["s"]:
         raise _wrong(text, "at least one second lies between two times")
@@ -157,7 +157,7 @@ def _parse_part(text: str, part: str, name: str, low: int, high: int, names: dic
     if start < low or end > high:
         raise _wrong(text, f"{part!r} is out of bounds: {name} go from {low} to {high}")
     if start > end:
-        raise _wrong(text, f"{part!r} of its {name} is no range: the first comes after the last")
+        raise _wrong(text, f"{part!r} of its {name} is not a range: the first value is after the last")
     if not step:
         raise _wrong(text, f"{part!r} of its {name} has a step of 0")
     return set(range(start, end + 1, step)), star and step == 1
@@ -170,9 +170,9 @@ def _value(text: str, given: str, name: str, names: dict[str, int]) -> int:
 
 def _number(text: str, given: str, name: str) -> int:
     if _NUMBER.fullmatch(given) is None:
-        raise _wrong(text, f"{given!r} in its {name} is no number")
+        raise _wrong(text, f"{given!r} in its {name} is not a number")
     return int(given)
 
 
 def _wrong(text: str, why: str) -> InvalidSchedule:
-    return InvalidSchedule(f"{text[:_SHOWN]!r} is no schedule: {why}")
+    return InvalidSchedule(f"{text[:_SHOWN]!r} is not a schedule: {why}")

@@ -42,9 +42,9 @@ def parse_duration(text: str) -> float:
     """Seconds.
 
     Raises:
-        ValueError: not a length of time; the text says how to write one.
+        ValueError: not a duration; the text says how to write one.
     """
     match = _PATTERN.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is no length of time: write 90, 500ms, 90s, 5m, 2h or 1d")
+        raise ValueError(f"{text[:40]!r} is not a duration: write 90, 500ms, 90s, 5m, 2h or 1d")
     return float(match[1]) * _UNITS[match[2]]

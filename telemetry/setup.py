@@ -79,7 +79,7 @@ def _exporters(env: Mapping[str, str], variable: str, known: tuple[str, ...]) ->
     asked = [name.strip().lower() for name in (env.get(variable) or default).split(",") if name.strip()]
     for name in asked:
         if name not in known:
-            raise InvalidSettings(f"{variable}={name} is not known here: use {', '.join(known)}")
+            raise InvalidSettings(f"{variable}={name} is not supported: use {', '.join(known)}")
     return [name for name in dict.fromkeys(asked) if name != "none"]
 
 
@@ -170,7 +170,7 @@ def _otlp(part: str, asked_by: str, own_protocol: str, env: Mapping[str, str]) -
     protocol = env.get(own_protocol) or env.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http/protobuf"
     if protocol not in _OTLP_PACKAGES:
         raise InvalidSettings(
-            f"OTLP protocol {protocol!r} is not known here: set OTEL_EXPORTER_OTLP_PROTOCOL to "
+            f"OTLP protocol {protocol!r} is not supported: set OTEL_EXPORTER_OTLP_PROTOCOL to "
             f"{' or '.join(_OTLP_PACKAGES)}"
         )
     module, package = _OTLP_PACKAGES[protocol]

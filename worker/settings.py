@@ -78,8 +78,8 @@ class WorkerSettings:
     answer_retention_count: int = 100_000
     """Most answers kept."""
     answer_retention_bytes: int = 64 << 20
-    """Most bytes of answers kept; raise it if results are large and connections bad. As many again of items of durable
-    tasks that nobody has taken yet."""
+    """Most bytes of answers kept; raise it if results are large and connections bad. A second budget of
+    the same size holds undelivered items of durable tasks."""
     unsent_bytes: int = 64 << 20
     """Most bytes of answers kept while there is no connection; the oldest go first."""
     stream_window: int = 64

@@ -76,7 +76,7 @@ class JetStreamApi:
             answer = await self._bus.request(f"$JS.API.{operation}", data, timeout_s=timeout_s or self.timeout_s)
         except NoResponders as error:
             raise StorageUnavailable(
-                f"JetStream is not there to {what}: it has no leader, or is not enabled", may_have_started=False
+                f"JetStream is not available to {what}: it has no leader, or is not enabled", may_have_started=False
             ) from error
         except RequestTimeout as error:
             raise StorageUnavailable(f"JetStream did not answer in time to {what}: try again") from error

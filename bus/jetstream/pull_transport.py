@@ -82,7 +82,7 @@ async def _create(stream: ConsumedStream, name: str, settings: ConsumerSettings)
     except ApiError as error:
         if error.number in _TAKEN:
             raise ConsumerTaken(
-                f"another consumer of {stream.name} has (some of) {settings.filter!r}: remove it first "
+                f"another consumer of {stream.name} overlaps {settings.filter!r}: remove it first "
                 f"(Stream.delete_consumer), or wait until it is gone",
                 details={"stream": stream.name, "filter": settings.filter},
             ) from error

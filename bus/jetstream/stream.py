@@ -140,7 +140,7 @@ class JetStreamStream:
 
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self.settings.retention is Retention.WORK_QUEUE:
-            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages are not to be read")
+            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages cannot be read")
         reading = Reading(self, pattern, handler, start, on_end=self._readings.discard)
         self._readings.add(reading)
         try:

@@ -131,7 +131,7 @@ def parse_go_duration(text: str) -> float:
     """
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError(f"{text[:40]!r} is no duration: write 10s, 5m or 1h30m")
+        raise ValueError(f"{text[:40]!r} is not a duration: write 10s, 5m or 1h30m")
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 

@@ -129,7 +129,7 @@ class MemoryStream:
 
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self._settings.retention is Retention.WORK_QUEUE:
-            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages are not to be read")
+            raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages cannot be read")
         reading = MemoryReading(self._bus, self.name, Pattern(pattern), handler, start)
         await self.at_server(reading.open)
         return reading

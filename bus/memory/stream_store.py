@@ -264,7 +264,7 @@ class StreamStore:
             for other in self.consumers.values():
                 if overlap(other.settings.filter, settings.filter):
                     raise ConsumerTaken(
-                        f"another consumer of {self.name} has (some of) {settings.filter!r}: remove it first "
+                        f"another consumer of {self.name} overlaps {settings.filter!r}: remove it first "
                         f"(Stream.delete_consumer), or wait until it is gone",
                         details={"stream": self.name, "filter": settings.filter},
                     )

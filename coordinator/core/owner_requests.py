@@ -108,7 +108,7 @@ class Owners:
             missing = lacks(spec, total)
             text = "; ".join(lack.text for lack in missing)
             return GangImpossible(
-                f"this gang can never be formed on the workers that are registered: {text}",
+                f"not enough workers registered for this gang: {text}",
                 details={"lacks": [lack.text for lack in missing]},
             )
         return None

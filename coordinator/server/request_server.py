@@ -211,7 +211,7 @@ class Desk:
         if query.owner_token is None:
             found = found.public()
         elif not self._core.owned_by(query.id, query.owner_token):
-            raise NotOwner(f"gang {query.id} belongs to somebody else: ask without owner_token")
+            raise NotOwner(f"gang {query.id} belongs to another owner: ask without owner_token")
         responder.reply(found)
 
     def list(self, wanted: GangListRequest) -> GangListReply:

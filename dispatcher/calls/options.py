@@ -45,7 +45,7 @@ class SubmitOptions:
     at: datetime | None = None
     """Not before that moment, which needs a time zone."""
     cron: str | None = None
-    """Again and again: six fields of cron, the first seconds (`0 0 3 * * *`), or `@every 5m`, `@hourly`, `@daily`."""
+    """Recurring: a six-field cron expression, seconds first (`0 0 3 * * *`), or `@every 5m`, `@hourly`, `@daily`."""
     ordered: bool | None = None
     """One at a time, and in the order of submission, among those of the same `key`."""
     backoff_s: float | None = None
@@ -76,7 +76,7 @@ class SubmitOptions:
         if self.at is not None and (not isinstance(self.at, datetime) or self.at.tzinfo is None):
             raise InvalidSettings(f"at is {self.at!r}: give a datetime with a time zone, such as datetime.now(UTC)")
         if self.at is not None and not self.at.timestamp() < LAST_MOMENT:
-            raise InvalidSettings(f"at is {self.at!r}, which is after the year 2261: give an earlier moment")
+            raise InvalidSettings(f"at is {self.at!r}, which is after the year 2261: give an earlier time")
         given = [name for name in ("delay_s", "at", "cron") if getattr(self, name) is not None]
         if len(given) > 1:
             raise InvalidSettings(f"{' and '.join(given)} exclude each other: give one")

@@ -119,7 +119,7 @@ class Client(DurableTasks, RouteOperations):
         await self.close()
 
     def options(self, **given: Unpack[ClientOptions]) -> Client:
-        """A copy of this client whose requests are made so; what is not given stays as it is. Cheap.
+        """A cheap copy of this client with these options; those not given are inherited.
 
         See CallOptions for what the first eight mean, and SubmitOptions for the others, which are for `submit` alone.
         For `submit`, `timeout_s` bounds one try, and `max_attempts` counts tries that were started.

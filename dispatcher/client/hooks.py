@@ -129,7 +129,7 @@ def _checked(hook: object) -> object:
         if callable(hook) and any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__))):
             return _Function(hook)
     raise InvalidSettings(
-        f"{hook!r} is no middleware: give an async function of (request, call_next), or an object with a method call, "
+        f"{hook!r} is not middleware: give an async function of (request, call_next), or an object with a method call, "
         "stream or submit of these"
     )
 

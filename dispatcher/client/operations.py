@@ -91,7 +91,7 @@ class Operators:
             subject = self._names.worker(target, operation, await self._channel(target))
             answer = await self._bus.request(subject, body, timeout_s=timeout_s)
         except NoResponders as error:
-            raise NoWorkers(f"no worker {worker!r} is there: 'gangline workers' lists them") from error
+            raise NoWorkers(f"there is no worker {worker!r}: 'gangline workers' lists them") from error
         return read_answer(answer, reply, worker)
 
     async def _channel(self, worker: WorkerId) -> str:

@@ -276,8 +276,7 @@ class SyncJob(SyncProxy[Job]):
         return self._thread.run(self._target.status())
 
     def cancel(self) -> bool:
-        """Have it not start, or stop where it runs; of a schedule, run no more. False: it had ended. See
-        Job.cancel."""
+        """Cancel the job (or schedule). Returns False if it had already ended. See Job.cancel."""
         return self._thread.run(self._target.cancel())
 
     def why(self) -> WhyReply:
@@ -324,8 +323,7 @@ class SyncClient(OwningProxy[Client]):
     """
 
     def options(self, **given: Unpack[ClientOptions]) -> SyncClient:
-        """A copy of this client whose requests are made so; what is not given stays as it is. Cheap. See
-        Client.options."""
+        """A cheap copy of this client with these options; those not given are inherited. See Client.options."""
         return self._with(self._target.options(**given))
 
     def call(self, target: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -384,7 +382,7 @@ class SyncClient(OwningProxy[Client]):
         return self._thread.call(self._target.statistics)
 
     def submit(self, target: str, /, *args: Any, **kwargs: Any) -> SyncJob:
-        """Have a task run, now or later, whatever becomes of this process: returns when it is stored. See
+        """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored. See
         Client.submit."""
         return SyncJob(self._thread, self._thread.run(self._target.submit(target, *args, **kwargs)))
 

@@ -36,7 +36,7 @@ class DurableTasks:
         raise NotImplementedError
 
     async def submit(self, target: str, /, *args: Any, **kwargs: Any) -> Job:
-        """Have a task run, now or later, whatever becomes of this process: returns when it is stored.
+        """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored.
 
         It is not lost and not started twice while it runs, tried again when it fails, and ends as done, dead letter or
         cancelled; its result is kept for an hour. See `options` for all that can be said about how.

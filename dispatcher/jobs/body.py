@@ -23,7 +23,7 @@ def write_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[byt
 
     Raises:
         InvalidArguments: positional and named ones together; a body has no form for both.
-        InvalidRequest: an argument has no form on the wire.
+        InvalidRequest: an argument cannot be serialized.
     """
     if args and kwargs:
         raise InvalidArguments(

@@ -172,7 +172,7 @@ class DeadLetters:
         message = await (await self._streams.dead()).get(letter.sequence)
         if message is None or DeadLetter.parse(message, self._names.tasks[:-1]).job != letter.job:
             raise UnknownJob(
-                f"the dead letter of job {letter.job!r} is gone: somebody replayed or dropped it",
+                f"the dead letter of job {letter.job!r} is gone: it was replayed or dropped",
                 details={"job": letter.job},
             )
         return await self._whole(DeadLetter.parse(message, self._names.tasks[:-1]))
@@ -204,7 +204,7 @@ class DeadLetters:
             raise JobError(f"the body of job {job!r} is no longer kept: drop its dead letter", details={"job": job})
         if not letter.subject.startswith(prefix):
             raise InvalidRequest(
-                f"job {job!r} was published to {letter.subject!r}, which is no subject of tasks ({prefix}...): "
+                f"job {job!r} was published to {letter.subject!r}, which is not a task subject ({prefix}...): "
                 "publish it yourself, or drop it"
             )
         if await self._wait_for_its_end(letter):
@@ -309,11 +309,11 @@ class DeadLetters:
             raise JobError(f"job {job!r} is {record.state.value} by now: drop its dead letter", details={"job": job})
         if record.attempts > letter.attempts:
             # Somebody else was faster, and it has died again: what we would publish is taken for a repetition.
-            raise JobError(f"job {job!r} was replayed and is dead again: replay it anew", details={"job": job})
+            raise JobError(f"job {job!r} was replayed and is dead again: replay it again", details={"job": job})
         try:
             await results.delete(key, revision=entry.revision)
         except Conflict as error:
-            raise JobError(f"somebody else replays job {job!r} just now", details={"job": job}) from error
+            raise JobError(f"job {job!r} is being replayed by someone else", details={"job": job}) from error
 
     def _fields_again(self, letter: DeadLetter) -> dict[str, str]:
         fields = {

@@ -72,7 +72,7 @@ class Job:
                 record = await wait_for_record(self._desk, self._ref)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"job {self.id!r} has not ended within {timeout_s:g} s; it goes on",
+                f"job {self.id!r} did not end within {timeout_s:g} s; it continues",
                 may_have_started=True,
                 details={"job": self.id},
             ) from error
@@ -87,7 +87,7 @@ class Job:
         return await self._desk.status(self._ref, ASK_TIMEOUT_S)
 
     async def cancel(self) -> bool:
-        """Have it not start, or stop where it runs; of a schedule, run no more. False: it had ended.
+        """Cancel the job (or schedule). Returns False if it had already ended.
 
         Raises:
             UnknownJob: nothing is known of it.
@@ -142,7 +142,7 @@ class Job:
             )
         if not self._ref.result_kept:
             raise ResultNotKept(
-                f"job {self.id!r} was submitted with result_ttl_s=0: nothing is kept of it", details={"job": self.id}
+                f"job {self.id!r} was submitted with result_ttl_s=0: its result is not kept", details={"job": self.id}
             )
 
     def __repr__(self) -> str:

@@ -325,9 +325,7 @@ def parse_result(job: str, value: bytes) -> ResultRecord:
     except ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"])
-        raise MalformedMessage(
-            f"what stands under result.{job} is no record of a result: {where}{first['msg']}"
-        ) from error
+        raise MalformedMessage(f"result.{job} is not a valid result record: {where}{first['msg']}") from error
 
 
 def _info_of(record: ResultRecord) -> JobInfo:

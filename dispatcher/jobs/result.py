@@ -122,7 +122,7 @@ async def value_of(streams: TaskStreams, record: ResultRecord) -> Any:
         body = await until_answered("reading a large result", read, _log)
         if body is None:
             raise ResultNotKept(
-                f"the result of job {record.job!r} stood in the object store under {record.object!r} and is gone",
+                f"the result of job {record.job!r} was in the object store under {record.object!r} and is gone",
                 details={"job": record.job},
             )
         return codec.decode(body, fmt)

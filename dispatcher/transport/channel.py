@@ -120,7 +120,7 @@ class Channel:
         """Send with the others of this turn. Without a flight (RELEASE, CANCEL, CREDIT) it is kept while disconnected.
 
         Raises:
-            InvalidRequest: arguments that have no form on the wire; nothing was sent.
+            InvalidRequest: arguments that cannot be serialized; nothing was sent.
             PayloadTooLarge: likewise.
         """
         packed = pack(frame)

@@ -24,7 +24,7 @@ class InvalidSchedule(InvalidRequest):
 
 
 class InvalidRoute(InvalidRequest):
-    """`details["field"]`: where."""
+    """`details["field"]` names the invalid field."""
 
     code = "invalid_route"
     status = 422
@@ -35,7 +35,7 @@ class NoDispatcher(Unavailable):
 
 
 class JobError(GanglineError):
-    """Of one job, which `details["job"]` names."""
+    """Base class of errors about one job; its id is `details["job"]`."""
 
     code = "job_error"
     status = 409

@@ -192,18 +192,18 @@ _ANY_LENGTH: Final = _length(0.0, MAX_DEADLINE_S)
 
 
 def _until(text: str, start: float) -> float:
-    """A length of time from `start`, or a moment."""
+    """A duration from `start`, or a timestamp."""
     try:
         return start + _ANY_LENGTH(text, start)
     except ValueError as error:
         try:
             moment = datetime.fromisoformat(text)
         except ValueError:
-            raise ValueError(f"{error}, or a moment such as 2030-01-31T12:00:00Z") from None
+            raise ValueError(f"{error}, or a timestamp such as 2030-01-31T12:00:00Z") from None
         if moment.tzinfo is None:
             raise ValueError(f"{text[:40]!r} has no time zone: add Z for UTC") from None
         if not moment.timestamp() < LAST_MOMENT:
-            raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier moment") from None
+            raise ValueError(f"{text[:40]!r} is after the year 2261: give an earlier time") from None
         return moment.timestamp()
 
 

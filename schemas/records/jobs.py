@@ -39,7 +39,7 @@ class DeadReason(StrEnum):
     UNKNOWN_METHOD = "unknown_method"
     INVALID_ARGUMENTS = "invalid_arguments"
     INVALID_RESULT = "invalid_result"
-    """It ran, and its result has no form on the wire; running it again would not help."""
+    """It ran, and its result cannot be serialized; running it again would not help."""
     EXPIRED = "expired"
     """Its deadline passed."""
     FAILED = "failed"

@@ -82,7 +82,7 @@ class RouteRecord(_Part):
             raise ValueError("the weights in `to` add up to 0: give at least one pool a weight above 0")
         both = sorted(set(self.to) & set(self.shadow))
         if both:
-            raise ValueError(f"{', '.join(both)} stands in `to` and in `shadow`: a pool cannot shadow itself")
+            raise ValueError(f"{', '.join(both)} is in both `to` and `shadow`: a pool cannot shadow itself")
         return self
 
     def pools(self, endpoint: str) -> dict[str, float]:

@@ -68,7 +68,10 @@ def _fallback(value: Any) -> Any:
         return bytes(value)
     if isinstance(value, PurePath):
         return str(value)
-    raise TypeError(f"{type(value).__name__} has no form on the wire")
+    raise TypeError(
+        f"cannot serialize a value of type {type(value).__name__}: "
+        "use str, number, list, dict, bytes, a dataclass or a Pydantic model"
+    )
 
 
 _pack = msgpack.Packer(default=_plain, use_bin_type=True, autoreset=True).pack
@@ -78,7 +81,7 @@ def pack(value: Any) -> bytes:
     """Write msgpack.
 
     Raises:
-        InvalidRequest: the value (or something in it) has no form on the wire.
+        InvalidRequest: the value (or something in it) cannot be serialized.
     """
     try:
         return _pack(value)  # type: ignore[no-any-return]
@@ -115,7 +118,7 @@ def to_json(value: Any) -> bytes:
     """Write JSON; bytes become base64 text of the URL-safe alphabet, NaN and infinities become null.
 
     Raises:
-        InvalidRequest: the value (or something in it) has no form on the wire.
+        InvalidRequest: the value (or something in it) cannot be serialized.
     """
     try:
         return pydantic_core.to_json(_dumped(value), bytes_mode="base64", inf_nan_mode="null", fallback=_fallback)

@@ -211,7 +211,7 @@ def encode_frame(frame: Frame) -> bytes:
     """Write one frame, to be joined to others later by `join_answer`. What it costs on the wire is then known.
 
     Raises:
-        InvalidRequest: something in it has no form on the wire.
+        InvalidRequest: something in it cannot be serialized.
     """
     return codec.pack(frame)
 
@@ -294,7 +294,7 @@ def _envelope(data: bytes) -> list[Any]:
         raise MalformedMessage("an envelope is an array of four")
     if type(value[0]) is not int or value[0] != WIRE_VERSION:
         raise MalformedMessage(
-            f"wire version {_shown(value[0])} is not spoken here, only {WIRE_VERSION}: upgrade one side"
+            f"wire version {_shown(value[0])} is not supported, only {WIRE_VERSION}: upgrade one side"
         )
     if type(value[1]) is not int or value[1] < 0:
         raise MalformedMessage("epoch must be a whole number")

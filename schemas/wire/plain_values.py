@@ -26,7 +26,7 @@ def to_wire(value: Any, where: str, place: str = "result") -> Any:
     as text. Always a copy, since the task may go on changing what it returned or yielded.
 
     Raises:
-        InvalidResult: names the type and the place of what has no form on the wire.
+        InvalidResult: names the type and the place of what cannot be serialized.
     """
     try:
         return _copy(value, 0)
@@ -115,10 +115,10 @@ def _plain(value: Any, place: str, where: str) -> Any:
         plain = pydantic_core.to_jsonable_python(value)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
         raise _refuse(
-            f"{place} has the type {type(value).__qualname__}, which has no form on the wire", value, where
+            f"{place} has the type {type(value).__qualname__}, which cannot be serialized", value, where
         ) from error  # noqa: E501
     if type(plain) not in SCALARS and type(plain) not in (str, int, list, dict):
-        raise _refuse(f"{place} has the type {type(value).__qualname__}, which has no form on the wire", value, where)
+        raise _refuse(f"{place} has the type {type(value).__qualname__}, which cannot be serialized", value, where)
     return plain
 
 
@@ -127,9 +127,7 @@ def _key(key: Any, place: str, where: str) -> Any:
         key if isinstance(key, (str, int, float, bool, type(None), bytes)) else _plain(key, f"a key of {place}", where)
     )
     if isinstance(plain, (list, dict)):
-        raise _refuse(
-            f"{place} has a key of the type {type(key).__qualname__}, which has no form on the wire", key, where
-        )
+        raise _refuse(f"{place} has a key of the type {type(key).__qualname__}, which cannot be serialized", key, where)
     return _wire(plain, f"a key of {place}", 0, where)
 
 

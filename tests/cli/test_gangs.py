@@ -60,7 +60,7 @@ def test_a_gang_is_acquired_shown_listed_and_released(commands, running):
     mine = commands.json("gang", "show", gang["id"], "--owner-token", gang["owner_token"])
     assert [seat["token"] for seat in mine["seats"]] == tokens
     refused = commands.run("gang", "show", gang["id"], "--owner-token", "mine")
-    assert (refused.returncode, "belongs to somebody else" in refused.stderr) == (1, True)
+    assert (refused.returncode, "belongs to another owner" in refused.stderr) == (1, True)
     assert commands.json("why", gang["id"])["step"] == "formed"
 
     assert commands.json("gang", "show", gang["id"][:7])["id"] == gang["id"]
@@ -239,9 +239,9 @@ def test_without_a_coordinator_it_says_what_to_start(commands):
 def test_bad_requests_are_one_line_and_a_code(commands, running):
     cases = {
         ("gang", "acquire", "words", "0"): (2, "size: Input should be greater"),
-        ("gang", "acquire", "words", "99"): (2, "can never be formed"),
+        ("gang", "acquire", "words", "99"): (2, "not enough workers registered"),
         ("gang", "acquire", "nopool", "1"): (2, "nopool"),
-        ("gang", "acquire", "words", "3", "--strategy", "strict_spread"): (2, "can never be formed"),
+        ("gang", "acquire", "words", "3", "--strategy", "strict_spread"): (2, "not enough workers registered"),
         ("gang", "acquire", "words", "many"): (2, "is not a size: give a number, or a range"),
         ("gang", "acquire", "words", "1", "--label", "x"): (2, "not KEY=VALUE"),
         ("gang", "show", "nobody"): (1, "not known"),

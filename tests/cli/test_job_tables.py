@@ -65,7 +65,7 @@ def test_a_queue_without_a_dispatcher_shows_only_what_the_stream_knows() -> None
     alone = QueueStats.model_validate({"endpoint": "words", "dispatcher": "", "depth": 4, "oldest_s": 3.0, **numbers})
     assert [line.split()[0] for line in queue_lines(alone)] == ["queue", "dispatcher", "depth", "oldest"]
     had = alone.model_copy(update={"dispatcher": "d1", "credit": 1, "leased": 3})
-    assert "credit     1 of 3 leased slots are free" in list(queue_lines(had))
+    assert "credit     3 leased slots, 1 idle" in list(queue_lines(had))
 
 
 def test_a_letter_ends_with_its_traceback_and_is_json_with_all_of_it() -> None:

@@ -143,7 +143,7 @@ def test_a_worker_that_is_not_there_is_exit_code_3(commands):
         done = commands.run(*arguments)
         assert done.returncode == 3
         assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith("gangline: no worker 'words.w9' is there: 'gangline workers'")
+        assert done.stderr.startswith("gangline: there is no worker 'words.w9': 'gangline workers'")
 
 
 async def test_the_journal_has_a_line_for_each_event_and_is_appended_to(commands, nats_url, namespace):
@@ -215,4 +215,4 @@ def test_a_bad_storage_variable_is_wrong_usage_that_names_it(commands):
 def test_a_missing_exporter_or_unknown_one_stops_a_worker_before_it_serves(commands):
     done = commands.run("worker", "words:pool", OTEL_TRACES_EXPORTER="zipkin")
     assert done.returncode == 2
-    assert done.stderr.startswith("gangline: OTEL_TRACES_EXPORTER=zipkin is not known here")
+    assert done.stderr.startswith("gangline: OTEL_TRACES_EXPORTER=zipkin is not supported")

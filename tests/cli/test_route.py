@@ -66,7 +66,7 @@ def test_a_change_that_cannot_be_followed_is_refused_before_anything_is_written(
         (("--to", "v1=1", "--to", "v1=2"), "v1 is given twice"),
         (("--rate", "fast"), "write 100/s"),
         (("--rate", "1/week"), "write 100/s"),
-        (("--per-key", "three"), "no whole number"),
+        (("--per-key", "three"), "not an integer"),
         (("--backoff", "soon"), "write 90, 500ms"),
     ],
 )

@@ -38,7 +38,7 @@ def written(value: Any, where: str) -> Any:
     """A report as plain wire values; a copy.
 
     Raises:
-        InvalidResult: it has no form on the wire.
+        InvalidResult: it cannot be serialized.
         PayloadTooLarge: over MAX_BYTES.
     """
     plain = to_wire(value, where, "progress")

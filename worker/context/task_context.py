@@ -163,7 +163,7 @@ class TaskContext:
             value: anything that has a form on the wire, as results have, of at most 64 KiB.
 
         Raises:
-            InvalidResult: it has no form on the wire.
+            InvalidResult: it cannot be serialized.
             PayloadTooLarge: it is larger.
         """
         self._report(value)

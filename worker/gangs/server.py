@@ -342,7 +342,7 @@ class GangDesk:
         self.metrics.members(-len(leaving.seats))
         self._record("teardown", leaving, reason=leaving.reason)
         self._log.info(
-            "%d seats of gang %s (generation %d) stop: %s",
+            "stopping %d members of gang %s (generation %d): %s",
             len(leaving.seats), leaving.gang, leaving.generation, leaving.reason,
             extra={"action": "gang.teardown", "gang": leaving.gang, "generation": leaving.generation},
         )  # fmt: skip

@@ -217,7 +217,7 @@ class Queue:
         self._forget_orphans()
         self._acknowledge(jobs, noted)
         self._log.info(
-            "has the queue, after %.3f s: %d tasks seen, %d running",
+            "took over the queue in %.3f s: %d tasks found, %d running",
             self.recovery_s,
             len(self.entries),
             self.core.statistics().running,

@@ -54,7 +54,7 @@ def test_an_empty_route_is_the_pool_of_the_endpoints_name() -> None:
         (b'{"to": {"v1": NaN}}', "route resize"),
         (b'{"to": {"v1": 1e999}}', "route resize"),
         (b'{"to": {"no.pool": 1}}', "'no.pool' may only have letters"),
-        (b'{"to": {"v1": 1}, "shadow": {"v1": 5}}', "v1 stands in `to` and in `shadow`"),
+        (b'{"to": {"v1": 1}, "shadow": {"v1": 5}}', "v1 is in both `to` and `shadow`"),
         (b'{"shadow": {"v3": 101}}', "shadow.v3"),
         (b'{"limits": {"v1": 0}}', "limits.v1"),
         (b'{"queue": {"max_running": 0}}', "queue.max_running"),

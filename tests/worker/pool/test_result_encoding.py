@@ -123,7 +123,7 @@ def _loop_of_lists() -> list[Any]:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Opaque(), "p.work: result has the type Opaque, which has no form on the wire"),
+        (Opaque(), "p.work: result has the type Opaque, which cannot be serialized"),
         ({"a": [1, Opaque()]}, r"p\.work: result\.a\[1\] has the type Opaque"),
         (Point(1.0, Opaque()), r"result\.size has the type Opaque"),  # type: ignore[arg-type]
         ({(1, 2): 3}, "result has a key of the type tuple"),

@@ -86,7 +86,7 @@ def _duration(ctx: click.Context, parameter: click.Parameter, value: str | None)
 
 
 def duration_option(*names: str, text: str, default: str | None = None) -> Callable[[Command], Command]:
-    """An option whose value is a length of time (`90`, `500ms`, `5m`, `2h`), as seconds."""
+    """An option whose value is a duration (`90`, `500ms`, `5m`, `2h`), as seconds."""
     shown = default is not None
     return click.option(*names, metavar="TIME", callback=_duration, default=default, show_default=shown, help=text)
 
@@ -98,7 +98,7 @@ def moment(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     try:
         found = datetime.fromisoformat(value)
     except ValueError:
-        raise click.BadParameter(f"{value!r} is no moment: write 2030-01-31T12:00:00Z", ctx, parameter) from None
+        raise click.BadParameter(f"{value!r} is not a timestamp: write 2030-01-31T12:00:00Z", ctx, parameter) from None
     if found.tzinfo is None:
         raise click.BadParameter(f"{value!r} has no time zone: add Z for UTC, or +02:00", ctx, parameter)
     return found
@@ -117,7 +117,7 @@ def _job(ctx: click.Context, _parameter: click.Parameter, value: str) -> str:
 job_argument = click.argument("job", metavar="JOB", callback=_job)
 """A job's id, as `gangline submit` prints it; of a task that was published without SDK, its sequence in the stream."""
 
-endpoint_option = click.option("--endpoint", metavar="NAME", help="Of its task: finds it quicker.")
+endpoint_option = click.option("--endpoint", metavar="NAME", help="Endpoint of the task; finds it faster.")
 
 
 # -- of routes: `POOL=NUMBER`, `100/s`, `5m`, and `none` for what is to be taken back ----------------------------------

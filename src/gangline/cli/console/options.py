@@ -109,13 +109,18 @@ _CONNECTION: Final[tuple[Callable[[Command], Command], ...]] = (
     _option("--creds", metavar="FILE", text="User credentials (NATS_CREDS)."),
     _option("--nkey", metavar="FILE", text="User NKEY (NATS_NKEY)."),
     _option("--user", metavar="NAME", text="User name (NATS_USER)."),
-    _option("--password", metavar="TEXT", text="Password (better by NATS_PASSWORD)."),
-    _option("--token", metavar="TEXT", text="Token (better by NATS_TOKEN)."),
+    _option("--password", metavar="TEXT", text="Password (prefer NATS_PASSWORD)."),
+    _option("--token", metavar="TEXT", text="Token (prefer NATS_TOKEN)."),
     _option("--tlscert", metavar="FILE", text="TLS certificate of this client (NATS_CERT)."),
     _option("--tlskey", metavar="FILE", text="Its private key (NATS_KEY)."),
     _option("--tlsca", metavar="FILE", text="Certificate authorities to trust (NATS_CA)."),
-    _option("--inbox-prefix", metavar="TEXT", text="Where answers come to (GANGLINE_INBOX_PREFIX)."),
-    click.option("--tlsfirst", is_flag=True, envvar="GANGLINE_TLSFIRST", help="TLS before anything else is said."),
+    _option("--inbox-prefix", metavar="TEXT", text="Prefix of reply subjects (GANGLINE_INBOX_PREFIX)."),
+    click.option(
+        "--tlsfirst",
+        is_flag=True,
+        envvar="GANGLINE_TLSFIRST",
+        help="Do the TLS handshake first (server: handshake_first).",
+    ),
     click.option(
         "--namespace",
         envvar="GANGLINE_NAMESPACE",
@@ -178,7 +183,7 @@ def reporting(command: Command, debug: bool) -> Command:
 
 def json_option(command: C) -> C:
     """`--json`: as `as_json: bool`."""
-    return click.option("--json", "as_json", is_flag=True, help="For machines.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")(command)
 
 
 def logging_options(command: C) -> C:
@@ -189,7 +194,7 @@ def logging_options(command: C) -> C:
         default="info",
         show_default=True,
         envvar="GANGLINE_LOG_LEVEL",
-        help="Least severe lines to print.",
+        help="Lowest level to log.",
     )
     fmt = click.option(
         "--log-format",
@@ -197,6 +202,6 @@ def logging_options(command: C) -> C:
         default="human",
         show_default=True,
         envvar="GANGLINE_LOG_FORMAT",
-        help="For people, or one JSON object a line.",
+        help="Text, or one JSON object per line.",
     )
     return level(fmt(command))

@@ -164,7 +164,7 @@ class Seat:
         if not serves:
             await end(process, PATIENCE_S)
             rest = "the last good version goes on" if self._alive else self._next
-            click.secho(f"worker    {self._target} does not come up: {rest}", fg="red", err=True)
+            click.secho(f"worker    {self._target} failed to start: {rest}", fg="red", err=True)
             return False
         old, self._taken_by = self._taken_by, process
         if old is not None:

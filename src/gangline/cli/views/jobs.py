@@ -121,7 +121,7 @@ def queue_lines(queue: QueueStats) -> Iterator[str]:
             ("running", str(queue.running) if had else None),
             ("waiting", str(queue.waiting) if had else None),
             ("blocked", str(queue.blocked) if had else None),
-            ("credit", f"{queue.credit} of {queue.leased} leased slots are free" if had else None),
+            ("credit", f"{queue.leased} leased slots, {queue.credit} idle" if had else None),
             ("oldest", None if queue.oldest_s is None else duration(queue.oldest_s)),
             ("done", str(queue.done) if had else None),
             ("dead", str(queue.dead) if had else None),

@@ -16,20 +16,20 @@ RELEASE_S: Final = 3600.0
 """Patience with members that take their time to stop."""
 
 
-@click.group(short_help="Gangs: who holds what, acquire and release by hand, events.")
+@click.group(short_help="List, acquire, release and follow gangs.")
 def command() -> None:
     """Gangs: slots over many workers, granted all or nothing.
 
-    A coordinator must run: 'gangline coordinator'. 'gangline why GANG' tells what a gang waits for.
+    A coordinator must run: 'gangline coordinator'. 'gangline why GANG' explains what a gang is waiting for.
     """
 
 
-@command.command(short_help="All gangs that have not ended.")
-@click.option("--set", "gangset", metavar="NAME", help="Only those of this standing set.")
+@command.command(short_help="List gangs that have not ended.")
+@click.option("--set", "gangset", metavar="NAME", help="Only gangs of this standing set.")
 @json_option
 @connection_options
 def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
-    """All gangs that have not ended, oldest first."""
+    """List gangs that have not ended, oldest first."""
     from ...console.output import print_rows
     from ...console.session import with_client
     from ...views.gang_follow import list_gangs
@@ -41,15 +41,17 @@ def ls(connection: Connection, gangset: str | None, as_json: bool) -> None:
     print_rows(found.gangs, as_json, table=gangs_table, empty="no gangs")
 
 
-@command.command(short_help="One gang and its members.")
+@command.command(short_help="Show one gang and its members.")
 @click.argument("gang")
-@click.option("--owner-token", metavar="TOKEN", help="Show the tokens to dispatch with; as `gang acquire` printed it.")
+@click.option(
+    "--owner-token", metavar="TOKEN", help="The token that `gang acquire` printed; shows the dispatch tokens."
+)
 @json_option
 @connection_options
 def show(connection: Connection, gang: str, owner_token: str | None, as_json: bool) -> None:
-    """One gang and its members; also for a minute after it ended. The beginning of its id will do.
+    """Show one gang and its members, up to a minute after it ended. A unique prefix of its id is enough.
 
-    Members have public ids, which begin with ~, in place of the tokens that only the owner is shown.
+    Members have public ids, which begin with ~; only the owner sees their tokens.
     """
     from ....schemas.messages.gangs import GangReply, GetRequest
     from ....schemas.messages.operations import parse_request
@@ -72,26 +74,37 @@ def _labels(ctx: click.Context, _parameter: click.Parameter, values: tuple[str, 
     return found
 
 
-@command.command(short_help="Ask for a gang, and wait until it is formed.")
+@command.command(short_help="Request a gang and wait until it is formed.")
 @click.argument("pool")
 @size_argument
-@click.option("--slots", type=int, metavar="N", help="Of each member. [1]")
+@click.option("--slots", type=int, metavar="N", help="Slots per member. [1]")
 @click.option(
-    "--strategy", type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]), help="Over nodes. [pack]"
+    "--strategy",
+    type=click.Choice(["pack", "spread", "strict_pack", "strict_spread"]),
+    help="How to place members on nodes. [pack]",
 )
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", callback=_labels, help="Workers must have it.")
-@click.option("--priority", type=int, metavar="N", help="Higher goes first. [0]")
-@click.option("--preempt", is_flag=True, help="Gangs of lower priority may be torn down to make room.")
 @click.option(
-    "--restart", type=click.Choice(["restart_gang", "restart_member", "fail"]), help="At failures. [restart_gang]"
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    callback=_labels,
+    help="Only workers with this label; repeatable.",
 )
-@click.option("--max-restarts", type=int, metavar="N", help="Failures before it ends. [3]")
-@duration_option("--deadline", "deadline_s", text="Give up when not formed by then.")
-@duration_option("--ttl", "ttl_s", text="It ends when not renewed for so long. [15s]")
-@click.option("--owner", metavar="TEXT", help="Who asks and why, for people.")
+@click.option("--priority", type=int, metavar="N", help="Higher runs first. [0]")
+@click.option("--preempt", is_flag=True, help="Tear down gangs of lower priority to make room.")
+@click.option(
+    "--restart",
+    type=click.Choice(["restart_gang", "restart_member", "fail"]),
+    help="What to do when a member fails. [restart_gang]",
+)
+@click.option("--max-restarts", type=int, metavar="N", help="Failures after which the gang ends. [3]")
+@duration_option("--deadline", "deadline_s", text="Give up if it is not formed by then.")
+@duration_option("--ttl", "ttl_s", text="End the gang if it is not renewed for this long. [15s]")
+@click.option("--owner", metavar="TEXT", help="Who requests it and why; shown to people.")
 @click.option("--wait-for-workers", is_flag=True, help="Wait even if too few workers are registered to hold it.")
 @click.option("--no-wait", is_flag=True, help="Return as soon as it is queued.")
-@click.option("--keep", is_flag=True, help="Stay, renew it, and release it at ctrl-c.")
+@click.option("--keep", is_flag=True, help="Stay, renew it, and release it on ctrl-c.")
 @json_option
 @connection_options
 def acquire(
@@ -106,11 +119,11 @@ def acquire(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Ask for SIZE members of POOL, and wait until all are granted. SIZE may be a range: 2..8 is formed as soon as 2
-    fit, with as many as there is room for, up to 8.
+    """Request SIZE members of POOL and wait until all are granted. SIZE may be a range: 2..8 forms as soon as 2 fit,
+    with as many as there is room for, up to 8.
 
-    Prints the members with the tokens to dispatch with, and the owner token to renew and release with. Somebody has to
-    renew it: --keep does, or give a long --ttl.
+    Prints the members with their dispatch tokens, and the owner token that renews and releases the gang. The gang must
+    be renewed: use --keep, or give a long --ttl.
     """
     from ...console.session import run
 
@@ -130,17 +143,17 @@ def acquire(
     run(_acquire(connection, body, keep=keep, as_json=as_json))
 
 
-@command.command(short_help="Give a gang back.")
+@command.command(short_help="Release a gang.")
 @click.argument("gang")
-@click.option("--owner-token", metavar="TOKEN", help="As `gang acquire` printed it.")
-@click.option("--force", is_flag=True, help="As an operator: without the owner's token.")
-@click.option("--reason", default="", metavar="TEXT", help="With --force: who ends it and why, told to its owner.")
+@click.option("--owner-token", metavar="TOKEN", help="The token that `gang acquire` printed.")
+@click.option("--force", is_flag=True, help="Release it as an operator, without the owner token.")
+@click.option("--reason", default="", metavar="TEXT", help="With --force: who ends it and why; sent to its owner.")
 @json_option
 @connection_options
 def release(
     connection: Connection, gang: str, owner_token: str | None, force: bool, reason: str, as_json: bool
 ) -> None:
-    """Give a gang back. Returns when its members have stopped and every slot is free again."""
+    """Release a gang. Returns when its members have stopped and every slot is free again."""
     from ....schemas.messages.gangs import EndRequest, GangReply, OwnedRequest
     from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
@@ -160,12 +173,12 @@ def release(
     _print(ended, as_json)
 
 
-@command.command(short_help="What happens to gangs, as it happens.")
+@command.command(short_help="Follow events of gangs.")
 @click.argument("gang", required=False)
 @json_option
 @connection_options
 def events(connection: Connection, gang: str | None, as_json: bool) -> None:
-    """What happens to gangs, as it happens; of GANG until it has ended.
+    """Follow the events of all gangs, or of GANG until it has ended.
 
     The same as: nats sub 'gangline.event.gang.*'
     """

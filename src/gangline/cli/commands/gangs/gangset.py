@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@click.group(short_help="Standing gangs: declare, scale and remove sets that are kept up.")
+@click.group(short_help="Declare, scale, roll back and remove sets of standing gangs.")
 def command() -> None:
-    """Standing gangs: sets of k gangs of one shape that are kept up, for example replicas of a sharded model.
+    """Sets of standing gangs: a number of equal gangs that are kept running, such as replicas of a sharded model.
 
-    Declared in the ledger, so they outlive every coordinator; a coordinator must run to form them.
+    They are declared in the ledger, so they outlive every coordinator; a coordinator must run to form them.
     """
 
 
-@command.command(short_help="Declare the sets of a file.")
+@command.command(short_help="Declare the sets in a file.")
 @click.argument("file", type=click.File())
 @json_option
 @connection_options
 def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
-    """Declare the sets of FILE (YAML or JSON; '-' reads stdin). All of them, or none if one is malformed.
+    """Declare the sets in FILE (YAML or JSON; '-' reads stdin): all of them, or none if one is malformed.
 
     \b
         name: llama
         gangs: 2
         gang: {pool: gpu, size: 4, strategy: strict_spread}
 
-    A set whose gang differs from what stands is rolled, gang by gang.
+    If the gang of a set has changed, the set is rolled, gang by gang.
     """
     from ...console.output import print_lines
     from ...views.gangset_file import declare, parse_sets
@@ -51,11 +51,11 @@ def apply(connection: Connection, file: IO[str], as_json: bool) -> None:
     print_lines(told, (f"{name} {change}: {_shape(sets[name])}" for name, change in changes.items()), as_json)
 
 
-@command.command(short_help="All declared sets, and how many of their gangs are formed.")
+@command.command(short_help="List declared sets, and how many of their gangs are formed.")
 @json_option
 @connection_options
 def ls(connection: Connection, as_json: bool) -> None:
-    """All declared sets, and how many of their gangs are formed."""
+    """List declared sets, and how many of their gangs are formed."""
     from ...console.output import print_rows
     from ...console.session import with_client
     from ...views.gangs import set_json, sets_table
@@ -66,14 +66,14 @@ def ls(connection: Connection, as_json: bool) -> None:
     print_rows(sets, as_json, table=sets_table, empty=empty, to_json=set_json)
 
 
-@command.command(short_help="How one set fares: steady, rolling or failing, and why.")
+@command.command(short_help="Show whether a set is steady, rolling or failing, and why.")
 @click.argument("name")
 @json_option
 @connection_options
 def status(connection: Connection, name: str, as_json: bool) -> None:
-    """How one set fares: steady, rolling or failing, and why.
+    """Show whether a set is steady, rolling or failing, and why.
 
-    The same is in the ledger, under `gangset_status.NAME`.
+    The ledger has the same under `gangset_status.NAME`.
     """
     from ...console.output import print_lines
     from ...views.gangs import status_lines
@@ -84,12 +84,12 @@ def status(connection: Connection, name: str, as_json: bool) -> None:
     print_lines({"name": name, **fields}, status_lines(name, record, told), as_json)
 
 
-@command.command(short_help="Declare the gang again that served before.")
+@command.command(short_help="Go back to the gang that served before.")
 @click.argument("name")
 @json_option
 @connection_options
 def rollback(connection: Connection, name: str, as_json: bool) -> None:
-    """Declare the gang of NAME again that served before the present one; the rest of the declaration stays."""
+    """Go back to the gang that served before the current one; the rest of the declaration stays."""
     from ...console.output import print_lines
     from ...views.gangset_file import roll_back
 
@@ -104,7 +104,7 @@ def rollback(connection: Connection, name: str, as_json: bool) -> None:
 @json_option
 @connection_options
 def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
-    """Change the number of gangs of a set: whole gangs come and go."""
+    """Change the number of gangs in a set: whole gangs are added or retired."""
     from ...console.output import print_lines
     from ...views import gangset_file
 
@@ -118,7 +118,7 @@ def scale(connection: Connection, name: str, gangs: int, as_json: bool) -> None:
 @json_option
 @connection_options
 def delete(connection: Connection, name: str, as_json: bool) -> None:
-    """Remove a set. Its gangs are told to retire, and end."""
+    """Remove a set. Its gangs retire and end."""
     from ...console.output import print_lines
     from ...views import gangset_file
 

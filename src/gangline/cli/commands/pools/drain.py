@@ -8,16 +8,16 @@ from ...console.arguments import duration_option, worker_argument
 from ...console.options import Connection, connection_options, json_option
 
 
-@click.command(short_help="Let a worker finish and leave.")
+@click.command(short_help="Drain a worker: it finishes its work and leaves.")
 @worker_argument
-@duration_option("--grace", text="Cancel what still runs then. [the worker's own setting]")
+@duration_option("--grace", text="Cancel tasks still running after this. [the worker's own setting]")
 @json_option
 @connection_options
 def command(connection: Connection, worker: str, grace: float | None, as_json: bool) -> None:
-    """Let a worker finish and leave.
+    """Drain a worker: it finishes its work and leaves.
 
-    From now on it is granted nothing new; it honours the leases it granted, finishes its tasks, and its process ends.
-    Returns as soon as the worker has begun.
+    The worker takes no new work, honours the leases it has granted, finishes its tasks, and exits. This command returns
+    as soon as the drain has begun.
     """
     from ...console.output import print_lines
     from ...console.session import with_client

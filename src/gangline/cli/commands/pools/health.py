@@ -8,17 +8,18 @@ from ...console.arguments import duration_option
 from ...console.options import Connection, connection_options
 
 
-@click.command(short_help="Whether a process of this machine, or one worker, answers; for probes.")
-@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to look for. [host name]")
-@click.option("--worker", metavar="POOL.WORKER", help="This worker must answer, wherever it is.")
-@duration_option("--timeout", "timeout_s", text="Patience.", default="2s")
+@click.command(short_help="Check that a process on this machine, or one worker, answers; for probes.")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Machine to check. [host name]")
+@click.option("--worker", metavar="POOL.WORKER", help="Check this worker, wherever it runs.")
+@duration_option("--timeout", "timeout_s", text="How long to wait for an answer.", default="2s")
 @connection_options
 def command(connection: Connection, node: str | None, worker: str | None, timeout_s: float) -> None:
-    """Whether a worker, gateway, dispatcher or coordinator of this machine answers, over the server and back: exit code
-    0, else 3.
+    """Check over the server that a worker, gateway, dispatcher or coordinator on this machine answers. Exit code: 0
+    if so, else 3.
 
-    For the probes of a container, whose host name is its own: HEALTHCHECK CMD gangline health. Where several processes
-    share a node's name, any of them will do; then name the worker: gangline health --worker POOL.WORKER
+    For containers, which have a host name of their own: HEALTHCHECK CMD gangline health. Where several processes
+    share a node name, any of them satisfies the check; name the worker instead: gangline health --worker
+    POOL.WORKER
     """
     import socket
 

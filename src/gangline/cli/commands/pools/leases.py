@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from ....schemas.records.workers import LeaseRecord
 
 
-@click.command(short_help="Who holds which slots.")
+@click.command(short_help="List leases: who holds which slots.")
 @click.argument("pool", required=False)
-@click.option("-w", "--watch", is_flag=True, help="Stay, and show each change.")
-@click.option("--gangs", is_flag=True, help="Also who holds slots of gangs, which the ledger does not have.")
+@click.option("-w", "--watch", is_flag=True, help="Stay and show each change.")
+@click.option("--gangs", is_flag=True, help="Include leases on standing gangs, which are not in the ledger.")
 @json_option
 @connection_options
 def command(connection: Connection, pool: str | None, watch: bool, gangs: bool, as_json: bool) -> None:
-    """Who holds which slots: every lease in the ledger, or those of POOL.
+    """List the leases in the ledger, or those of POOL: who holds which slots.
 
-    With --gangs each worker is asked for the leases and choices on the seats of its gangs, too.
+    With --gangs, each worker is also asked for leases and choices on the members of its gangs.
 
-    With --watch on a terminal, a table that follows; else one line for each change. With --json --watch, one JSON
-    object a line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
+    With --watch on a terminal, the table is kept up to date; otherwise each change is one line. With --json
+    --watch, one JSON object per line: {"event": "granted", "renewed" or "gone", "lease": {...}}.
     """
     if watch and gangs:
-        raise click.UsageError("--gangs asks the workers once: it cannot be watched")
+        raise click.UsageError("--gangs cannot be combined with --watch")
     from ...console.output import print_rows
     from ...console.session import run, with_client
     from ...views.workers import lease_json, leases_table, watch_leases

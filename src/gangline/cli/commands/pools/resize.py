@@ -8,7 +8,7 @@ from ...console.arguments import SLOTS_CONTEXT, slots_argument, worker_argument
 from ...console.options import Connection, connection_options, json_option
 
 
-@click.command(short_help="Change a worker's number of slots, live.", context_settings=SLOTS_CONTEXT)
+@click.command(short_help="Change a worker's number of slots while it runs.", context_settings=SLOTS_CONTEXT)
 @worker_argument
 @slots_argument
 @json_option
@@ -16,7 +16,8 @@ from ...console.options import Connection, connection_options, json_option
 def command(connection: Connection, worker: str, slots: int, as_json: bool) -> None:
     """Change a worker's number of slots, live.
 
-    Fewer slots than are in use stop nothing: nothing new is granted until they fit. 0 pauses the worker.
+    Going below the number in use stops nothing; nothing new is granted until enough slots are free. 0 pauses the
+    worker.
     """
     from ....schemas.text import count_of
     from ...console.output import print_lines

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ....schemas.messages.operations import StatsReply
 
 
-@click.command(short_help="One worker's slots, leases and counts.")
+@click.command(short_help="Show one worker's slots, leases and counters.")
 @worker_argument
 @json_option
 @connection_options

@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from ....schemas.messages import jobs
 
 
-@click.command(short_help="What a gang or a submitted task waits for, and what stands in its way.")
+@click.command(short_help="Explain what a gang or a submitted task is waiting for.")
 @click.argument("id", metavar="GANG|JOB")
 @json_option
 @connection_options
 def command(connection: Connection, id: str, as_json: bool) -> None:
-    """What a gang or a submitted task waits for, and what stands in its way.
+    """Explain what a gang or a submitted task is waiting for.
 
-    Of a gang: its place in the queue, what is missing, on which workers it waits, and who holds their slots: gangs,
-    leases with the time of their end, tasks.
+    For a gang: its position in the queue, what is missing, the workers it is waiting for, and who holds their slots:
+    gangs, leases with their expiry, tasks.
 
-    Of a submitted task: how many of its queue go before it, and what it waits for: slots, a limit or the order of its
-    key, its next try, its time.
+    For a submitted task: how many tasks of its queue are ahead, and what it is waiting for: slots, a limit, the order
+    of its key, its next attempt, or its start time.
     """
     from ....schemas.names import check_name
     from ...console.output import print_lines

@@ -7,15 +7,15 @@ import click
 from ...console.options import Connection, connection_options, json_option
 
 
-@click.command(short_help="Who serves what, and how busy.")
+@click.command(short_help="List workers: what they serve and how busy they are.")
 @click.argument("pool", required=False)
 @json_option
 @connection_options
 def command(connection: Connection, pool: str | None, as_json: bool) -> None:
-    """Who serves what, and how busy: all workers, or those of POOL.
+    """List workers, what they serve and how busy they are: all of them, or those of POOL.
 
-    SLOTS shows running (filled), reserved by leases (hollow) and free (dots) slots. A worker that is `lost` has not
-    been heard of for three seconds.
+    SLOTS shows running (filled), reserved by leases (hollow) and free (dots) slots. A worker is `lost` when it
+    has not been heard from for three seconds.
     """
     from ...console.output import print_rows
     from ...console.session import with_client

@@ -16,24 +16,26 @@ if TYPE_CHECKING:
     from ....dispatcher.client.client import Client
     from ....dispatcher.jobs.dead_letters import DeadLetter
 
-_ENDPOINT = click.option("--endpoint", metavar="NAME", help="Only its letters.")
+_ENDPOINT = click.option("--endpoint", metavar="NAME", help="Only dead letters of this endpoint.")
 
 
-@click.group(short_help="Dead letters: tasks that will not be tried again. Read, replay, drop.")
+@click.group(short_help="Read, replay or drop dead letters: tasks that will not be retried.")
 def command() -> None:
-    """Dead letters: tasks that will not be tried again, each with its reason, for thirty days.
+    """Dead letters: tasks that will not be retried, each with its reason, kept for thirty days.
 
-    They failed at their last attempt, passed their deadline, or could not be understood at all.
+    Their last attempt failed, their deadline passed, or they could not be read.
     """
 
 
-@command.command(short_help="All of them.")
+@command.command(short_help="List dead letters.")
 @_ENDPOINT
-@click.option("-n", "--limit", type=click.IntRange(1), default=1000, show_default=True, help="The newest so many.")
+@click.option(
+    "-n", "--limit", type=click.IntRange(1), default=1000, show_default=True, help="How many to show, newest first."
+)
 @json_option
 @connection_options
 def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) -> None:
-    """All dead letters, oldest first."""
+    """List dead letters, oldest first."""
     from ...console.output import print_rows
     from ...console.session import with_client
     from ...views.jobs import letter_json, letters_table
@@ -42,12 +44,12 @@ def ls(connection: Connection, endpoint: str | None, limit: int, as_json: bool) 
     print_rows(letters, as_json, table=letters_table, empty="no dead letters", to_json=letter_json)
 
 
-@command.command(short_help="One of them, with arguments and traceback.")
+@command.command(short_help="Show one dead letter, with arguments and traceback.")
 @job_argument
 @json_option
 @connection_options
 def show(connection: Connection, job: str, as_json: bool) -> None:
-    """One dead letter: reason, attempts, arguments, last error with its traceback, trace."""
+    """Show one dead letter: reason, attempts, arguments, last error with its traceback, trace."""
     from ...console.output import print_lines
     from ...console.session import with_client
     from ...views.jobs import letter_json, letter_lines
@@ -63,32 +65,32 @@ def _jobs(ctx: click.Context, jobs: tuple[str, ...], everything: bool, endpoint:
         raise click.UsageError("--endpoint goes with --all", ctx)
 
 
-@command.command(short_help="Submit them anew.")
+@command.command(short_help="Requeue dead letters.")
 @click.argument("jobs", metavar="JOB...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
 @connection_options
 @click.pass_context
 def replay(
     ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
-    """Submit dead letters anew, as the same jobs, with all their attempts before them."""
+    """Requeue dead letters under their job ids with a fresh set of attempts."""
     from ...console.session import with_client
 
     _jobs(ctx, jobs, everything, endpoint)
     with_client(connection, "gangline dead", lambda client: _replay(client, jobs, endpoint))
 
 
-@command.command(short_help="Throw them away.")
+@command.command(short_help="Delete dead letters.")
 @click.argument("jobs", metavar="JOB...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of them.")
+@click.option("--all", "everything", is_flag=True, help="All dead letters.")
 @_ENDPOINT
 @connection_options
 @click.pass_context
 def drop(
     ctx: click.Context, connection: Connection, jobs: tuple[str, ...], everything: bool, endpoint: str | None
 ) -> None:
-    """Throw dead letters away."""
+    """Delete dead letters."""
     from ...console.session import with_client
 
     _jobs(ctx, jobs, everything, endpoint)

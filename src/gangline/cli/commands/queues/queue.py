@@ -12,23 +12,24 @@ if TYPE_CHECKING:
     from ....schemas.messages.jobs import QueueStats
 
 
-@click.group(short_help="Queues of submitted tasks: depth, oldest, running, credit.")
+@click.group(short_help="Show queues of submitted tasks: depth, oldest, running, idle slots.")
 def command() -> None:
-    """Queues of submitted tasks, one for each endpoint. One dispatcher at a time has a queue.
+    """Queues of submitted tasks, one per endpoint. One dispatcher at a time runs a queue.
 
-    'gangline why JOB' tells what one task waits for; a route's rules ('gangline route') set limits and pause a queue.
+    'gangline why JOB' explains what a task is waiting for; a route's rules ('gangline route') set limits and pause
+    a queue.
     """
 
 
-@command.command(short_help="All queues.")
+@command.command(short_help="List all queues.")
 @json_option
 @connection_options
 def ls(connection: Connection, as_json: bool) -> None:
-    """All queues that have tasks, or a dispatcher.
+    """List queues that have tasks or a dispatcher.
 
-    DEPTH counts all tasks, running ones (RUN) included; WAIT those that failed and wait for their next try; BLOCKED
-    those that a limit, or the order of their key, keeps back; CREDIT the leased slots that are free now, of all that
-    are leased for the queue. OLDEST is the age of the oldest that has not started, BY the dispatcher that has it.
+    DEPTH counts all tasks, including running ones (RUN); WAIT those that failed and wait for their next attempt;
+    BLOCKED those held back by a limit or by the order of their key; CREDIT the idle slots of all that are leased
+    for the queue. OLDEST is the age of the oldest task that has not started, BY the dispatcher that runs the queue.
     """
     from ...console.output import print_rows
     from ...views.jobs import queues_table
@@ -40,12 +41,12 @@ def ls(connection: Connection, as_json: bool) -> None:
         click.echo("'nobody': start 'gangline dispatcher'", err=True)
 
 
-@command.command(short_help="One queue.")
+@command.command(short_help="Show one queue.")
 @click.argument("endpoint")
 @json_option
 @connection_options
 def show(connection: Connection, endpoint: str, as_json: bool) -> None:
-    """One queue, with all that its dispatcher counts."""
+    """Show one queue, with all counters of its dispatcher."""
     from ....schemas.errors.tasks import NoDispatcher
     from ....schemas.names import check_name
     from ...console.output import print_lines

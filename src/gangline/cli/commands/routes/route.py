@@ -11,7 +11,7 @@ from ...console.arguments import pools, rate, seconds, whole
 from ...console.options import Command, Connection, connection_options, json_option
 
 
-@click.group(short_help="Split, mirror, limit and pause an endpoint's traffic, live.")
+@click.group(short_help="Split, mirror, limit or pause an endpoint's traffic.")
 def command() -> None:
     """Routes: which pools an endpoint's traffic goes to, which get copies, and the rules of its queue.
 
@@ -21,17 +21,19 @@ def command() -> None:
 
 
 _RULES: tuple[Callable[[Command], Command], ...] = (
-    click.option("--max-running", callback=whole, metavar="N", help="Most submitted tasks that run at once."),
-    click.option("--per-key", callback=whole, metavar="N", help="... of one key."),
-    click.option("--ordered/--no-ordered", default=None, help="Those of one key one at a time, in order."),
-    click.option("--rate", callback=rate, metavar="N/s", help="Most starts: 100/s, 30/m, 5/h."),
-    click.option("--burst", callback=whole, metavar="N", help="... at once, after a pause. [1]"),
-    click.option("--max-attempts", callback=whole, metavar="N", help="Starts before a dead letter. [5]"),
-    click.option("--backoff", callback=seconds, metavar="TIME", help="Wait before the second; doubles. [1s]"),
-    click.option("--backoff-max", callback=seconds, metavar="TIME", help="... up to this. [5m]"),
-    click.option("--timeout", callback=seconds, metavar="TIME", help="How long one try may run."),
-    click.option("--result-ttl", callback=seconds, metavar="TIME", help="How long results are kept. [1h]"),
-    click.option("--pause/--resume", "paused", default=None, help="Start nothing; what is submitted waits."),
+    click.option("--max-running", callback=whole, metavar="N", help="Max. concurrent submitted tasks."),
+    click.option("--per-key", callback=whole, metavar="N", help="Max. concurrent tasks per key."),
+    click.option("--ordered/--no-ordered", default=None, help="Run tasks of one key one at a time, in order."),
+    click.option("--rate", callback=rate, metavar="N/s", help="Rate limit of starts: 100/s, 30/m, 5/h."),
+    click.option("--burst", callback=whole, metavar="N", help="Burst size of the rate limit. [1]"),
+    click.option("--max-attempts", callback=whole, metavar="N", help="Attempts before a dead letter. [5]"),
+    click.option(
+        "--backoff", callback=seconds, metavar="TIME", help="Wait before the second attempt; doubles each time. [1s]"
+    ),
+    click.option("--backoff-max", callback=seconds, metavar="TIME", help="Longest wait between attempts. [5m]"),
+    click.option("--timeout", callback=seconds, metavar="TIME", help="Timeout of one attempt."),
+    click.option("--result-ttl", callback=seconds, metavar="TIME", help="How long to keep results. [1h]"),
+    click.option("--pause/--resume", "paused", default=None, help="Pause: start nothing, keep accepting tasks."),
 )
 
 
@@ -41,26 +43,35 @@ def _rule_options(function: Command) -> Command:
     return function
 
 
-@command.command("set", short_help="Make or change a route.")
+@command.command("set", short_help="Create or change a route.")
 @click.argument("endpoint")
-@click.option("--to", multiple=True, callback=pools, metavar="POOL=WEIGHT", help="Where requests go; all of them anew.")
-@click.option("--shadow", multiple=True, callback=pools, metavar="POOL=PERCENT", help="Which pools get copies.")
 @click.option(
-    "--limit", "limits", multiple=True, callback=pools, metavar="POOL=N", help="Most that one client runs there."
+    "--to", multiple=True, callback=pools, metavar="POOL=WEIGHT", help="Where requests go; replaces the whole list."
 )
-@click.option("--by-key/--no-by-key", default=None, help="A key stays with its pool. [by-key]")
+@click.option(
+    "--shadow", multiple=True, callback=pools, metavar="POOL=PERCENT", help="Pools that get copies of requests."
+)
+@click.option(
+    "--limit",
+    "limits",
+    multiple=True,
+    callback=pools,
+    metavar="POOL=N",
+    help="Max. concurrent requests of one client in that pool.",
+)
+@click.option("--by-key/--no-by-key", default=None, help="Keep each key in one pool. [by-key]")
 @_rule_options
-@click.option("--replace", is_flag=True, help="Forget what is not given, instead of keeping it.")
+@click.option("--replace", is_flag=True, help="Drop settings that are not given, instead of keeping them.")
 @json_option
 @connection_options
 def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **given: Any) -> None:
-    """Make the route of ENDPOINT, or change what is given of it. 'none' takes a field back: --shadow none.
+    """Create the route of ENDPOINT, or change the given settings. 'none' removes a setting: --shadow none.
 
     \b
         gangline route set resize --to resize-v1=90 --to resize-v2=10 --shadow resize-v3=5
         gangline route set resize --per-key 3 --rate 100/s --burst 10
 
-    The same without it: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
+    The same with nats: nats kv put GANGLINE_ROUTES resize '{"to": {"resize-v1": 90, "resize-v2": 10}}'
     """
     from ....schemas.names import check_name
     from ...console.output import print_lines
@@ -78,12 +89,12 @@ def set_(connection: Connection, endpoint: str, replace: bool, as_json: bool, **
         click.echo(f"no worker serves {pool} now: others take its share, if there are any", err=True)
 
 
-@command.command(short_help="All routes, or one.")
+@command.command(short_help="List all routes, or show one.")
 @click.argument("endpoint", required=False)
 @json_option
 @connection_options
 def ls(connection: Connection, endpoint: str | None, as_json: bool) -> None:
-    """All routes, or that of ENDPOINT; those that cannot be followed with the reason."""
+    """List all routes, or show that of ENDPOINT; invalid routes are shown with the reason."""
     from ...console.output import print_rows
     from ...console.session import with_client
     from ...views.routes import RouteRow, read_routes, routes_table

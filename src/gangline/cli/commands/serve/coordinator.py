@@ -11,12 +11,14 @@ from ...console.options import Connection, connection_options, logging_options
 
 
 @click.command(short_help="Grant gangs: slots over many workers, all or nothing.")
-@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
-@click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: keep these pools only. [all]")
-@click.option("--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Of the shard. No pool is in two shards.")
-@duration_option("--starve-after", "starve_after_s", text="Then keep slots for a gang. [5s]")
-@click.option("--max-queued", type=int, metavar="N", help="Gangs that may wait. [10000]")
-@duration_option("--sweep", "sweep_s", text="How often leaked records are looked for. [30s]")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Name of this machine, for discovery. [host name]")
+@click.option("--shard", metavar="NAME", envvar="GANGLINE_SHARD", help="With --pools: manage these pools only. [all]")
+@click.option(
+    "--pools", metavar="POOL,...", envvar="GANGLINE_POOLS", help="Pools of the shard. No pool is in two shards."
+)
+@duration_option("--starve-after", "starve_after_s", text="Reserve slots for a gang that has waited this long. [5s]")
+@click.option("--max-queued", type=int, metavar="N", help="Maximum number of waiting gangs. [10000]")
+@duration_option("--sweep", "sweep_s", text="How often to look for leaked records. [30s]")
 @logging_options
 @connection_options
 def command(
@@ -35,8 +37,8 @@ def command(
     Run two or more: one leads, the others stand by, and gangs run on while leadership changes. The first SIGTERM or
     Ctrl-C gives leadership away at once.
 
-    Where one leader has too much to do, give each set of pools coordinators of its own: all of one shard with the same
-    --shard and --pools. Callers need not know.
+    If one leader is overloaded, give each set of pools its own coordinators: start all those of one shard with the same
+    --shard and --pools. Callers do not need to know.
 
         nats req gangline.gang.acquire '{"pool": "train", "size": 4}'
     """

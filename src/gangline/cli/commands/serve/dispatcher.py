@@ -11,25 +11,29 @@ from ...console.options import Connection, connection_options, logging_options
 
 
 @click.command(short_help="Run durable tasks: retries, priorities, limits, dead letters.")
-@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Of this machine, for discovery. [host name]")
-@click.option("--max-attempts", type=int, metavar="N", help="Starts of a task before it is a dead letter. [5]")
-@duration_option("--backoff", "backoff_s", text="Wait before the second try; doubles with each. [1s]")
-@duration_option("--backoff-max", "backoff_max_s", text="... up to this. [5m]")
-@duration_option("--result-ttl", "result_ttl_s", text="How long results are kept. [1h]")
-@duration_option("--unknown-after", "unknown_after_s", text="Then a task whose endpoint nobody knows is dead. [30s]")
-@click.option("--window", "window_tasks", type=int, metavar="N", help="Tasks looked at ahead, per queue. [4096]")
+@click.option("--node", metavar="NAME", envvar="GANGLINE_NODE", help="Name of this machine, for discovery. [host name]")
+@click.option("--max-attempts", type=int, metavar="N", help="Attempts before a task becomes a dead letter. [5]")
+@duration_option("--backoff", "backoff_s", text="Wait before the second attempt; doubles each time. [1s]")
+@duration_option("--backoff-max", "backoff_max_s", text="Longest wait between attempts. [5m]")
+@duration_option("--result-ttl", "result_ttl_s", text="How long to keep results. [1h]")
+@duration_option(
+    "--unknown-after", "unknown_after_s", text="How long a task for an unknown endpoint waits before it is dead. [30s]"
+)
+@click.option(
+    "--window", "window_tasks", type=int, metavar="N", help="Prefetch window: tasks read ahead, per queue. [4096]"
+)
 @logging_options
 @connection_options
 def command(connection: Connection, log_level: str, log_format: Any, **options: Any) -> None:
-    """Run durable tasks: what was submitted, or published to gangline.task.ENDPOINT.METHOD from any language.
+    """Run durable tasks: those submitted, or published to gangline.task.ENDPOINT.METHOD from any language.
 
-    Nothing is lost, and nothing is started twice while it runs; what fails is tried again, and ends as a dead letter
-    that says why. Run two or more: they share the endpoints, and take over from one that dies within three seconds. The
-    first SIGTERM or Ctrl-C hands the queues over and ends; what runs goes on.
+    No task is lost, and none is started twice while it runs; tasks that fail are retried, and end as dead letters that
+    say why. Run two or more: they share the endpoints, and take over from one that dies within three seconds. On the
+    first SIGTERM or Ctrl-C it hands its queues over and exits; running tasks continue.
 
         nats pub -J gangline.task.words.count '{"text": "a b c"}'
 
-    What a route or a task says of itself goes before these options. TIME is 90, 500ms, 5m, 2h or 1d.
+    Settings of a route or of a task override these options. TIME is 90, 500ms, 5m, 2h or 1d.
     """
     from ....dispatcher.durable.settings import DispatcherSettings
     from ....telemetry.log_format import configure_logging

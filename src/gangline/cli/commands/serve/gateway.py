@@ -11,12 +11,14 @@ from ...console.options import Connection, connection_options, logging_options
 
 
 @click.command(short_help="Answer plain NATS requests from any language.")
-@duration_option("--timeout", "default_timeout_s", text="Of calls that name none. [30s]")
-@click.option("--max-pending", type=int, metavar="N", help="Calls under way at once. [10000]")
-@duration_option("--drain-grace", "drain_grace_s", text="End what is under way then. [30s]")
-@click.option("--max-queued", type=int, metavar="N", help="Calls that may wait for a slot, per pool. [10000]")
-@click.option("--node", metavar="NAME", help="Prefer workers of this machine.")
-@click.option("--zone", metavar="NAME", help="Then those of this failure domain.")
+@duration_option("--timeout", "default_timeout_s", text="Timeout of calls that give none. [30s]")
+@click.option("--max-pending", type=int, metavar="N", help="Maximum concurrent calls. [10000]")
+@duration_option(
+    "--drain-grace", "drain_grace_s", text="Stop calls still running this long after the drain began. [30s]"
+)
+@click.option("--max-queued", type=int, metavar="N", help="Maximum calls waiting for a slot, per pool. [10000]")
+@click.option("--node", metavar="NAME", help="Prefer workers on this machine.")
+@click.option("--zone", metavar="NAME", help="Next, prefer workers in this failure domain.")
 @logging_options
 @connection_options
 def command(
@@ -34,8 +36,8 @@ def command(
 
         nats req gangline.call.words.count '{"text": "a b c"}'
 
-    Gateways of a namespace share the calls; run as many as you like. The first SIGTERM or Ctrl-C lets calls under way
-    finish, a second one ends them.
+    Gateways of a namespace share the calls; run as many as you like. The first SIGTERM or Ctrl-C lets running calls
+    finish, a second one stops them.
     """
     from ....dispatcher.gateway.settings import GatewaySettings
     from ....dispatcher.routing.settings import RouterSettings

@@ -21,20 +21,20 @@ HINTS = 6
 
 @click.command(short_help="Serve a pool's tasks with this process's slots.")
 @click.argument("target", metavar="MODULE:POOL")
-@click.option("--slots", type=int, metavar="N", help="Slots to begin with. [the pool's own]")
+@click.option("--slots", type=int, metavar="N", help="Initial number of slots. [the pool's own]")
 @click.option("--id", "worker_id", metavar="NAME", help="Name within the pool. [a new one at each start]")
 @click.option("--node", metavar="NAME", help="Machine, for routing (GANGLINE_NODE). [host name]")
 @click.option("--zone", metavar="NAME", help="Failure domain, for routing (GANGLINE_ZONE).")
-@click.option("--address", metavar="HOST:PORT", help="Where others reach this process; shown to callers.")
+@click.option("--address", metavar="HOST:PORT", help="Where others can reach this process; shown to callers.")
+@click.option("--label", "labels", multiple=True, metavar="K=V", help="A label that callers can select by; repeatable.")
+@duration_option("--drain-grace", text="Cancel tasks still running this long after the drain began. [30s]")
+@duration_option("--freeze-after", text="Invalidate all leases if the process stalls for longer than this. [1s]")
 @click.option(
-    "--label", "labels", multiple=True, metavar="K=V", help="A fact that routing can ask for; may be repeated."
+    "--journal",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Append every change of slots to this file, as JSON.",
 )
-@duration_option("--drain-grace", text="Cancel what still runs so long into a drain. [30s]")
-@duration_option("--freeze-after", text="Take a new epoch after so long a standstill. [1s]")
-@click.option(
-    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Append what happens to slots, as JSON."
-)
-@click.option("--no-tracebacks", is_flag=True, help="Do not send callers the traceback of a task that raised.")
+@click.option("--no-tracebacks", is_flag=True, help="Do not send tracebacks of failed tasks to callers.")
 @click.option("--hints", is_flag=True, hidden=True, help="Print lines that call the tasks.")
 @logging_options
 @connection_options
@@ -54,8 +54,9 @@ def command(
     The first SIGTERM or Ctrl-C drains: nothing new is granted, what runs finishes, then the process ends with exit
     code 0. A second one stops at once.
 
-    The ledger is made as GANGLINE_STORAGE (memory, file) and GANGLINE_REPLICAS say, if it does not exist. Metrics and
-    traces go where OpenTelemetry's variables say (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT, ...).
+    If the ledger does not exist, it is created with GANGLINE_STORAGE (memory, file) and GANGLINE_REPLICAS. Metrics and
+    traces are configured by OpenTelemetry's variables (OTEL_METRICS_EXPORTER=prometheus, OTEL_EXPORTER_OTLP_ENDPOINT,
+    ...).
     """
     from ....telemetry.log_format import configure_logging
     from ...console.load import load_pool

@@ -14,11 +14,11 @@ from ...console.options import Connection, connection_options, json_option
 @click.command(short_help="Run one task and print its result.")
 @click.argument("target", metavar="ENDPOINT.METHOD")
 @click.argument("arguments", metavar="[JSON]", required=False)
-@duration_option("-t", "--timeout", "timeout_s", text="Give up then.", default="30s")
-@click.option("--key", metavar="TEXT", help="The same key goes to the same worker while that lives.")
+@duration_option("-t", "--timeout", "timeout_s", text="How long to wait for the answer.", default="30s")
+@click.option("--key", metavar="TEXT", help="Calls with the same key go to the same worker while it lives.")
 @click.option("--model", metavar="NAME", help="Prefer a worker that has this model loaded.")
-@click.option("--idempotent", is_flag=True, help="May run twice: send it again when the outcome is unknown.")
-@click.option("--stream", is_flag=True, help="Print items as they come, one JSON value a line.")
+@click.option("--idempotent", is_flag=True, help="Safe to run twice: retry when the outcome is unknown.")
+@click.option("--stream", is_flag=True, help="Print items as they arrive, one JSON value per line.")
 @json_option
 @connection_options
 def command(
@@ -34,7 +34,7 @@ def command(
 ) -> None:
     """Run one task and print its result.
 
-    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; nothing is none.
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; the default is none.
     A result that is text is printed bare; with --json everything is printed as JSON, on one line.
     TIME is 90, 500ms, 5m, 2h or 1d, here and elsewhere.
     """

@@ -18,16 +18,16 @@ STOP_S = 1.0
 POLL_S = 0.05
 
 
-@click.command(short_help="Have a submitted task not run, or stop.")
+@click.command(short_help="Cancel a submitted task, queued or running.")
 @job_argument
 @endpoint_option
 @json_option
 @connection_options
 def command(connection: Connection, job: str, endpoint: str | None, as_json: bool) -> None:
-    """Have a submitted task not run, or stop where it runs; of a schedule, run no more.
+    """Cancel a submitted task, queued or running, or remove a schedule.
 
-    Code that runs is told to stop. It may take its time, or even end well; it is not tried again. Exit code 1: it had
-    ended already.
+    A running task is asked to stop. It may take a while, or even succeed; it is not retried. Exit code 1: it had
+    already ended.
     """
     from ....schemas.errors.tasks import JobError
     from ...console.output import print_json
@@ -42,7 +42,7 @@ def command(connection: Connection, job: str, endpoint: str | None, as_json: boo
     elif cancelled:
         click.echo(f"{job} is cancelled")
     if not cancelled:
-        raise JobError(f"job {job!r} had ended already: 'gangline status {job}' says how")
+        raise JobError(f"job {job!r} had already ended: 'gangline status {job}' says how")
 
 
 async def _cancel(job: Job) -> tuple[bool, JobInfo | None]:

@@ -10,21 +10,21 @@ from ...console.arguments import duration_option, endpoint_option, job_argument
 from ...console.options import Connection, connection_options, json_option
 
 
-@click.command(short_help="The result of a submitted task; waits for it.")
+@click.command(short_help="Wait for the result of a submitted task and print it.")
 @job_argument
-@duration_option("-t", "--timeout", "timeout_s", text="Wait no longer; 0: not at all. [for ever]")
-@click.option("--items", is_flag=True, help="Of a task that yields: its items as they come, one JSON value a line.")
+@duration_option("-t", "--timeout", "timeout_s", text="How long to wait; 0: do not wait. [forever]")
+@click.option("--items", is_flag=True, help="Print the items of a task that yields, one JSON value per line.")
 @endpoint_option
 @json_option
 @connection_options
 def command(
     connection: Connection, job: str, timeout_s: float | None, items: bool, endpoint: str | None, as_json: bool
 ) -> None:
-    """The result of a submitted task; waits for it.
+    """Wait for the result of a submitted task and print it.
 
-    JOB is what 'gangline submit' printed; of a task that was published without it, the sequence that the stream
-    acknowledged it with. A result that is text is printed bare; with --json everything is printed as JSON, on one line.
-    Exit code 1: it is a dead letter, or was cancelled. The same without it: nats kv get GANGLINE_RESULTS result.JOB
+    JOB is what 'gangline submit' printed; for a task that was published without it, the sequence in the stream's
+    acknowledgement. A result that is text is printed bare; with --json everything is printed as JSON, on one line.
+    Exit code 1: it is a dead letter, or was cancelled. The same with nats: nats kv get GANGLINE_RESULTS result.JOB
     """
     from ...console.session import run
 

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from ...console.exits import Exit
 
 
-@click.command(short_help="Where a submitted task stands.")
+@click.command(short_help="Show the state of a submitted task.")
 @job_argument
-@click.option("-w", "--watch", is_flag=True, help="Tell what happened to it, and what happens, until its end.")
+@click.option("-w", "--watch", is_flag=True, help="Print what happened so far and follow the job until it ends.")
 @endpoint_option
 @json_option
 @connection_options
 def command(connection: Connection, job: str, watch: bool, endpoint: str | None, as_json: bool) -> None:
-    """Where a submitted task stands: scheduled, queued, waiting for its next try, running, done, dead, cancelled.
+    """Show the state of a submitted task: scheduled, queued, waiting for its next attempt, running, done, dead,
+    cancelled.
 
-    With --watch, one line for each thing that happened, from the beginning: changes of state where the task was
-    submitted with --events, what it said of its progress, and its end. Exit code 1: it is dead, or was cancelled.
+    With --watch, print one line per event, from the beginning: changes of state if the task was submitted with
+    --events, its progress, and its end. Exit code 1: it is dead, or was cancelled.
     """
     from ...console.output import print_lines
     from ...console.session import with_client

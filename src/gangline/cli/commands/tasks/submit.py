@@ -11,24 +11,29 @@ from ...console.arguments import duration_option, moment, parse_arguments
 from ...console.options import Connection, connection_options, json_option
 
 
-@click.command(short_help="Have a task run, now or later, whatever becomes of this process.")
+@click.command(short_help="Submit a durable task: it runs now or later, even if this process exits.")
 @click.argument("target", metavar="ENDPOINT.METHOD")
 @click.argument("arguments", metavar="[JSON]", required=False)
-@click.option("--priority", type=int, metavar="N", help="Higher goes first. [0]")
-@duration_option("--delay", "delay_s", text="Not before so long from now.")
-@click.option("--at", metavar="MOMENT", callback=moment, help="Not before then: 2030-01-31T12:00:00Z.")
-@click.option("--cron", metavar="PATTERN", help="Again and again: '0 0 3 * * *' (seconds first), '@every 5m'.")
-@duration_option("--deadline", "deadline_s", text="Not after so long; then it is a dead letter.")
-@click.option("--key", metavar="TEXT", help="For limits and order per key; routes may shard by it.")
-@click.option("--ordered", is_flag=True, help="One at a time, in order, among those of the same --key.")
-@click.option("--idempotency-key", metavar="TEXT", help="The same again is the same job.")
-@duration_option("--timeout", "timeout_s", text="Of one try.")
-@click.option("--max-attempts", type=int, metavar="N", help="Starts before it is a dead letter. [5]")
-@duration_option("--backoff", "backoff_s", text="Wait before the second try; doubles with each. [1s]")
-@duration_option("--result-ttl", "result_ttl_s", text="How long the result is kept; 0: not at all. [1h]")
-@click.option("--events", is_flag=True, help="Tell each change of its state, for 'gangline status --watch'.")
-@click.option("--pool", metavar="NAME", help="Whatever the endpoint's route says.")
-@click.option("--wait", is_flag=True, help="Stay until it has ended, and print its result instead of its id.")
+@click.option("--priority", type=int, metavar="N", help="Higher runs first. [0]")
+@duration_option("--delay", "delay_s", text="Start after this long.")
+@click.option("--at", metavar="MOMENT", callback=moment, help="Start at this time, such as 2030-01-31T12:00:00Z.")
+@click.option("--cron", metavar="PATTERN", help="Repeat: '0 0 3 * * *' (seconds first) or '@every 5m'.")
+@duration_option("--deadline", "deadline_s", text="Make it a dead letter if it has not ended by then.")
+@click.option("--key", metavar="TEXT", help="Key for limits and ordering; routes may shard by it.")
+@click.option("--ordered", is_flag=True, help="Run tasks of the same --key one at a time, in order.")
+@click.option("--idempotency-key", metavar="TEXT", help="Submitting again with this key returns the existing job.")
+@duration_option("--timeout", "timeout_s", text="Timeout of one attempt.")
+@click.option(
+    "--max-attempts",
+    type=int,
+    metavar="N",
+    help="Attempts before it becomes a dead letter. [5, or 1 if not idempotent]",
+)
+@duration_option("--backoff", "backoff_s", text="Wait before the second attempt; doubles each time. [1s]")
+@duration_option("--result-ttl", "result_ttl_s", text="How long to keep the result; 0: do not keep it. [1h]")
+@click.option("--events", is_flag=True, help="Publish each change of state, for 'gangline status --watch'.")
+@click.option("--pool", metavar="NAME", help="Use this pool and ignore the endpoint's route.")
+@click.option("--wait", is_flag=True, help="Wait until it has ended, and print its result instead of its id.")
 @json_option
 @connection_options
 def command(
@@ -42,17 +47,17 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Have a task run, now or later, whatever becomes of this process. Prints the job's id when it is stored.
+    """Submit a durable task: it runs now or later, even if this process exits. Prints the job's id once it is stored.
 
-    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; nothing is none.
-    It is tried again when it fails, and ends as done, dead letter or cancelled. Somebody has to run it: 'gangline
+    JSON is an object of keyword arguments or an array of positional ones; '-' reads it from stdin; the default is none.
+    It is retried when it fails, and ends as done, as a dead letter, or cancelled. It needs a running 'gangline
     dispatcher', and workers. TIME is 90, 500ms, 5m, 2h or 1d.
 
     \b
         job=$(gangline submit words.count '{"text": "a b c"}')
         gangline result $job
 
-    The same without it: nats pub -J gangline.task.words.count '{"text": "a b c"}'
+    The same with nats: nats pub -J gangline.task.words.count '{"text": "a b c"}'
     """
     from ....schemas.names import split_target
     from ...console.session import run

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from ....bench.run import Results
 
 
-@click.command(short_help="How fast it is on this machine, against raw NATS.")
-@click.option("--quick", is_flag=True, help="Shorter loads: rougher figures in half of the time.")
+@click.command(short_help="Measure speed on this machine, against raw NATS.")
+@click.option("--quick", is_flag=True, help="Shorter runs: rougher figures in half the time.")
 @json_option
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(quick: bool, as_json: bool, debug: bool) -> None:
-    """How fast it is on this machine, against raw NATS.
+    """Measure speed on this machine, against raw NATS.
 
-    Starts an embedded nats-server, nats-py's request and reply between two processes as the yardstick, and clients,
-    workers and a coordinator of our own, all with default settings and 100 bytes a message. Both sides are measured by
-    turns, five times over; each figure is the median of the ratios. Takes under 45 s, and wants the machine for itself.
+    Starts an embedded nats-server; the baseline is nats-py's request and reply between two processes, compared with
+    Gangline's clients, workers and coordinator, all with default settings and messages of 100 bytes. Both sides take
+    turns, five times; each figure is the median of the ratios. Takes under 45 s on an otherwise idle machine.
 
     Needs nothing but this package with its `server` extra.
     """

@@ -7,11 +7,11 @@ import click
 from ...console.options import reporting
 
 
-@click.command(short_help="Real work through leased slots, with faults, checked.")
-@click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only so many files. [all]")
+@click.command(short_help="Run a real workload with faults, and check it.")
+@click.option("--files", type=click.IntRange(min=20), metavar="N", help="Use only this many files. [all]")
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(files: int | None, debug: bool) -> None:
-    """Real work through leased slots on a real nats-server, with faults, every claim checked.
+    """Run a real workload on a real nats-server, with faults, and check every claim.
 
     Starts an embedded nats-server, a gateway and three workers with four slots each, and compresses and hashes every
     Python file of the standard library, by call, by choose_worker and dispatch, by held leases and by plain NATS
@@ -20,12 +20,12 @@ def command(files: int | None, debug: bool) -> None:
     Then, with a coordinator and three other workers, a gang of four counts the words of the same files while the
     process of a member is killed, and two gangs of two take turns on three free slots.
 
-    At last the same files are submitted as durable tasks, with a worker and a dispatcher killed on the way, and two
-    that cannot be done, which become dead letters.
+    Finally, the same files are submitted as durable tasks while a worker and a dispatcher are killed, together with two
+    tasks that cannot succeed and become dead letters.
 
     Needs nothing but this package with its `server` extra.
 
-    The last line is `demo: ok` with the figures and the exit code 0, or what failed and 1.
+    The last line is `demo: ok` with the figures (exit code 0), or what failed (exit code 1).
     """
     from ....telemetry.log_format import configure_logging
     from ...console.session import run

@@ -10,10 +10,10 @@ import click
 from ...console.options import Connection, connection_options, logging_options
 
 
-@click.command(short_help="A nats-server, all that serves and your worker in one terminal.")
+@click.command(short_help="Run a NATS server, everything else and your worker in one terminal.")
 @click.argument("target", metavar="MODULE:POOL")
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the server's data in that folder.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Of the server; 0: a free one. [4222 if it is free]")
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the server's data in this folder.")
+@click.option("--port", type=click.IntRange(0, 65535), help="Port of the server; 0: any free one. [4222 if it is free]")
 @click.option("--slots", type=int, metavar="N", help="Slots of the worker. [the pool's own]")
 @click.option("--no-reload", is_flag=True, help="Do not restart the worker when a file changes.")
 @logging_options
@@ -28,11 +28,11 @@ def command(
     log_level: str,
     log_format: Any,
 ) -> None:
-    """A nats-server, a gateway, a coordinator, a dispatcher and your worker in one terminal, reloaded on change.
+    """Run a NATS server, gateway, coordinator, dispatcher and your worker in one terminal; reload on code changes.
 
     When a Python file in the current folder changes, a new worker process takes over as soon as its lifespans have
-    begun, and the old one finishes what it runs; if the new code does not come up, the old goes on. All others stay.
-    With --server or --context, that server is used instead of an own one. Ctrl-C ends everything.
+    begun, and the old one finishes what it runs; if the new code fails to start, the old one keeps serving.
+    With --server or --context, it uses that server instead of starting one. Ctrl-C stops everything.
     """
     from ....telemetry.log_format import configure_logging
     from ...console.load import check_module

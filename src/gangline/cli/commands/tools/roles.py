@@ -7,9 +7,9 @@ import click
 from ...console.options import reporting
 
 
-@click.command(short_help="Users and permissions for a nats-server: configuration to include.")
+@click.command(short_help="Write users and permissions for a nats-server, as configuration to include.")
 @click.argument("users", nargs=-1, metavar="[USER]...")
-@click.option("--account", default="GANGLINE", show_default=True, metavar="NAME", help="Account that the users are in.")
+@click.option("--account", default="GANGLINE", show_default=True, metavar="NAME", help="Account of the users.")
 @click.option(
     "--namespace",
     envvar="GANGLINE_NAMESPACE",
@@ -20,8 +20,8 @@ from ...console.options import reporting
 )
 @click.option("--debug", is_flag=True, envvar="GANGLINE_DEBUG", help="Show tracebacks of errors.")
 def command(users: tuple[str, ...], account: str, namespace: str, debug: bool) -> None:
-    """Configuration for a nats-server with the users that you name, each cut to what its roles need. No server is
-    asked; write it to a file and include that in the server's configuration.
+    """Print nats-server configuration for the users that you name, each limited to what its roles need. Write it to a
+    file and include that in the server's configuration; no server is contacted.
 
     A USER is NAME=ROLE[+ROLE...][:POOL[.WORKER]], or a role alone. Roles are producer (submits, and calls through
     gateways), router (a Python client), gateway, worker, dispatcher, coordinator and operator. Without USER: one each.

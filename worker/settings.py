@@ -32,7 +32,7 @@ _BOUNDS: Mapping[str, tuple[float, float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """How one worker behaves. The defaults are meant to be left alone, but for `id`, `node`, `zone` and `address`.
+    """Settings of one worker. Usually only `id`, `node`, `zone` and `address` need a value.
 
     Raises:
         InvalidSettings: names the field, its bounds and what was given.
@@ -40,20 +40,20 @@ class WorkerSettings:
 
     id: str | None = None
     """The worker's name within its pool: letters, digits, `_` and `-`. None: `<host>-<pid>-<4 random>`, new at each
-    start. Give one that stays (a pod's name) if operators shall recognise it."""
+    start. Give a stable one (the pod name) so that operators can recognise it."""
     slots: int | None = None
-    """Slots to begin with, 0 (paused) to a million. None: what the pool was declared with."""
+    """Initial number of slots, 0 (paused) to a million. None: what the pool declares."""
     node: str = field(default_factory=lambda: os.environ.get("GANGLINE_NODE", "") or socket.gethostname())
     """Machine: routers prefer workers on their own. Default: $GANGLINE_NODE, else the host's name."""
     zone: str = field(default_factory=lambda: os.environ.get("GANGLINE_ZONE", ""))
     """Failure domain: the second preference. Default: $GANGLINE_ZONE, else none."""
     address: str = ""
-    """Where other processes reach this one, host or host:port; shown to callers, never used by Gangline itself."""
+    """Where other processes can reach this one, host or host:port; shown to callers, not used by Gangline itself."""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Facts about this worker that routing can ask for; over the pool's own."""
+    """Labels that callers can select by; they override the pool's."""
 
     max_lease_ttl_s: float = 3600.0
-    """Longest time to live that a lease may ask for, in seconds; 1 to 86400. What a vanished holder can block."""
+    """Longest time to live that a lease may ask for, in seconds; 1 to 86400. A vanished holder blocks slots for it."""
     max_claim_s: float = 300.0
     """Longest claim timeout that a reserve may ask for, in seconds. Routers ask for 2."""
     freeze_after_s: float = 1.0
@@ -62,33 +62,33 @@ class WorkerSettings:
     which another process may take the id; longer than any task blocks the event loop. If the log shows epochs under
     load, move blocking code to threads before raising this."""
     drain_grace_s: float = 30.0
-    """What still runs after so long a drain is cancelled, in seconds; 0 cancels at once. Less than the time that your
-    process manager leaves between SIGTERM and SIGKILL."""
+    """Cancel tasks still running this many seconds after the drain began; 0 cancels at once. Keep it below the time
+    between your process manager's SIGTERM and SIGKILL."""
 
     heartbeat_s: float = 1.0
-    """Between two heartbeats, in seconds; 0.1 to 60."""
+    """Time between heartbeats, in seconds; 0.1 to 60."""
     heartbeat_ttl_s: float = 3.0
-    """Without a heartbeat for so long a worker counts as lost, in seconds; at least two heartbeats. Whole seconds: the
-    server rounds up."""
+    """A worker without a heartbeat for this long counts as lost, in seconds; at least two heartbeats. The server rounds
+    up to whole seconds."""
     start_timeout_s: float = 10.0
-    """How long a start waits for storage, in seconds; 1 to 600. More than a cluster's election (4 to 9)."""
+    """How long to wait for storage at start, in seconds; 1 to 600. Keep it above a cluster's election (4 to 9)."""
 
     answer_retention_s: float = 60.0
     """How long an answer can be sent again to a caller that lost it, in seconds; 1 to 3600."""
     answer_retention_count: int = 100_000
-    """Most answers kept."""
+    """Maximum number of answers kept."""
     answer_retention_bytes: int = 64 << 20
-    """Most bytes of answers kept; raise it if results are large and connections bad. A second budget of
-    the same size holds undelivered items of durable tasks."""
+    """Maximum bytes of answers kept; raise it if results are large and connections unreliable. A second budget of the
+    same size holds undelivered items of durable tasks."""
     unsent_bytes: int = 64 << 20
-    """Most bytes of answers kept while there is no connection; the oldest go first."""
+    """Maximum bytes of answers kept while there is no connection; the oldest are dropped first."""
     stream_window: int = 64
-    """Items that a stream may be ahead of a reader that does not say how many; 1 to 100000."""
+    """How many items a stream may be ahead of a reader that gives no window; 1 to 100000."""
 
     send_tracebacks: bool = True
-    """Whether callers get the traceback of a task that raised. False where callers are not trusted with it."""
+    """Whether callers get the traceback of a failed task. Set False if callers must not see it."""
     bucket: BucketSettings = field(default_factory=BucketSettings)
-    """How the ledger is made if it does not exist. A cluster: three replicas, on file."""
+    """How to create the ledger if it does not exist. In a cluster: three replicas, on file."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in _BOUNDS.items():

@@ -38,11 +38,11 @@ class DurableTasks:
     async def submit(self, target: str, /, *args: Any, **kwargs: Any) -> Job:
         """Submit a durable task: it runs now or later, even if this process exits. Returns when it is stored.
 
-        It is not lost and not started twice while it runs, tried again when it fails, and ends as done, dead letter or
-        cancelled; its result is kept for an hour. See `options` for all that can be said about how.
+        The task is not lost, not started twice while it runs, and retried when it fails; it ends as done, as a dead
+        letter, or cancelled. Its result is kept for an hour. `options` has all settings.
 
-        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all: the result is the
-        list of theirs then. A try whose gang is torn down counts as one whose worker died.
+        A standing set runs it on rank 0 of one of its gangs, or on all ranks if its calls run on all; then the result
+        is the list of theirs. An attempt whose gang is torn down counts as one whose worker died.
 
         Args:
             target: `ENDPOINT.METHOD`, for example `images.thumbnail`; the endpoint may be a standing set.
@@ -64,12 +64,12 @@ class DurableTasks:
         return await self._submit_now(request)
 
     async def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[Job]:
-        """Submit a task with each of these named arguments, many at once; in order. With an `idempotency_key`, each
-        has that key with its place in the list.
+        """Submit a task for each of these named arguments concurrently; jobs are returned in order. With an
+        `idempotency_key`, each uses that key with its index in the list.
 
         Raises:
-            GanglineError: the first that went wrong, as `submit`; all others were tried: `details["jobs"]` has the ids
-                by place, None where it went wrong.
+            GanglineError: the first failure, as `submit`; all others were attempted: `details["jobs"]` has the ids in
+                order, None for those that failed.
         """
         self._check_open()
         found: Sequence[Job | GanglineError]
@@ -86,11 +86,11 @@ class DurableTasks:
         return [item for item in found if isinstance(item, Job)]
 
     def job(self, id: str, /, endpoint: str | None = None) -> Job:
-        """A job by its id. Nothing is asked yet.
+        """A handle to the job with this id. Sends nothing.
 
         Args:
-            id: as `Job.id` tells; of a task that was published without SDK, its sequence in the stream.
-            endpoint: of its task; finds it quicker, and is needed to find one that waits far down a long queue.
+            id: `Job.id`; for a task published without the client, its sequence in the stream.
+            endpoint: endpoint of its task; finds it faster, and is needed to find one far down a long queue.
 
         Raises:
             InvalidName: no id, or no name.
@@ -98,7 +98,7 @@ class DurableTasks:
         return Job(self._desk, JobRef(id=id, endpoint=endpoint))
 
     async def queues(self) -> list[QueueStats]:
-        """Every endpoint that has tasks waiting or running, or a dispatcher: depth, oldest, running, credit.
+        """Queues of all endpoints with waiting or running tasks, or a dispatcher: depth, oldest, running, idle slots.
 
         Raises:
             Disconnected, StorageUnavailable: the stream could not be read.
@@ -109,11 +109,11 @@ class DurableTasks:
     async def dead_letters(
         self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
     ) -> list[DeadLetter]:
-        """Tasks that will not be tried again, of all endpoints or one; the newest, oldest first.
+        """Tasks that will not be retried, of all endpoints or one: the newest `limit`, oldest first.
 
         Args:
             limit: None: all of them.
-            bodies: whether to keep them; without, thousands of large ones are no burden.
+            bodies: whether to return bodies; without them, thousands of large dead letters take little memory.
 
         Raises:
             Disconnected, StorageUnavailable: the stream could not be read.
@@ -122,7 +122,7 @@ class DurableTasks:
         return await self._letters.newest(endpoint, limit=limit, bodies=bodies)
 
     async def dead_letter(self, job: str) -> DeadLetter:
-        """That of one job.
+        """The dead letter of one job.
 
         Raises:
             UnknownJob: there is none.
@@ -131,13 +131,12 @@ class DurableTasks:
         return await self._letters.find(job)
 
     async def replay(self, job: str | DeadLetter) -> Job:
-        """Submit a dead letter anew, as the same job with all its attempts before it.
+        """Requeue a dead letter under its job id with a fresh set of attempts.
 
-        Its time for starting (`delay_s`) is not waited for again, and a deadline that was a moment of the past is left
-        out.
+        `delay_s` does not apply again, and a deadline that has passed is dropped.
 
         Args:
-            job: its id, or one of its letters, which is found at once among any number.
+            job: its id, or one of its dead letters, which is faster.
 
         Raises:
             UnknownJob: there is no such letter.
@@ -147,10 +146,10 @@ class DurableTasks:
         return Job(self._desk, await self._letters.replay(job))
 
     async def drop(self, job: str | DeadLetter) -> None:
-        """Throw a dead letter away.
+        """Delete a dead letter.
 
         Args:
-            job: its id, or one of its letters.
+            job: its id, or one of its dead letters.
 
         Raises:
             UnknownJob: there is no such letter.

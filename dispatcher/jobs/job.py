@@ -63,7 +63,7 @@ class Job:
             JobCancelled: it was cancelled.
             ResultNotKept: it was submitted with `result_ttl_s=0`.
             UnknownJob: there is no such job, or it ended so long ago that its result is no longer kept.
-            DeadlineExceeded: it has not ended in time.
+            DeadlineExceeded: it did not end in time; it continues.
             InvalidRequest: it is a schedule.
         """
         self._check_kept("result")
@@ -79,10 +79,10 @@ class Job:
         return await value_of(self._desk.streams, record)
 
     async def status(self) -> JobInfo:
-        """What is known of it now: from its result, its dispatcher, or the stream.
+        """The current state of the job: from its result, its dispatcher, or the stream.
 
         Raises:
-            UnknownJob: nothing is.
+            UnknownJob: there is no such job.
         """
         return await self._desk.status(self._ref, ASK_TIMEOUT_S)
 
@@ -90,41 +90,41 @@ class Job:
         """Cancel the job (or schedule). Returns False if it had already ended.
 
         Raises:
-            UnknownJob: nothing is known of it.
+            UnknownJob: there is no such job.
         """
         return await self._desk.cancel(self._ref, ASK_TIMEOUT_S)
 
     async def why(self) -> WhyReply:
-        """What it waits for.
+        """Explain what the job is waiting for.
 
         Raises:
-            UnknownJob: nothing is known of it.
+            UnknownJob: there is no such job.
         """
         return await self._desk.why(self._ref, ASK_TIMEOUT_S)
 
     def events(self) -> AsyncGenerator[JobEvent | JobProgress, None]:
-        """What happened to it so far, and what happens, until its end: `async for event in job.events()`.
+        """Events of the job from the beginning until its end: `async for event in job.events()`.
 
-        A JobEvent for each change of its state if it was submitted with `events=True`, and in any case one for its end;
-        a JobProgress for each `current_task().progress(...)`. Kept for an hour, so that it can be read late.
+        Yields a JobEvent for each change of state if it was submitted with `events=True`, and always one for its end; a
+        JobProgress for each `current_task().progress(...)`. Events are kept for an hour, so they can be read late.
 
         Raises:
             UnknownJob: there is no such job.
-            ResultNotKept: it was submitted with `result_ttl_s=0` and without events, so that its end cannot be seen.
+            ResultNotKept: it was submitted with `result_ttl_s=0` and without events, so its end is not visible.
         """
         if not self._ref.events:
             self._check_kept("events")
         return events_of(self._desk, self._ref)
 
     def items(self, *, skip: bool = False) -> AsyncGenerator[Any, None]:
-        """The items of a task that yields, from the first, as they come: `async for item in job.items()`.
+        """The items of a task that yields, from the first, as they arrive: `async for item in job.items()`.
 
-        When the task fails on the way it starts over. Who comes later reads the newest attempt only; for who has read
-        some items already:
+        If an attempt fails, the next one yields from the beginning. A new reader gets only the newest attempt; if you
+        have already read some items:
 
         Args:
-            skip: True: each attempt yields the same, so those places are left out that were read before. False: that
-                is an error, since what was read does not count.
+            skip: True: each attempt yields the same items, so skip those already read. False: raise StreamBroken, since
+                the items already read are void.
 
         Raises:
             StreamBroken: an attempt started over (`details["attempt"]`), or items are no longer kept.

@@ -106,6 +106,10 @@ class MemoryBus:
         self.subscriptions: list[MemorySubscription] = []
         self.held: list[Callable[[], None]] = []
         """What a partition holds back, both ways, in order."""
+        self.unheard: list[Callable[[], None]] | None = None
+        """What has left and does not arrive, in order, while only that way is cut."""
+        self.loses = False
+        """Nor will it ever arrive."""
         self._context = contextvars.copy_context()
         self._listeners: list[Callable[[ConnectionEvent], None]] = []
         self._waiting: dict[Waiting, None] = {}
@@ -245,7 +249,10 @@ class MemoryBus:
 
     def depart(self, action: Callable[[], None]) -> None:
         """Do something at the server, unless a partition holds it back."""
-        if self.link is Link.CUT:
+        if self.unheard is not None:
+            if not self.loses:
+                self.unheard.append(action)
+        elif self.link is Link.CUT:
             self.held.append(action)
         else:
             action()
@@ -380,6 +387,8 @@ class MemoryBus:
         self.hub.forget(self)
         self.link = Link.CLOSED
         self.held.clear()
+        if self.unheard is not None:
+            self.unheard.clear()
         for subscription in self.subscriptions:
             subscription.cancel()
         for waiting in list(self._waiting):

@@ -201,6 +201,17 @@ class MemoryHub:
             for pass_on in held:
                 pass_on()
 
+    def mute(self, bus: MemoryBus, *, loses: bool) -> None:
+        """Hold back what the client sends, or lose it, and nothing else: it hears everything. Ends with `unmute`."""
+        if bus.unheard is None:
+            bus.unheard, bus.loses = [], loses
+
+    def unmute(self, bus: MemoryBus) -> None:
+        """What was held back comes through, late. Idempotent."""
+        held, bus.unheard = bus.unheard, None
+        for pass_on in held or ():
+            bus.depart(pass_on)
+
     def kill(self, bus: MemoryBus) -> None:
         """The client's process is gone: the server forgets it, and nobody tells the client."""
         if bus.link is not Link.CLOSED:
@@ -399,6 +410,8 @@ class MemoryHub:
         bus.link = Link.DOWN
         bus.losses += 1
         bus.held.clear()
+        if bus.unheard is not None:
+            bus.unheard.clear()
         for subscription in bus.subscriptions:
             self._table.remove(subscription)
         if tell:

@@ -112,6 +112,7 @@ class World:
             clock=self.now,
             reached=self._reached,
             durable=self._durable_sent,
+            durable_reached=lambda sender, job: self.jobs.reached(sender, job),
         )
         self.hub.tap(on_message=wire.on_message, on_delivery=wire.on_delivery)
         self._tap_gangs()
@@ -130,6 +131,7 @@ class World:
         if plan.durable is not None:
             self.dispatchers = {name: DispatcherProcess(self, name) for name in plan.durable.dispatchers}
             self.hub.tap(on_change=self.jobs.ends.on_change, on_stored=self.jobs.on_stored)
+            self.hub.tap(on_change=self.jobs.on_change)
         self.routes = RouteOperator(self)
         self.accidents = Accidents(self)
         self.context = contextvars.copy_context()

@@ -29,6 +29,7 @@ class WireWatch:
         clock: seconds since the beginning of the run.
         reached: told of each plain task in a message that has reached the server, and of the message's subject.
         durable: told of each durable task that is delivered: by which sender, to which worker process, of which job.
+        durable_reached: told of each durable task that has reached the server: from which sender, of which job.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class WireWatch:
         clock: Callable[[], float],
         reached: Callable[[str, str], None],
         durable: Callable[[str, str, str], None],
+        durable_reached: Callable[[str, str], None],
     ) -> None:
         self._checker = checker
         self._trace = trace
@@ -48,6 +50,7 @@ class WireWatch:
         self._clock = clock
         self._reached = reached
         self._durable = durable
+        self._durable_reached = durable_reached
         self._tasks: dict[Asked, str] = {}
         """The task's name there."""
         self._reserves: dict[Asked, Terms] = {}
@@ -76,6 +79,8 @@ class WireWatch:
             request = (frame[4] or {}).get("request") if frame[0] == Request.TASK else None
             if request is not None:
                 self._reached(request, message.subject)
+            if frame[0] == Request.TASK and len(frame) > 9 and "job" in (frame[9] or {}):
+                self._durable_reached(envelope.sender, frame[9]["job"])
 
     def on_delivery(self, receiver: str, message: Message) -> None:
         """Something is about to be handled."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ....bus.memory.server import MemoryHub
-from ....bus.port.bus import StreamMessage
+from ....bus.port.bus import KvEntry, StreamMessage
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
-from ....schemas.records.jobs import JobState, ResultRecord
+from ....schemas.records.jobs import JobState, ResultRecord, TurnRecord
 from ....worker.context.task_context import TaskContext
 from ..checker import Checker
 from ..plan.durable_plan import DurableTraffic, JobEnding, JobKind, JobStep
@@ -40,6 +40,8 @@ ON_ITS_WAY_CALM_S = 4 * LATENCY_S
 """... and while all is well."""
 
 
+TRUSTED_S = 1.25
+"""So long after another has noted that a queue is its own may its last holder send what it starts; clocks differ."""
 TAKEN_OVER_S = 2.0
 """Within that much of a drain's grace somebody has the queue again, when all dispatchers were restarted."""
 
@@ -104,6 +106,10 @@ class JobWatch:
         self.crons = CronWatch(checker, trace, clock, troubles, self.models, calm)
         self._senders: dict[tuple[str, str], str] = {}
         """Of the newest try, by worker process and job."""
+        self._reached: dict[tuple[str, str], float] = {}
+        """When the newest try of a job reached the server, by sender and job."""
+        self._turns_at: dict[str, tuple[str, float]] = {}
+        """By endpoint: who noted last that the queue is its own, and when first."""
         self._limits: Limits | None = None
         self._turns: Turns | None = None
         self._idle: Idle | None = None
@@ -252,10 +258,22 @@ class JobWatch:
         """A worker process is being told to run it."""
         self._senders[node, job] = sender
 
+    def reached(self, sender: str, job: str) -> None:
+        """A try has reached the server."""
+        self._reached[sender, job] = self._clock()
+
+    def on_change(self, bucket: str, entry: KvEntry) -> None:
+        """One revision."""
+        if bucket != self._names.results_bucket or not entry.key.startswith("turn.") or not entry.value:
+            return
+        endpoint, holder = entry.key.partition(".")[2], TurnRecord.model_validate_json(entry.value).dispatcher
+        if endpoint not in self._turns_at or self._turns_at[endpoint][0] != holder:
+            self._turns_at[endpoint] = holder, self._clock()
+
     def _is_late(self, model: JobModel, body: Body) -> bool:
-        """Whether it comes from a dispatcher that has handed its queue over so lately that it may not have known of
-        this start when its successor asked its worker. (Servers deliver in order what passes one of them; in a cluster
-        each may be late by itself, as here all messages may.)"""
+        """Whether it comes from a dispatcher that has lost its queue so lately that it may not have known of that when
+        it sent this, and its successor nothing of this when it asked the worker. (Servers deliver in order what passes
+        one of them; in a cluster each may be late by itself, as here all messages may.)"""
         if self._calm() or model.job is None:
             return False
         stream = self._hub.streams.find(self._names.tasks_stream)
@@ -264,11 +282,15 @@ class JobWatch:
         holder = next((each.metadata for each in holders if each.filter == filter), None)
         if holder is None:
             return True
-        sender = self._senders[body.node, model.job].rpartition("-")[0]
-        if holder["gangline-dispatcher"].rpartition("-")[0] == sender:
+        sender = self._senders[body.node, model.job]
+        if holder["gangline-dispatcher"].rpartition("-")[0] == sender.rpartition("-")[0]:
             return False
+        noted_by, noted_at = self._turns_at.get(model.step.endpoint, ("", 0.0))
+        if noted_by != holder["gangline-dispatcher"]:
+            return True
+        reached_at = self._reached[sender, model.job]
         slack_s = CANCEL_SLACK_S if self._excused() else ON_ITS_WAY_S
-        return self._hub.ambient.wall() - float(holder["gangline-since"]) <= slack_s
+        return reached_at <= noted_at + TRUSTED_S and self._clock() <= reached_at + slack_s
 
     def explained(self, body: Body) -> bool:
         """Whether it may be thought dead, or has been: something befell its process since it began."""

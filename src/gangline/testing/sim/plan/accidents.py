@@ -158,6 +158,12 @@ class Accidents:
                     hub.reconnect(bus)
 
                 self._begin(f"partition of {event.target}", event.for_s, mend, process.name)
+            case Accident.DISPATCHER_UNHEARD:
+                hub.mute(bus, loses=bool(event.amount))
+                self.excuses_late_messages = True
+                self.lossy |= bool(event.amount)
+                unmute = functools.partial(hub.unmute, bus)
+                self._begin(f"silence of {process.name}", event.for_s, unmute, process.name)
             case _:
                 raise ValueError(f"{event.accident} does not befall a process")
 

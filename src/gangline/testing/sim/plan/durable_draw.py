@@ -15,6 +15,7 @@ from ....schemas.records.routes import QueueRules, RouteRecord
 from .durable_plan import Bad, DurableTraffic, JobEnding, JobKind, JobStep, RouteStep
 from .plan import DISPATCHER_FAULTS, Accident, Event, Plan, draw_plan
 
+UNHEARD_SEEDS = 0.1
 HOLDER = "holder"
 """Stands in an event for the dispatcher that has most queues at that moment."""
 
@@ -45,6 +46,8 @@ def draw_durable_plan(seed: int) -> Plan:
     steps = _sorted(steps + _repeated(more, plan, endpoints, len(steps)))
     events = [*plan.events, *_events(rng, plan, dispatchers, steps)]
     events += _roll_outs(random.Random(f"{seed}-roll-outs"), plan, steps)
+    if not plan.calm:
+        events += _unheard(random.Random(f"{seed}-unheard"), plan, dispatchers)
     return replace(
         plan,
         events=tuple(sorted(events, key=lambda event: event.at_s)),
@@ -348,6 +351,17 @@ def _roll_outs(rng: random.Random, plan: Plan, steps: tuple[JobStep, ...]) -> li
         late_s = rng.choice((0.0, 0.0, 0.002, 0.2))
         events.append(Event(at_s=min(at_s, plan.traffic_s), accident=Accident.ROLL_OUT, target=worker, for_s=late_s))
     return events
+
+
+def _unheard(rng: random.Random, plan: Plan, dispatchers: tuple[str, ...]) -> list[Event]:
+    """In one seed of ten with several dispatchers: mostly so long that another takes over, and over while there is
+    something to start."""
+    if rng.random() >= UNHEARD_SEEDS or len(dispatchers) < 2:
+        return []
+    for_s = rng.choice((1.0, 2.0, 3.0, 3.6, 4.5, 6.0)) * rng.uniform(0.9, 1.1)
+    at_s = rng.uniform(0.2, max(0.4, plan.traffic_s - for_s))
+    kind, lost = Accident.DISPATCHER_UNHEARD, rng.choice((0, 1))
+    return [Event(at_s=at_s, accident=kind, target=HOLDER, for_s=for_s, amount=lost)]
 
 
 def _event(rng: random.Random, kind: Accident, plan: Plan, dispatchers: tuple[str, ...], at_s: float) -> Event:

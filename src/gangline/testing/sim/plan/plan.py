@@ -69,6 +69,8 @@ class Accident(StrEnum):
     DISPATCHER_FREEZE = "dispatcher freeze"
     DISPATCHER_PARTITION = "dispatcher partition"
     DISPATCHER_STOP = "dispatcher stop"
+    DISPATCHER_UNHEARD = "dispatcher unheard"
+    """What it sends does not arrive, for a while; it hears everything."""
     WORKER_TWIN = "worker twin"
     """A worker stands still until a second process of its id has taken its place, and wakes."""
     ROLL_OUT = "roll-out"
@@ -96,7 +98,7 @@ COORDINATOR_FAULTS = (Accident.COORDINATOR_CRASH, Accident.COORDINATOR_FREEZE, A
 """Those of plans with gangs."""
 
 DISPATCHER_FAULTS = (Accident.DISPATCHER_CRASH, Accident.DISPATCHER_FREEZE, Accident.DISPATCHER_PARTITION)
-"""Those of plans with durable tasks."""
+"""Those of plans with durable tasks; besides, a dispatcher may be unheard."""
 
 
 SERVER_FAULTS = (Accident.SILENCE, Accident.SPLIT)
@@ -158,7 +160,7 @@ class Event:
     dispatcher that has most queues; nothing for the server."""
     for_s: float
     amount: int = 0
-    """Slots after a resize; the number of a server."""
+    """Slots after a resize; the number of a server; 1 if what an unheard dispatcher sends is lost, not late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +197,14 @@ class Plan:
     def calm(self) -> bool:
         """Nothing goes wrong by itself."""
         accidents = {event.accident for event in self.events}
-        faults = {*FAULTS, *COORDINATOR_FAULTS, *DISPATCHER_FAULTS, *SERVER_FAULTS, Accident.WORKER_TWIN}
+        faults = {
+            *FAULTS,
+            *COORDINATOR_FAULTS,
+            *DISPATCHER_FAULTS,
+            *SERVER_FAULTS,
+            Accident.WORKER_TWIN,
+            Accident.DISPATCHER_UNHEARD,
+        }
         return not self.storms and not self.aims and not accidents & faults
 
     def summary(self) -> str:

@@ -24,6 +24,7 @@ from .operations.nats_service import Presence
 from .operations.queue_operations import Desk
 from .ownership.endpoint_discovery import Endpoints
 from .ownership.manager import Ownership
+from .ownership.ownership_core import Take
 from .persistence.outcome_store import Writing
 from .queue.queue_runner import Queue
 from .queue.stray_sweeper import Strays
@@ -231,11 +232,12 @@ class Dispatcher(Service[DispatcherState]):
         """Those that we have, by endpoint; not to be changed."""
         return self._queues
 
-    async def _take(self, endpoint: str, over: tuple[str, ...]) -> str | None:
+    async def _take(self, take: Take) -> str | None:
+        endpoint = take.endpoint
         # A stop cancels us at any moment; giving the queue back goes on all the same, and `_stop` waits for it.
         queue = Queue(self._context, endpoint, on_lost=self._on_lost)
         try:
-            consumer = await queue.take(over)
+            consumer = await queue.take(take)
         except BaseException:
             await asyncio.shield(self._background.start(queue.drop()))
             raise
@@ -267,8 +269,11 @@ class Dispatcher(Service[DispatcherState]):
 
     def _give_up(self, count: int) -> None:
         """Hand queues over that have little to do, so that they are had again in no time; first those that nobody would
-        miss meanwhile, since nothing has been started of them yet."""
-        idle = [name for name, queue in sorted(self._queues.items()) if len(queue.entries) <= _LITTLE]
+        miss meanwhile, since nothing has been started of them yet. One that is being taken over is not given on before
+        its last holder has no say in it any more."""
+        idle = [
+            name for name, queue in sorted(self._queues.items()) if queue.core.open and len(queue.entries) <= _LITTLE
+        ]
         order = {name: (self._queues[name].started > 0, len(self._queues[name].entries)) for name in idle}
         chosen = sorted(idle, key=order.__getitem__)[:count]
         if chosen:

@@ -17,6 +17,7 @@ from gangline.dispatcher.durable.core.events import Arrived
 from gangline.dispatcher.durable.core.scheduler import Admission, Starting
 from gangline.dispatcher.durable.core.task import Task
 from gangline.dispatcher.durable.messages.entry import Entry
+from gangline.dispatcher.durable.ownership.ownership_core import Trust
 from gangline.dispatcher.durable.persistence import records
 from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
 from gangline.dispatcher.durable.policies import key_limits as keys_module
@@ -33,7 +34,7 @@ from gangline.schemas.messages.submission import Submission
 from gangline.schemas.names import Names
 from gangline.schemas.wire import headers
 from gangline.schemas.wire.frames import Frame, Reason
-from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobKind
 from gangline.testing.sim.plan.plan import Accident, Plan
 from gangline.worker.slots.admission_core import WorkerCore
@@ -107,6 +108,11 @@ def who_takes_a_queue_over_does_not_ask_what_runs(patch: pytest.MonkeyPatch) -> 
         return []
 
     patch.setattr(Recovery, "jobs", jobs)
+
+
+@mutant("L10", draw=draw_unheard_plan)
+def a_dispatcher_believes_that_a_queue_is_its_own_until_it_hears_otherwise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Trust, "holds", lambda self, now: True)
 
 
 @durable_mutant("L10")

@@ -10,7 +10,7 @@ import pytest
 
 from gangline.schemas.records.jobs import DeadReason
 from gangline.testing.sim.__main__ import main
-from gangline.testing.sim.plan.durable_draw import draw_durable_plan
+from gangline.testing.sim.plan.durable_draw import draw_durable_plan, draw_unheard_plan
 from gangline.testing.sim.plan.durable_plan import JobEnding, JobKind
 from gangline.testing.sim.plan.plan import DISPATCHER_FAULTS, Accident, draw_plan
 from gangline.testing.sim.plan.troubles import Troubles
@@ -35,6 +35,13 @@ def test_no_law_is_broken_by_durable_tasks(first):
     assert befell["done"] > 20 and befell["tries"] > 80 and befell["cancelled"]
     assert befell["dead: failed"] and befell["dead: timed_out"] and befell["turns kept"]
     assert befell["replayed"] and befell["firings of schedules"] and befell["large results"]
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + repetitions(2, whole=60)))
+def test_a_dispatcher_that_is_not_heard_starts_nothing_that_another_has_taken_over(seed):
+    report = run(seed, plan=draw_unheard_plan(seed))
+    assert report.ok, str(report)
+    assert "dispatcher unheard" in report.plan and report.durable["done"]
 
 
 def test_plans_with_durable_tasks_are_those_without_and_more():

@@ -52,8 +52,8 @@ DISPATCHER: Final = "gangline-dispatcher"
 PRIVATELY: Final = "gangline-private"
 """Likewise: its holder is asked on its private subject, which those of earlier versions do not have."""
 
-TakeQueue = Callable[[str, tuple[str, ...]], Awaitable[str | None]]
-"""Take the queue of an endpoint, over these consumers: the name of ours, or None."""
+TakeQueue = Callable[[Take], Awaitable[str | None]]
+"""Take a queue: the name of our consumer, or None."""
 
 
 def consumer_name(endpoint: str, ambient: Ambient) -> str:
@@ -234,7 +234,7 @@ class Ownership:
         try:
             # What a dead holder had does not wait: tasks run there, and it might come back meanwhile.
             async with contextlib.nullcontext() if take.over else self._at_once:
-                consumer = await self._take(take.endpoint, take.over)
+                consumer = await self._take(take)
         except Unavailable as error:
             consumer = None
             self._log.debug(
@@ -280,7 +280,7 @@ class Ownership:
         has = None if told.event == "left" else told.has
         self._tell(Here(now=self._now, dispatcher=told.dispatcher, has=has))
         if told.event == "handed_over":
-            self._tell(HandedOver(now=self._now, endpoints=frozenset(told.queues)))
+            self._tell(HandedOver(now=self._now, dispatcher=told.dispatcher, endpoints=frozenset(told.queues)))
             self._wake.set()
 
     def _on_connection(self, event: ConnectionEvent) -> None:

@@ -13,6 +13,9 @@ Laws:
 4. Nobody takes two steps for one queue at once: after Take nothing is asked for it until Took, NotTaken or Gone.
 5. A consumer without our marks is of somebody else, and is left alone.
 6. Whoever has most gives queues up while somebody has fewer by two or more; whoever has fewer is faster to take them.
+7. A holder believes that a queue is its own for `TRUST_S` from before it asked for the newest proof of that, less the
+   margin for clocks; who takes a queue from a holder that never gave it up waits for `TRUST_S`, from when no proof can
+   be had any more, before it asks what runs.
 """
 
 from __future__ import annotations
@@ -21,6 +24,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, assert_never
 
+from ....schemas.deadline import margin_s
+
+TRUST_S: Final = 1.0
+"""The same in all dispatchers: one counts on what another believes."""
+RENEW_AFTER_S: Final = 0.3
+"""A proof that is so old is renewed when there is something to do."""
 CONNECTED_FOR_S: Final = 1.0
 """After a reconnection others may be a moment later than we are: until then, nobody's absence counts."""
 UNHEARD_PINGS: Final = 2
@@ -90,6 +99,7 @@ class Here(Event):
 class HandedOver(Event):
     """A dispatcher says that it has just given these queues up."""
 
+    dispatcher: str
     endpoints: frozenset[str]
 
 
@@ -142,6 +152,8 @@ class Take:
 
     endpoint: str
     over: tuple[str, ...]
+    died: bool
+    """Its last holder never gave it up, and may believe that it still has it: law 7."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +171,30 @@ class GiveUp:
 
 
 Effect = Take | Ping | GiveUp
+
+
+class Trust:
+    """For how long one queue is believed to be ours: law 7. Before the first proof nothing is done that needs one."""
+
+    __slots__ = ("_asked_at",)
+
+    def __init__(self) -> None:
+        self._asked_at = float("inf")
+
+    def proven(self, asked_at: float) -> None:
+        """Storage has confirmed what was asked then."""
+        self._asked_at = asked_at
+
+    @property
+    def begun(self) -> bool:
+        return self._asked_at < float("inf")
+
+    def holds(self, now: float) -> bool:
+        return now - self._asked_at < TRUST_S - margin_s(TRUST_S)
+
+    def fades(self, now: float) -> bool:
+        """Whether it should be renewed."""
+        return now - self._asked_at >= RENEW_AFTER_S
 
 
 class _Peer:
@@ -196,6 +232,8 @@ class OwnershipCore:
         self._endpoints: frozenset[str] = frozenset()
         self._holdings: dict[str, Holding] = {}
         """By endpoint; of all but `mine`."""
+        self._had: dict[str, str] = {}
+        """By endpoint: the other dispatcher that was seen to have it, and never gave it up."""
         self._foreign: set[str] = set()
         """Consumers of somebody else's."""
         self._peers: dict[str, _Peer] = {}
@@ -235,6 +273,7 @@ class OwnershipCore:
             case Took():
                 self._taking.discard(event.endpoint)
                 self._holdings.pop(event.endpoint, None)
+                self._had.pop(event.endpoint, None)
                 self.mine[event.endpoint] = event.consumer
             case NotTaken():
                 self._taking.discard(event.endpoint)
@@ -261,6 +300,8 @@ class OwnershipCore:
             case HandedOver():
                 for endpoint in event.endpoints:
                     self._holdings.pop(endpoint, None)
+                    if self._had.get(endpoint) == event.dispatcher:
+                        del self._had[endpoint]
             case Connection():
                 self._connected_at = event.now if event.connected else None
                 self._listed = False
@@ -293,6 +334,7 @@ class OwnershipCore:
             if holding.endpoint and self.mine.get(holding.endpoint) != holding.consumer:
                 holdings[holding.endpoint] = holding
         self._holdings = holdings
+        self._had.update((endpoint, holding.dispatcher) for endpoint, holding in holdings.items())
         others = {holding.dispatcher for holding in holdings.values()} - {"", self.dispatcher}
         self._peers = {name: self._peers.get(name) or _Peer(event.now) for name in sorted(others)}
 
@@ -319,7 +361,8 @@ class OwnershipCore:
                 del self._wanted_at[endpoint]
                 self._taking.add(endpoint)
                 holding = self._holdings.get(endpoint)
-                effects.append(Take(endpoint=endpoint, over=(holding.consumer,) if holding else ()))
+                over, died = (holding.consumer,) if holding else (), endpoint in self._had
+                effects.append(Take(endpoint=endpoint, over=over, died=died))
             ahead += 1
         if not wanted:
             effects += self._share(now)

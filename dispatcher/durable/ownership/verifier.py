@@ -1,14 +1,101 @@
-"""Whether a queue is still ours: doubted whenever the guard says so, and then asked of the server."""
+"""Whether a queue is still ours: asked of the server whenever the guard has doubts, and proven by a write.
+
+The consumer is the lock, but a server that is cut off from the others goes on showing it. So each holder writes its
+turn into the bucket of results, and again while there is something to do: only over its own revision, so that it fails
+from the moment on when a successor has written its own.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Final
 
-from ....bus.port.bus import ConsumerLost, ConsumerState
+from pydantic import ValidationError
+
+from ....bus.port.bus import Conflict, ConsumerLost, ConsumerState, KeyValue
+from ....runtime.clock import Ambient
+from ....schemas.errors.base import GanglineError, Unavailable
+from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import until_answered
+from ...jobs.retry_budget import Patience, until_answered
 from ..freeze_guard import Guard
+from .ownership_core import TRUST_S, Trust
+
+_ANSWERS_S: Final = 1.0
+"""A proof that takes longer is worth nothing: it is asked for anew."""
+
+
+class Turn:
+    """Of one queue: the record that says whose turn it is."""
+
+    def __init__(
+        self, bucket: Callable[[], Awaitable[KeyValue]], key: str, *, dispatcher: str, ambient: Ambient, log: Log
+    ) -> None:
+        self._bucket = bucket
+        self._key = key
+        self._dispatcher = dispatcher
+        self._ambient = ambient
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._revision = 0
+        self._noted_at = float("-inf")
+        self.trust = Trust()
+
+    async def take(self) -> tuple[int, bool]:
+        """Say that the queue is ours; a number that is greater than any holder's before, and whether there was one."""
+
+        async def before() -> bool:
+            return await (await self._bucket()).get(self._key) is not None
+
+        async def write() -> None:
+            asked_at = self._loop.time()
+            self._revision = await (await self._bucket()).put(self._key, self._record())
+            self.trust.proven(asked_at)
+
+        had = await until_answered("reading whose turn it was", before, self._log)
+        await until_answered("noting whose turn it is", write, self._log)
+        self._noted_at = self._loop.time()
+        return self._revision, had
+
+    @property
+    def others_trust_s(self) -> float:
+        """For how long a holder before us may still believe that the queue is its own."""
+        return self._noted_at + TRUST_S - self._loop.time()
+
+    async def prove(self) -> None:
+        """Write it anew.
+
+        Raises:
+            ConsumerLost: the turn is another's.
+            GanglineError: storage did not answer.
+        """
+        bucket, asked_at = await self._bucket(), self._loop.time()
+        try:
+            async with asyncio.timeout(_ANSWERS_S):
+                self._revision = await bucket.put(self._key, self._record(), revision=self._revision)
+        except TimeoutError:
+            raise Unavailable(f"no proof in {_ANSWERS_S:g} s that the queue is ours") from None
+        except Conflict:
+            await self._read()
+            raise
+        self.trust.proven(asked_at)
+
+    async def _read(self) -> None:
+        """What stands there may be what we wrote, and got no answer to."""
+        entry = await (await self._bucket()).get(self._key)
+        if entry is not None and not self._is_ours(entry.value):
+            raise ConsumerLost("another dispatcher has noted that the queue is its own")
+        self._revision = 0 if entry is None else entry.revision
+
+    def _is_ours(self, value: bytes) -> bool:
+        try:
+            return TurnRecord.model_validate_json(value).dispatcher == self._dispatcher
+        except ValidationError:
+            return False
+
+    def _record(self) -> bytes:
+        return TurnRecord(dispatcher=self._dispatcher, at=self._ambient.wall()).model_dump_json().encode()
 
 
 class Possession:
@@ -17,26 +104,34 @@ class Possession:
     def __init__(
         self,
         guard: Guard,
+        turn: Turn,
         state: Callable[[], Awaitable[ConsumerState]],
         *,
-        doubted: Callable[[], None],
-        sure: Callable[[], None],
+        doubted: Callable[[bool], None],
+        sure: Callable[[bool], None],
         lost: Callable[[], None],
         log: Log,
     ) -> None:
         """
         Args:
             state: asks the server for the consumer.
-            doubted, sure, lost: told of each change; after `lost` nothing more.
+            doubted, sure, lost: told of each change; after `lost` nothing more. The first two are told whether anybody
+                may have missed us meanwhile: not so when there was nothing to do for long, and nothing to prove.
         """
         self._guard = guard
+        self._turn = turn
         self._state = state
         self._doubted = doubted
         self._sure = sure
         self._lost = lost
         self._log = log
+        self._loop = asyncio.get_running_loop()
         self._certain = asyncio.Event()
         self._certain.set()
+        self._missed = False
+        """Since it was certain somebody may have missed us."""
+        self._verified = guard.term
+        """The consumer was there in this term."""
         self._asking: asyncio.Task[None] | None = None
         self._unlisten: Callable[[], None] | None = guard.on_doubt(self._on_doubt)
 
@@ -44,9 +139,19 @@ class Possession:
     def certain(self) -> bool:
         return self._certain.is_set()
 
+    def look(self) -> None:
+        """On entry of everything: ask for a new proof if the last one is old."""
+        self._guard.look()
+        trust, now = self._turn.trust, self._loop.time()
+        if self._unlisten is None or not trust.fades(now):
+            return
+        if not trust.holds(now) and self._certain.is_set():
+            self._doubt(missed=self._asking is not None)
+        self._ask()
+
     async def wait(self) -> None:
         """Wait until it is certain that the queue is ours. Never returns when it is not."""
-        self._guard.look()
+        self.look()
         await self._certain.wait()
 
     async def stop(self) -> None:
@@ -61,27 +166,49 @@ class Possession:
             await asyncio.wait([asking])
 
     def _on_doubt(self, _gap_s: float) -> None:
-        if self._certain.is_set():
-            self._certain.clear()
-            self._doubted()
-        if self._asking is None:
-            self._asking = asyncio.get_running_loop().create_task(self._ask(), name="gangline-possession")
+        self._doubt(missed=True)
+        self._ask()
 
-    async def _ask(self) -> None:
+    def _doubt(self, *, missed: bool) -> None:
+        if self._certain.is_set() or (missed and not self._missed):
+            self._certain.clear()
+            self._missed = missed
+            self._doubted(missed)
+
+    def _ask(self) -> None:
+        if self._asking is None:
+            self._asking = self._loop.create_task(self._make_sure(), name="gangline-possession")
+
+    async def _make_sure(self) -> None:
+        patience = Patience()
         try:
             while True:
                 term = self._guard.term
-                await until_answered("asking after our consumer", self._state, self._log)
-                if self._guard.look() == term:
-                    break
+                try:
+                    if term != self._verified:
+                        await self._state()
+                    if self._turn.trust.begun:
+                        await self._turn.prove()
+                except ConsumerLost:
+                    raise
+                except GanglineError as error:
+                    self._log.debug("no proof: %s; asking again", error, extra={"action": "queue.unproven"})
+                    if not self._turn.trust.holds(self._loop.time()):
+                        self._doubt(missed=True)
+                    await asyncio.sleep(patience.next_s())
+                else:
+                    self._verified = term
+                    if self._guard.look() == term and self._turn.trust.holds(self._loop.time()):
+                        break
         except ConsumerLost:
             self._asking = None
             self._lost()
             return
         self._asking = None
-        if self._unlisten is not None:
+        if self._unlisten is not None and not self._certain.is_set():
+            missed, self._missed = self._missed, False
             self._certain.set()
-            self._sure()
+            self._sure(missed)
 
     def __repr__(self) -> str:
         return f"Possession({'certain' if self.certain else 'in doubt'})"

@@ -6,10 +6,12 @@ Laws:
    it.
 2. After the end (`close`, or the consumer lost) nothing is told and nothing new begins: another dispatcher may have the
    queue by then. What workers run goes on; whoever takes over attaches to it.
-3. Between a doubt (see guard) and the server's word that the consumer is ours the core holds everything back: it hears
-   Doubted before any other event, and then Sure, or nothing more; what is being written waits for the same.
+3. Between a doubt (see guard and verifier) and the server's word that the consumer is ours the core holds everything
+   back: it hears Doubted before any other event, and then Sure, or nothing more; what is being written waits for the
+   same.
 4. Nothing is pulled before the tries that failed are known, and nothing is started before every worker that may run
-   something of this queue has said what it runs.
+   something of this queue has said what it runs; nor are those asked before a predecessor that gave up nothing has
+   stopped believing that the queue is its own.
 5. Whoever cancelled a job while our connection was gone has left no more than a record: after a reconnection those of
    all jobs in hand are looked for before the core hears Sure.
 """
@@ -46,7 +48,8 @@ from ..core.queue_core import QueueCore
 from ..messages.entry import Entry
 from ..messages.parser import job_of, may_have_ended, read_message, size_of
 from ..ownership.manager import DISPATCHER, PRIVATELY, consumer_name
-from ..ownership.verifier import Possession
+from ..ownership.ownership_core import Take
+from ..ownership.verifier import Possession, Turn
 from ..workers.pool_observer import Rolls
 from .effect_executor import Hands
 from .kept_ends import KeptEnds
@@ -85,6 +88,8 @@ class Queue:
         self._due = False
         """The end of this turn is waited for, to tell the core of what happens in it."""
         self._closed = False
+        self._died = False
+        """Our predecessor never gave the queue up."""
         self._rolls = Rolls(context.router, context.known, tell=self._on_pool, log=self._log)
         self._possession: Possession | None = None
         self._consumer: Consumer | None = None
@@ -134,7 +139,7 @@ class Queue:
 
     # -- taking ---------------------------------------------------------------------------------------------------
 
-    async def take(self, over: tuple[str, ...]) -> str | None:
+    async def take(self, take: Take) -> str | None:
         """Make our consumer, over those of dead holders; its name, or None if somebody was faster.
 
         Raises:
@@ -142,7 +147,8 @@ class Queue:
         """
         context = self._context
         stream = await context.streams.tasks()
-        for name in over:
+        self._died = take.died
+        for name in take.over:
             await stream.delete_consumer(name)
         name = consumer_name(self.endpoint, context.ambient)
         settings = ConsumerSettings(
@@ -163,8 +169,16 @@ class Queue:
             )
         except ConsumerTaken:
             return None
+        turn = Turn(
+            context.streams.results,
+            context.names.turn_key(self.endpoint),
+            dispatcher=context.dispatcher,
+            ambient=context.ambient,
+            log=self._log,
+        )
         self._possession = Possession(
             context.guard,
+            turn,
             self._consumer.state,
             doubted=self._on_doubt,
             sure=self._on_sure,
@@ -173,13 +187,11 @@ class Queue:
         )
         context.metrics.taken(self.endpoint)
         self._hands.start(self._consumer)
-        self._recovering = self._loop.create_task(
-            self._recover(stream, bool(over)), name=f"gangline-recover-{self.endpoint}"
-        )
+        self._recovering = self._loop.create_task(self._recover(stream, turn), name=f"gangline-recover-{self.endpoint}")
         self._recovering.add_done_callback(self._recovered)
         return name
 
-    async def _recover(self, stream: Stream, died: bool) -> None:
+    async def _recover(self, stream: Stream, turn: Turn) -> None:
         """Law 4."""
         context, recovery, began_at = self._context, self._recovery, self._loop.time()
         pattern = context.names.tasks_of(self.endpoint)
@@ -190,14 +202,14 @@ class Queue:
         if not waiting:
             self._newest = self._old_to  # nothing of what was there before will come
         flights = self._hands.flights
-        flights.turn, had = await recovery.turn(context.dispatcher, context.ambient.wall())
+        flights.turn, had = await turn.take()
         await context.routes.ready()
         self._unlisten = context.routes.listen(self._on_route)
         self._follow(context.routes.get(self.endpoint))
         await self._rolls.open(sorted((context.routes.get(self.endpoint) or _DEFAULT).pools(self.endpoint)))
         self.tell(on.Taken, waiting=waiting)
-        if had and waiting:
-            await self._let_workers_come_back(recovery, died)
+        if waiting and (had or self._died):
+            await self._let_others_come_back(recovery, turn)
         jobs = await recovery.jobs()
         await self._catch_up()
         sequences = {entry.submission.job: seq for seq, entry in self.entries.items() if entry.submission is not None}
@@ -225,12 +237,13 @@ class Queue:
         )
         await self._be_asked()
 
-    async def _let_workers_come_back(self, recovery: Recovery, died: bool) -> None:
-        """When the server has just restarted, workers that run tasks of a predecessor may be later than we are."""
+    async def _let_others_come_back(self, recovery: Recovery, turn: Turn) -> None:
+        """When the server has just restarted, workers that run tasks of a predecessor may be later than we are. And a
+        predecessor that was thought dead starts nothing more only when it has found that it has no proof."""
         context = self._context
         wait_s = _SETTLED_S - await recovery.ledger_age(context.ambient.wall())
-        if died:
-            wait_s = max(wait_s, context.guard.connected_at + _SETTLED_S - self._loop.time())
+        if self._died:
+            wait_s = max(wait_s, context.guard.connected_at + _SETTLED_S - self._loop.time(), turn.others_trust_s)
         if wait_s > 0:
             await asyncio.sleep(wait_s)
 
@@ -295,7 +308,8 @@ class Queue:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     await self._hands.writing.scribe.settled()
                     await consumer.settled()
-        await self.drop(delete=True)
+        # Whoever comes next must wait for our predecessor as we would have.
+        await self.drop(delete=self.core.open or not self._died)
 
     async def drop(self, *, delete: bool = False) -> None:
         """Law 2. Idempotent.
@@ -372,7 +386,7 @@ class Queue:
     def _note(self, event: type[Any], fields: dict[str, Any]) -> bool:
         """False: nothing is told any more."""
         context = self._context
-        context.guard.look()  # a doubt comes first
+        self._look()
         if self._closed:
             return False
         self._events.append(
@@ -404,7 +418,7 @@ class Queue:
 
     def _on_message(self, message: StreamMessage) -> None:
         self._arrived += 1
-        self._context.guard.look()
+        self._look()
         if self._closed:
             return
         seq = message.sequence
@@ -462,16 +476,24 @@ class Queue:
         ttl_s = submission.result_ttl_s
         return (self._result_ttl_s if ttl_s is None else ttl_s) > 0
 
-    def _on_doubt(self) -> None:
-        # What comes back with a restarted server may be what it had been told is done.
-        self._old_to = max(self._old_to, self._newest)
-        self._asked_of = False
-        self._doubts += 1
+    def _look(self) -> None:
+        """A doubt comes first."""
+        if self._possession is not None:
+            self._possession.look()
+        else:
+            self._context.guard.look()
+
+    def _on_doubt(self, missed: bool) -> None:
+        if missed:
+            # What comes back with a restarted server may be what it had been told is done.
+            self._old_to = max(self._old_to, self._newest)
+            self._asked_of = False
+            self._doubts += 1
         self.tell(on.Doubted)
 
-    def _on_sure(self) -> None:
+    def _on_sure(self, missed: bool) -> None:
         """Law 5."""
-        if self.core.open:
+        if missed and self.core.open:
             if self._asking is not None:
                 self._asking.cancel()
             self._asking = self._loop.create_task(self._be_asked(), name=f"gangline-asked-{self.endpoint}")

@@ -19,7 +19,7 @@ from ....bus.rpc.requester import error_in, parse_answer
 from ....schemas.errors.base import GanglineError, InvalidName
 from ....schemas.messages.jobs import JobsReply, JobsRequest, WorkerJob
 from ....schemas.names import Names, Operation, WorkerId
-from ....schemas.records.jobs import TryRecord, TurnRecord
+from ....schemas.records.jobs import TryRecord
 from ....schemas.records.workers import Registration
 from ....telemetry.logs import Log
 from ...jobs.retry_budget import until_answered
@@ -95,20 +95,6 @@ class Recovery:
             return found
 
         return await until_answered("reading tries", read, self._log)
-
-    async def turn(self, dispatcher: str, wall: float) -> tuple[int, bool]:
-        """Say that the queue is ours; a number that is greater than any holder's before, and whether there was one."""
-        record = TurnRecord(dispatcher=dispatcher, at=wall).model_dump_json().encode()
-        key = self._names.turn_key(self._endpoint)
-
-        async def before() -> bool:
-            return await (await self._streams.results()).get(key) is not None
-
-        async def write() -> int:
-            return await (await self._streams.results()).put(key, record)
-
-        had = await until_answered("reading whose turn it was", before, self._log)
-        return await until_answered("noting whose turn it is", write, self._log), had
 
     async def ledger_age(self, wall: float) -> float:
         """Seconds since the ledger was made, as its heartbeats tell; 0 if there are none. One in memory is made anew

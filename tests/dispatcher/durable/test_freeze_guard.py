@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from gangline.bus.memory.server import MemoryHub
-from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable
+from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
 from gangline.dispatcher.durable.freeze_guard import Guard
-from gangline.dispatcher.durable.ownership.verifier import Possession
+from gangline.dispatcher.durable.ownership.verifier import Possession, Turn
 from gangline.dispatcher.transport.exchange import GAP_S
+from gangline.runtime.clock import Ambient
 from gangline.telemetry.logs import logger_for
 from gangline.testing.loop import VirtualLoop
 
@@ -102,13 +103,18 @@ class Server:
 OURS = ConsumerState(name="q", filter="f", pending=0, unacknowledged=0, metadata={})
 
 
+async def _no_bucket() -> KeyValue:
+    raise AssertionError("no turn is taken here")
+
+
 def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
     told: list[str] = []
     made = Possession(
         guard,
+        Turn(_no_bucket, "turn.e", dispatcher="d", ambient=Ambient(), log=logger_for("test")),
         server.state,
-        doubted=lambda: told.append("doubted"),
-        sure=lambda: told.append("sure"),
+        doubted=lambda missed: told.append("doubted" if missed else "unproven"),
+        sure=lambda missed: told.append("sure"),
         lost=lambda: told.append("lost"),
         log=logger_for("test"),
     )

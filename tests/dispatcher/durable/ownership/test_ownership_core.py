@@ -6,6 +6,7 @@ import pytest
 
 from gangline.dispatcher.durable.ownership import ownership_core as oc
 from gangline.dispatcher.durable.ownership.ownership_core import GiveUp, Holding, OwnershipCore, Ping, Take
+from gangline.schemas.deadline import CLOCKS_DIFFER
 
 
 class Life:
@@ -127,8 +128,32 @@ def test_after_a_failure_the_consumers_are_listed_before_the_next_try(life: Life
 def test_a_queue_that_was_handed_over_is_taken_without_waiting_for_pings(life: Life) -> None:
     life.listed(held_by("other"))
     assert life.takes() == []
-    life.tell(oc.HandedOver, endpoints=frozenset({"images"}))
-    assert life.takes(0.001) == [("images", ())]
+    life.tell(oc.HandedOver, dispatcher="other", endpoints=frozenset({"images"}))
+    assert life.tick(0.001)[-1] == Take(endpoint="images", over=(), died=False)
+
+
+def test_a_holder_that_never_gave_a_queue_up_may_believe_that_it_has_it_though_its_consumer_is_gone(life: Life) -> None:
+    life.listed(held_by("other"))
+    life.tick()
+    life.listed()
+    life.tell(oc.HandedOver, dispatcher="third", endpoints=frozenset({"images"}))
+    assert life.tick()[-1] == Take(endpoint="images", over=(), died=True)
+    life.tell(oc.Took, endpoint="images", consumer="c1")
+    life.tell(oc.Gone, endpoint="images")
+    life.listed()
+    assert life.tick()[-1] == Take(endpoint="images", over=(), died=False), "it was ours, and we know that it is gone"
+
+
+def test_who_takes_a_queue_waits_for_longer_than_any_holder_trusts_a_proof_by_a_clock_that_is_slower() -> None:
+    trust = oc.Trust()
+    assert trust.holds(1e9) and not trust.begun, "nothing is done before the first"
+    trust.proven(100.0)
+    slowest_s = oc.TRUST_S * (1 - CLOCKS_DIFFER)
+    assert not trust.fades(100.0 + oc.RENEW_AFTER_S / 2)
+    assert trust.holds(100.0 + 1.1 * oc.RENEW_AFTER_S) and trust.fades(100.0 + 1.1 * oc.RENEW_AFTER_S)
+    assert not trust.holds(100.0 + slowest_s - 0.05 + 0.001), "it ends in time though we run a fifth too slowly"
+    trust.proven(101.0)
+    assert trust.holds(101.0) and not trust.fades(101.0)
 
 
 def test_who_has_more_queues_waits_longer_before_it_takes_another(life: Life) -> None:

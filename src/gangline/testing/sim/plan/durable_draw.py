@@ -61,6 +61,22 @@ def draw_durable_plan(seed: int) -> Plan:
     )
 
 
+def draw_unheard_plan(seed: int) -> Plan:
+    """The durable plan of a seed, but with two dispatchers, and nothing goes wrong except that the holder is not heard
+    while the other takes its queues, and is heard again while there is something to do."""
+    plan, rng = draw_durable_plan(seed), random.Random(f"{seed}-only-unheard")
+    assert plan.durable is not None
+    at_s, for_s, lost = rng.uniform(0.5, 2.0), rng.uniform(3.2, 4.5), rng.choice((0, 1, 1))
+    unheard = Event(at_s=at_s, accident=Accident.DISPATCHER_UNHEARD, target=HOLDER, for_s=for_s, amount=lost)
+    return replace(
+        plan,
+        events=(unheard,),
+        storms=(),
+        traffic_s=max(plan.traffic_s, at_s + for_s + 3.0),
+        durable=replace(plan.durable, dispatchers=("d0", "d1")),
+    )
+
+
 # -- routes -----------------------------------------------------------------------------------------------------------
 
 

@@ -19,11 +19,10 @@ The laws it keeps, `check()` asserts, and tests and checkers quote (the numbers 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import Any, Final
 
 from ...schemas.messages.gangs import GangReply, WhyReply
 from ...schemas.names import WorkerId
-from ...schemas.wire.frames import Load
 from ..model import events as on
 from ..model.effects import Effect, Stop, WakeAt
 from ..model.gang import Gang
@@ -129,17 +128,9 @@ class GangCore:
         books = self._books
         assert event.now >= books.now, "time went backwards"
         books.now, books.wall, books.draw = event.now, event.wall, event.draw
-        if isinstance(event, on.LeadershipGained):
-            self._wake_at = None
-            self._recovery.gained(event)
-        elif not books.leading:
+        if not books.leading and type(event) is not on.LeadershipGained:
             return []
-        elif isinstance(event, on.LeadershipLost):
-            books.reset()
-            self._wake_at = None
-            books.out.append(Stop(reason=event.reason))
-        else:
-            self._dispatch(event)
+        HANDLERS[type(event)](self, event)
         self._settle()
         out, books.out = books.out, []
         return out
@@ -159,82 +150,19 @@ class GangCore:
             self._wake_at = books.agenda.next_at
             books.out.append(WakeAt(at=self._wake_at))
 
-    def _dispatch(self, event: on.Happening) -> None:
-        match event:
-            case on.WorkerSeen() | on.LoadSeen() | on.WorkerGone() | on.PingAnswered() | on.PingUnanswered():
-                self._of_worker(event)
-            case on.HoldAnswered() | on.HoldUnanswered() | on.KeepAnswered():
-                self._of_hold(event)
-            case on.TeardownConfirmed():
-                self._teardown.confirmed(event.worker, event.gang, event.generation, event.load)
-            case on.TeardownUnanswered():
-                self._teardown.confirmed(event.worker, event.gang, event.generation, None)
-            case on.Formed():
-                self._members.started(event.gang, event.generation, None, event.worker)
-            case on.MemberStarted():
-                self._members.started(event.gang, event.generation, event.rank)
-            case on.MemberFailed():
-                self._members.reported(event)
-            case on.Committed() | on.CommitRefused() | on.CommitUnknown() | on.Refenced():
-                self._writing.answered(event)
-            case on.MembersRead():
-                self._recovery.sweep(event.members)
-            case on.LedgerVanished():
-                self._recovery.vanished(event)
-            case on.AcquireAsked() | on.RenewAsked() | on.ReleaseAsked() | on.EndAsked() | on.SetSeen():
-                self._of_people(event)
-            case on.Tick():
-                self._tick()
-            case _:
-                assert_never(event)
+    def _gained(self, event: on.LeadershipGained) -> None:
+        self._wake_at = None
+        self._recovery.gained(event)
 
-    def _of_hold(self, event: on.HoldAnswered | on.HoldUnanswered | on.KeepAnswered) -> None:
-        match event:
-            case on.HoldAnswered():
-                self._forming.answered(event)
-            case on.HoldUnanswered():
-                self._forming.unanswered(event)
-            case on.KeepAnswered():
-                self._forming.kept(event)
-            case _:
-                assert_never(event)
+    def _lost(self, event: on.LeadershipLost) -> None:
+        self._books.reset()
+        self._wake_at = None
+        self._books.out.append(Stop(reason=event.reason))
 
-    def _of_people(self, event: on.AcquireAsked | on.RenewAsked | on.ReleaseAsked | on.EndAsked | on.SetSeen) -> None:
-        match event:
-            case on.AcquireAsked():
-                self._owners.acquire(event)
-            case on.RenewAsked():
-                self._owners.renew(event)
-            case on.ReleaseAsked():
-                self._owners.release(event)
-            case on.EndAsked():
-                self._owners.end(event)
-            case on.SetSeen():
-                self._sets.declare(event.name, event.record)
-            case _:
-                assert_never(event)
-
-    def _of_worker(
-        self, event: on.WorkerSeen | on.LoadSeen | on.WorkerGone | on.PingAnswered | on.PingUnanswered
-    ) -> None:
-        match event:
-            case on.WorkerSeen():
-                self._members.worker_seen(event.worker)
-            case on.LoadSeen():
-                self._load(event.worker, event.epoch, event.load)
-            case on.WorkerGone():
-                self._members.worker_gone(event.worker, event.reason)
-            case on.PingAnswered():
-                self._liveness.answered(event)
-            case on.PingUnanswered():
-                self._liveness.unanswered(event)
-            case _:
-                assert_never(event)
-
-    def _load(self, worker: WorkerId, epoch: int, load: Load) -> None:
-        books = self._books
+    def _load(self, event: on.LoadSeen) -> None:
+        books, worker, load = self._books, event.worker, event.load
         view = books.inventory.workers.get(worker)
-        if view is None or view.facts.epoch != epoch:
+        if view is None or view.facts.epoch != event.epoch:
             return  # its registration is on the way
         was_draining = view.draining
         if books.inventory.load(worker, load):
@@ -265,3 +193,39 @@ class GangCore:
                     self._timers[timer](gang)
             case _:
                 raise AssertionError(name)
+
+
+HANDLERS: Final[dict[type[on.AnyEvent], Callable[[GangCore, Any], None]]] = {
+    on.LeadershipGained: GangCore._gained,
+    on.LeadershipLost: GangCore._lost,
+    on.WorkerSeen: lambda core, event: core._members.worker_seen(event.worker),
+    on.LoadSeen: GangCore._load,
+    on.WorkerGone: lambda core, event: core._members.worker_gone(event.worker, event.reason),
+    on.PingAnswered: lambda core, event: core._liveness.answered(event),
+    on.PingUnanswered: lambda core, event: core._liveness.unanswered(event),
+    on.HoldAnswered: lambda core, event: core._forming.answered(event),
+    on.HoldUnanswered: lambda core, event: core._forming.unanswered(event),
+    on.KeepAnswered: lambda core, event: core._forming.kept(event),
+    on.TeardownConfirmed: lambda core, event: core._teardown.confirmed(
+        event.worker, event.gang, event.generation, event.load
+    ),
+    on.TeardownUnanswered: lambda core, event: core._teardown.confirmed(
+        event.worker, event.gang, event.generation, None
+    ),
+    on.Formed: lambda core, event: core._members.started(event.gang, event.generation, None, event.worker),
+    on.MemberStarted: lambda core, event: core._members.started(event.gang, event.generation, event.rank),
+    on.MemberFailed: lambda core, event: core._members.reported(event),
+    on.Committed: lambda core, event: core._writing.answered(event),
+    on.CommitRefused: lambda core, event: core._writing.answered(event),
+    on.CommitUnknown: lambda core, event: core._writing.answered(event),
+    on.Refenced: lambda core, event: core._writing.answered(event),
+    on.MembersRead: lambda core, event: core._recovery.sweep(event.members),
+    on.LedgerVanished: lambda core, event: core._recovery.vanished(event),
+    on.AcquireAsked: lambda core, event: core._owners.acquire(event),
+    on.RenewAsked: lambda core, event: core._owners.renew(event),
+    on.ReleaseAsked: lambda core, event: core._owners.release(event),
+    on.EndAsked: lambda core, event: core._owners.end(event),
+    on.SetSeen: lambda core, event: core._sets.declare(event.name, event.record),
+    on.Tick: lambda core, _: core._tick(),
+}
+"""What each event does. One for each of AnyEvent: a test sees to it."""

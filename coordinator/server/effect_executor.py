@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Final, assert_never
+from typing import Any, Final
 
 from ...runtime.tasks import Chores
 from ...schemas.errors.base import GanglineError
@@ -94,39 +94,22 @@ class Hands:
         """All of them, in their order, and in this turn: on the wire, workers are told before the owner is."""
         for effect in effects:
             if not self._over:
-                self._carry_out(effect)
+                HANDLERS[type(effect)](self, effect)
 
-    def _carry_out(self, effect: do.Effect) -> None:
-        match effect:
-            case do.SendHold():
-                self._traces.hold(effect.worker, effect.request, effect.traceparent)
-                self.errands.hold(effect)
-            case do.ReleaseHold():
-                self.errands.unhold(effect)
-            case do.SendKeep():
-                self.errands.keep(effect)
-            case do.SendForm():
-                request = self._traces.form(effect.worker, effect.request)
-                self.errands.form(do.SendForm(worker=effect.worker, request=request))
-            case do.SendTeardown():
-                self.errands.teardown(effect)
-            case do.Ping():
-                self.errands.ping(effect)
-            case do.Commit():
-                self.gauges.committing(effect)
-                self._scribe.commit(effect)
-            case do.Refence():
-                self._scribe.refence(effect)
-            case do.Broadcast():
-                self._broadcast(effect.event)
-            case do.Answer():
-                self.desk.answer(effect)
-            case do.WakeAt():
-                self._wake_at(effect.at)
-            case do.Stop():
-                self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
-            case _:
-                assert_never(effect)
+    def _hold(self, effect: do.SendHold) -> None:
+        self._traces.hold(effect.worker, effect.request, effect.traceparent)
+        self.errands.hold(effect)
+
+    def _form(self, effect: do.SendForm) -> None:
+        request = self._traces.form(effect.worker, effect.request)
+        self.errands.form(do.SendForm(worker=effect.worker, request=request))
+
+    def _commit(self, effect: do.Commit) -> None:
+        self.gauges.committing(effect)
+        self._scribe.commit(effect)
+
+    def _stop(self, effect: do.Stop) -> None:
+        self._log.info("leads no more: %s", effect.reason, extra={"action": "coordinator.yields"})
 
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:
@@ -154,3 +137,20 @@ class Hands:
             bus.publish(names.gang_event(event.gang), event.model_dump_json(exclude_none=True).encode())
         except GanglineError as error:
             self._log.debug("an event was not sent: %s", error, extra={"action": "event.lost", "gang": event.gang})
+
+
+HANDLERS: Final[dict[type[do.Effect], Callable[[Hands, Any], None]]] = {
+    do.SendHold: Hands._hold,
+    do.ReleaseHold: lambda hands, effect: hands.errands.unhold(effect),
+    do.SendKeep: lambda hands, effect: hands.errands.keep(effect),
+    do.Commit: Hands._commit,
+    do.Refence: lambda hands, effect: hands._scribe.refence(effect),
+    do.SendForm: Hands._form,
+    do.SendTeardown: lambda hands, effect: hands.errands.teardown(effect),
+    do.Ping: lambda hands, effect: hands.errands.ping(effect),
+    do.Broadcast: lambda hands, effect: hands._broadcast(effect.event),
+    do.Answer: lambda hands, effect: hands.desk.answer(effect),
+    do.WakeAt: lambda hands, effect: hands._wake_at(effect.at),
+    do.Stop: Hands._stop,
+}
+"""How each effect is carried out. One for each of Effect: a test sees to it."""

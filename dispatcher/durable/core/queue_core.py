@@ -26,7 +26,8 @@ An event costs O(log n) of the tasks in the window, but for changes of routes an
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable
+from typing import Any, Final, assert_never
 
 from ....schemas.messages.jobs import JobInfo, WhyReply
 from ..policies.prefetch_window import AT_ONCE
@@ -96,17 +97,7 @@ class QueueCore:
             books.now, books.wall, books.draw = event.now, event.wall, event.draw
             if agenda:
                 self._tick()
-            # Those of every task first.
-            if type(event) is on.Arrived:
-                self._arriving.arrived(event)
-            elif type(event) is on.Ended:
-                self._ending.ended(event)
-            elif type(event) is on.Stored:
-                self._ending.stored(event.seq, Step.STORING)
-            elif type(event) is on.Acked:
-                self._arriving.acked(event.seq)
-            else:
-                self._dispatch(event)
+            HANDLERS[type(event)](self, event)
         self._starting.pump()
         self._starting.want()
         self._pull()
@@ -114,91 +105,31 @@ class QueueCore:
         out, books.out = books.out, []
         return out
 
-    def _dispatch(self, event: on.AnyEvent) -> None:
-        match event:
-            case on.Arrived() | on.Malformed() | on.Looked() | on.Acked():
-                self._of_message(event)
-            case (
-                on.Ended()
-                | on.Noted()
-                | on.Marked()
-                | on.Stored()
-                | on.Buried()
-                | on.Scheduled()
-                | on.ScheduleRefused()
-            ):
-                self._of_end(event)
-            case on.Taken() | on.Adopted() | on.Recovered() | on.Doubted() | on.Sure():
-                self._of_possession(event)
-            case on.Credit():
-                self._books.pools[event.pool].credit(event.free)
-            case on.Cancel():
-                self._ending.cancel(event.job)
-            case on.Routed():
-                self._routed(event)
-            case on.PoolSeen():
-                if self._books.pools.seen(event):
-                    self._admission.rebuild()
-                self._arriving.known_anew()
-            case on.Tick():
-                pass
-            case _:
-                assert_never(event)
+    def _taken(self, event: on.Taken) -> None:
+        self._books.taken = True
+        self._books.waiting = event.waiting
+        self._new_gate()
 
-    def _of_message(self, event: on.Arrived | on.Malformed | on.Looked | on.Acked) -> None:
-        match event:
-            case on.Arrived():
-                self._arriving.arrived(event)
-            case on.Malformed():
-                self._arriving.malformed(event)
-            case on.Looked():
-                self._arriving.looked(event)
-            case on.Acked():
-                self._arriving.acked(event.seq)
-            case _:
-                assert_never(event)
+    def _recovered(self) -> None:
+        self._arriving.recovered()
+        self._tick()
 
-    def _of_end(
-        self, event: on.Ended | on.Noted | on.Marked | on.Stored | on.Buried | on.Scheduled | on.ScheduleRefused
-    ) -> None:
-        match event:
-            case on.Ended():
-                self._ending.ended(event)
-            case on.Noted():
-                self._ending.noted(event.seq)
-            case on.Marked():
-                self._ending.marked(event.seq)
-            case on.Stored():
-                self._ending.stored(event.seq, Step.STORING)
-            case on.Buried():
-                self._ending.stored(event.seq, Step.BURYING)
-            case on.Scheduled():
-                self._arriving.scheduled(event.seq)
-            case on.ScheduleRefused():
-                self._arriving.schedule_refused(event.seq, event.error)
-            case _:
-                assert_never(event)
+    def _doubted(self) -> None:
+        self._books.sure = False
 
-    def _of_possession(self, event: on.Taken | on.Adopted | on.Recovered | on.Doubted | on.Sure) -> None:
+    def _sure(self) -> None:
         books = self._books
-        match event:
-            case on.Taken():
-                books.taken = True
-                books.waiting = event.waiting
-                self._new_gate()
-            case on.Adopted():
-                self._arriving.adopted(event)
-            case on.Recovered():
-                self._arriving.recovered()
-                self._tick()
-            case on.Doubted():
-                books.sure = False
-            case on.Sure():
-                books.sure = True
-                held, books.held = books.held, []
-                books.out.extend(held)
-            case _:
-                assert_never(event)
+        books.sure = True
+        held, books.held = books.held, []
+        books.out.extend(held)
+
+    def _credit(self, event: on.Credit) -> None:
+        self._books.pools[event.pool].credit(event.free)
+
+    def _pool_seen(self, event: on.PoolSeen) -> None:
+        if self._books.pools.seen(event):
+            self._admission.rebuild()
+        self._arriving.known_anew()
 
     def _routed(self, event: on.Routed) -> None:
         books = self._books
@@ -253,3 +184,29 @@ class QueueCore:
                     self._ending.misfit(task)
             case _:
                 assert_never(due)
+
+
+HANDLERS: Final[dict[type[on.AnyEvent], Callable[[QueueCore, Any], None]]] = {
+    on.Taken: QueueCore._taken,
+    on.Adopted: lambda core, event: core._arriving.adopted(event),
+    on.Recovered: lambda core, _: core._recovered(),
+    on.Doubted: lambda core, _: core._doubted(),
+    on.Sure: lambda core, _: core._sure(),
+    on.Arrived: lambda core, event: core._arriving.arrived(event),
+    on.Malformed: lambda core, event: core._arriving.malformed(event),
+    on.Looked: lambda core, event: core._arriving.looked(event),
+    on.Acked: lambda core, event: core._arriving.acked(event.seq),
+    on.Credit: QueueCore._credit,
+    on.Ended: lambda core, event: core._ending.ended(event),
+    on.Noted: lambda core, event: core._ending.noted(event.seq),
+    on.Marked: lambda core, event: core._ending.marked(event.seq),
+    on.Stored: lambda core, event: core._ending.stored(event.seq, Step.STORING),
+    on.Buried: lambda core, event: core._ending.stored(event.seq, Step.BURYING),
+    on.Scheduled: lambda core, event: core._arriving.scheduled(event.seq),
+    on.ScheduleRefused: lambda core, event: core._arriving.schedule_refused(event.seq, event.error),
+    on.Cancel: lambda core, event: core._ending.cancel(event.job),
+    on.Routed: QueueCore._routed,
+    on.PoolSeen: QueueCore._pool_seen,
+    on.Tick: lambda core, _: None,
+}
+"""What each event does. One for each of AnyEvent: a test sees to it."""

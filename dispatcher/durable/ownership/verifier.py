@@ -18,7 +18,7 @@ from ....runtime.clock import Ambient
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
-from ...jobs.retry_budget import Patience, until_answered
+from ...jobs.retry_budget import storage_backoff, until_answered
 from ..freeze_guard import Guard
 from .ownership_core import TRUST_S, Trust
 
@@ -180,7 +180,7 @@ class Possession:
             self._asking = self._loop.create_task(self._make_sure(), name="gangline-possession")
 
     async def _make_sure(self) -> None:
-        patience = Patience()
+        backoff = storage_backoff()
         try:
             while True:
                 term = self._guard.term
@@ -195,7 +195,7 @@ class Possession:
                     self._log.debug("no proof: %s; asking again", error, extra={"action": "queue.unproven"})
                     if not self._turn.trust.holds(self._loop.time()):
                         self._doubt(missed=True)
-                    await asyncio.sleep(patience.next_s())
+                    await asyncio.sleep(backoff.next_s())
                 else:
                     self._verified = term
                     if self._guard.look() == term and self._turn.trust.holds(self._loop.time()):

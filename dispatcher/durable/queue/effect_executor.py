@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, assert_never
+from typing import Any, Final, Protocol
 
 from pydantic import ValidationError
 
@@ -108,42 +108,20 @@ class Hands:
 
     def carry_out(self, effect: do.Effect) -> None:
         """Begin one."""
-        # Those of every task first.
-        if type(effect) is do.Start:
-            self._start(effect)
-        elif type(effect) is do.Store:
-            self._store(effect)
-        elif type(effect) is do.Ack:
-            self._ack(effect)
-        else:
-            self._begin(effect)
+        HANDLERS[type(effect)](self, effect)
 
-    def _begin(self, effect: do.Effect) -> None:
-        match effect:
-            case do.Pull():
-                assert self._consumer is not None
-                self.pulled += effect.count
-                self._consumer.pull(effect.count)
-            case do.Want():
-                self._wants[effect.pool] = effect
-                self._at_turn_end()
-            case do.Start():
-                self._start(effect)
-            case do.Attach():
-                self._background.start(self._attach(self._entries[effect.seq], effect))
-            case do.Stop():
-                if (entry := self._entries.get(effect.seq)) is not None:
-                    self.flights.stop(entry, effect.attempt)
-            case do.Store():
-                self._store(effect)
-            case do.Ack():
-                self._ack(effect)
-            case do.Tell():
-                self._publish_state(effect)
-            case do.Wake():
-                self._wake_at(effect.at)
-            case _:
-                self._write(effect)
+    def _pull(self, effect: do.Pull) -> None:
+        assert self._consumer is not None
+        self.pulled += effect.count
+        self._consumer.pull(effect.count)
+
+    def _want(self, effect: do.Want) -> None:
+        self._wants[effect.pool] = effect
+        self._at_turn_end()
+
+    def _stop(self, effect: do.Stop) -> None:
+        if (entry := self._entries.get(effect.seq)) is not None:
+            self.flights.stop(entry, effect.attempt)
 
     def _start(self, effect: do.Start) -> None:
         context, entry = self._context, self._entries[effect.seq]
@@ -159,23 +137,27 @@ class Hands:
         else:
             self._tell(on.Stored, seq=seq)
 
-    def _write(self, effect: do.Look | do.Note | do.Mark | do.Bury | do.Schedule) -> None:
-        seq, tell, outcomes, metrics = effect.seq, self._tell, self.outcomes, self._context.metrics
-        match effect:
-            case do.Look():
-                outcomes.look(self._endpoint, effect, lambda found: tell(on.Looked, seq=seq, finished=found))
-            case do.Note():
-                metrics.retried(self._endpoint, effect.error.code)
-                outcomes.note(self._endpoint, self._entries[seq], effect, lambda: self._noted(seq))
-            case do.Mark():
-                outcomes.mark(self._endpoint, self._entries[seq], effect, lambda: tell(on.Marked, seq=seq))
-            case do.Bury():
-                metrics.dead(self._endpoint, effect.reason.value)
-                outcomes.bury(self._entries[seq], effect, lambda: tell(on.Buried, seq=seq))
-            case do.Schedule():
-                outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
-            case _:
-                assert_never(effect)
+    def _look(self, effect: do.Look) -> None:
+        seq = effect.seq
+        self.outcomes.look(self._endpoint, effect, lambda found: self._tell(on.Looked, seq=seq, finished=found))
+
+    def _note(self, effect: do.Note) -> None:
+        seq = effect.seq
+        self._context.metrics.retried(self._endpoint, effect.error.code)
+        self.outcomes.note(self._endpoint, self._entries[seq], effect, lambda: self._noted(seq))
+
+    def _mark(self, effect: do.Mark) -> None:
+        seq = effect.seq
+        self.outcomes.mark(self._endpoint, self._entries[seq], effect, lambda: self._tell(on.Marked, seq=seq))
+
+    def _bury(self, effect: do.Bury) -> None:
+        seq = effect.seq
+        self._context.metrics.dead(self._endpoint, effect.reason.value)
+        self.outcomes.bury(self._entries[seq], effect, lambda: self._tell(on.Buried, seq=seq))
+
+    def _schedule(self, effect: do.Schedule) -> None:
+        seq = effect.seq
+        self.outcomes.schedule(self._entries[seq], effect, lambda error: self._scheduled(seq, error))
 
     def _noted(self, seq: int) -> None:
         if (entry := self._entries.get(seq)) is not None:
@@ -216,12 +198,12 @@ class Hands:
             )
         )
 
-    def _wake_at(self, at: float | None) -> None:
+    def _wake(self, effect: do.Wake) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if at is not None and not self._closed:
-            self._timer = self._loop.call_at(at, self._tick)
+        if effect.at is not None and not self._closed:
+            self._timer = self._loop.call_at(effect.at, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
@@ -270,7 +252,10 @@ class Hands:
             if not self._closed:
                 self.feeder(pool).want(want.slots, want.largest)
 
-    async def _attach(self, entry: Entry, effect: do.Attach) -> None:
+    def _attach(self, effect: do.Attach) -> None:
+        self._background.start(self._attach_to(self._entries[effect.seq], effect))
+
+    async def _attach_to(self, entry: Entry, effect: do.Attach) -> None:
         """Find out how much of a stream is stored, then attach."""
         assert entry.submission is not None
         entry.items = None
@@ -310,3 +295,22 @@ class Hands:
 
     def __repr__(self) -> str:
         return f"Hands({self._endpoint}, {self.flights!r}, {self.writing!r})"
+
+
+HANDLERS: Final[dict[type[do.Effect], Callable[[Hands, Any], None]]] = {
+    do.Pull: Hands._pull,
+    do.Look: Hands._look,
+    do.Want: Hands._want,
+    do.Start: Hands._start,
+    do.Attach: Hands._attach,
+    do.Stop: Hands._stop,
+    do.Note: Hands._note,
+    do.Mark: Hands._mark,
+    do.Store: Hands._store,
+    do.Bury: Hands._bury,
+    do.Schedule: Hands._schedule,
+    do.Ack: Hands._ack,
+    do.Tell: Hands._publish_state,
+    do.Wake: Hands._wake,
+}
+"""How each effect is begun. One for each of Effect: a test sees to it."""

@@ -272,7 +272,7 @@ class SyncJob(SyncProxy[Job]):
         return self._thread.run(self._target.result(timeout_s))
 
     def status(self) -> JobInfo:
-        """What is known of it now: from its result, its dispatcher, or the stream. See Job.status."""
+        """The current state of the job: from its result, its dispatcher, or the stream. See Job.status."""
         return self._thread.run(self._target.status())
 
     def cancel(self) -> bool:
@@ -280,16 +280,16 @@ class SyncJob(SyncProxy[Job]):
         return self._thread.run(self._target.cancel())
 
     def why(self) -> WhyReply:
-        """What it waits for. See Job.why."""
+        """Explain what the job is waiting for. See Job.why."""
         return self._thread.run(self._target.why())
 
     def events(self) -> Generator[JobEvent | JobProgress, None, None]:
-        """What happened to it so far, and what happens, until its end: `for event in job.events()`. See
-        Job.events."""
+        """Events of the job from the beginning until its end: `for event in job.events()`. See Job.events."""
         return iterate(self._thread, self._target.events())
 
     def items(self, *, skip: bool = False) -> Generator[Any, None, None]:
-        """The items of a task that yields, from the first, as they come: `for item in job.items()`. See Job.items."""
+        """The items of a task that yields, from the first, as they arrive: `for item in job.items()`. See
+        Job.items."""
         return iterate(self._thread, self._target.items(skip=skip))
 
 
@@ -387,36 +387,36 @@ class SyncClient(OwningProxy[Client]):
         return SyncJob(self._thread, self._thread.run(self._target.submit(target, *args, **kwargs)))
 
     def submit_many(self, target: str, arguments: Sequence[Mapping[str, Any]], /) -> list[SyncJob]:
-        """Submit a task with each of these named arguments, many at once; in order. With an `idempotency_key`,
-        each has that key with its place in the list. See Client.submit_many."""
+        """Submit a task for each of these named arguments concurrently; jobs are returned in order. With an
+        `idempotency_key`, each uses that key with its index in the list. See Client.submit_many."""
         return [SyncJob(self._thread, each) for each in self._thread.run(self._target.submit_many(target, arguments))]
 
     def job(self, id: str, /, endpoint: str | None = None) -> SyncJob:
-        """A job by its id. Nothing is asked yet. See Client.job."""
+        """A handle to the job with this id. Sends nothing. See Client.job."""
         return SyncJob(self._thread, self._target.job(id, endpoint))
 
     def queues(self) -> list[QueueStats]:
-        """Every endpoint that has tasks waiting or running, or a dispatcher: depth, oldest, running, credit. See
-        Client.queues."""
+        """Queues of all endpoints with waiting or running tasks, or a dispatcher: depth, oldest, running, idle
+        slots. See Client.queues."""
         return self._thread.run(self._target.queues())
 
     def dead_letters(
         self, endpoint: str | None = None, *, limit: int | None = 1000, bodies: bool = True
     ) -> list[DeadLetter]:
-        """Tasks that will not be tried again, of all endpoints or one; the newest, oldest first. See
+        """Tasks that will not be retried, of all endpoints or one: the newest `limit`, oldest first. See
         Client.dead_letters."""
         return self._thread.run(self._target.dead_letters(endpoint, limit=limit, bodies=bodies))
 
     def dead_letter(self, job: str) -> DeadLetter:
-        """That of one job. See Client.dead_letter."""
+        """The dead letter of one job. See Client.dead_letter."""
         return self._thread.run(self._target.dead_letter(job))
 
     def replay(self, job: str | DeadLetter) -> SyncJob:
-        """Submit a dead letter anew, as the same job with all its attempts before it. See Client.replay."""
+        """Requeue a dead letter under its job id with a fresh set of attempts. See Client.replay."""
         return SyncJob(self._thread, self._thread.run(self._target.replay(job)))
 
     def drop(self, job: str | DeadLetter) -> None:
-        """Throw a dead letter away. See Client.drop."""
+        """Delete a dead letter. See Client.drop."""
         self._thread.run(self._target.drop(job))
 
     def set_route(self, endpoint: str, route: RouteRecord | Mapping[str, Any], /) -> RouteRecord:

@@ -112,7 +112,7 @@ def test_durations_are_read_as_go_writes_them(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "5", "s", "1 s", "1d", "-1s"])
 def test_what_is_no_duration_is_refused(text):
-    with pytest.raises(ValueError, match="no duration"):
+    with pytest.raises(ValueError, match="not a duration"):
         parse_go_duration(text)
 
 

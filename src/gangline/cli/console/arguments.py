@@ -160,7 +160,9 @@ def _or_none(read: Callable[[str], float], complaint: str) -> Callback:
         try:
             return read(text)
         except (ValueError, KeyError) as error:
-            raise click.BadParameter(f"{complaint.format(text=text, error=error)}; 'none' takes it back") from None
+            raise click.BadParameter(
+                f"{complaint.format(text=text, error=error)}; 'none' removes the setting"
+            ) from None
 
     return callback
 
@@ -176,8 +178,8 @@ def _seconds(text: str) -> float:
     return parse_duration(text)
 
 
-whole = _or_none(int, "{text!r} is no whole number")
-rate = _or_none(_rate, "{text!r} is no rate: write 100/s, 30/m or 5/h")
+whole = _or_none(int, "{text!r} is not an integer")
+rate = _or_none(_rate, "{text!r} is not a rate: write 100/s, 30/m or 5/h")
 """`100/s`, `30/m`, `5/h`, or a number of starts a second."""
 seconds = _or_none(_seconds, "{error}")
 """`90`, `500ms`, `5m`."""

@@ -26,7 +26,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import gangline
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.testing import Cluster, VirtualLoop, cluster
 
 _ROOT: Final = Path(__file__).resolve().parent.parent
@@ -151,10 +151,10 @@ async def _opened(**options: Any) -> AsyncGenerator[tuple[Cluster, gangline.Clie
         yield system, client
 
 
-def _ambient() -> Ambient:
+def _ambient() -> Environment:
     chance = random.Random("flows")
     now = asyncio.get_running_loop().time
-    return Ambient(wall=lambda: 1.8e9 + now(), random=chance, token=lambda: f"{chance.getrandbits(128):032x}"[:22])
+    return Environment(wall=lambda: 1.8e9 + now(), random=chance, token=lambda: f"{chance.getrandbits(128):032x}"[:22])
 
 
 async def plain_call(trace: Trace) -> None:

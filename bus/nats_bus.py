@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidName, PayloadTooLarge
 from .jetstream.api import JetStreamApi
-from .jetstream.stream import JetStreamStream
+from .jetstream.stream import NatsStream
 from .jetstream.wire import check_stream, stream_configuration
-from .key_value.bucket import JetStreamKeyValue
-from .nats_client.client import DirectClient
+from .key_value.bucket import NatsKeyValue
+from .nats_client.client import BufferedNatsClient
 from .nats_client.connect import open_client
 from .nats_client.protocol import MAX_SUBJECT_BYTES, encode_headers, publication
-from .nats_client.request_reply import Replies
-from .nats_client.subscription import JetStreamSubscription
-from .object_store import StreamObjects, object_stream
+from .nats_client.request_reply import ReplyMultiplexer
+from .nats_client.subscription import NatsSubscription
+from .object_store import StreamObjectStore, object_stream
 from .port.bus import (
     Answered,
     BucketSettings,
@@ -49,8 +49,8 @@ _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription
 
 
 async def connect(
-    settings: ConnectionSettings | None = None, *, name: str = "", ambient: Ambient | None = None
-) -> JetStreamBus:
+    settings: ConnectionSettings | None = None, *, name: str = "", ambient: Environment | None = None
+) -> NatsBus:
     """Connect to the first server that takes us.
 
     Args:
@@ -67,29 +67,29 @@ async def connect(
     Cancelling closes what was opened.
     """
     settings = settings or ConnectionSettings()
-    bus = JetStreamBus(settings, name=name or settings.name, ambient=ambient or Ambient())
+    bus = NatsBus(settings, name=name or settings.name, ambient=ambient or Environment())
     await bus._open()
     return bus
 
 
-class JetStreamBus:
+class NatsBus:
     """A connection to NATS; implements port.Bus. Made by `connect`."""
 
-    def __init__(self, settings: ConnectionSettings, *, name: str, ambient: Ambient) -> None:
+    def __init__(self, settings: ConnectionSettings, *, name: str, ambient: Environment) -> None:
         self.name = name
         self.settings = settings
         self.ambient = ambient
         self.inbox = f"{settings.inbox_prefix}.{ambient.token()}"
         self._loop = asyncio.get_running_loop()
         # Another level than the one that callers subscribe as `<inbox>.*`.
-        self._replies = Replies(f"{self.inbox}.r", self._loop)
+        self._replies = ReplyMultiplexer(f"{self.inbox}.r", self._loop)
         self._checked: set[str] = set()
         """Subjects that may be published to, so that each is checked once. Bounded."""
         self._listeners: dict[object, Callable[[ConnectionEvent], None]] = {}
-        self._buckets: dict[str, JetStreamKeyValue] = {}
+        self._buckets: dict[str, NatsKeyValue] = {}
         self._only_read: set[str] = set()
         """Buckets among these that nobody asked us to make."""
-        self._streams: dict[str, JetStreamStream] = {}
+        self._streams: dict[str, NatsStream] = {}
         self._inboxes = 0
         self._closed = False
         self._refused: set[str] = set()
@@ -98,7 +98,7 @@ class JetStreamBus:
         """Of these, those that nobody was told of."""
         self._forbidden: set[str] = set()
         """Subjects that the server forbade us to publish to. Bounded."""
-        self._client: DirectClient
+        self._client: BufferedNatsClient
         self.api = JetStreamApi(self, timeout_s=settings.storage_timeout_s)
 
     async def _open(self) -> None:
@@ -292,7 +292,7 @@ class JetStreamBus:
         """End of `open_stream`."""
         self._replies.close_stream(reply)
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> JetStreamSubscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
         if not subject or _BAD_SUBJECT.search(subject) or _MISPLACED.search(subject):
             raise InvalidName(f"subject {subject[:80]!r} cannot be subscribed: empty parts, spaces or a misplaced '>'")
         if queue and _BAD_SUBJECT.search(queue):
@@ -302,7 +302,7 @@ class JetStreamBus:
             raise self._unusable()
         if subject in self._refused:
             raise _not_permitted("subscribe to", subject)
-        return JetStreamSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
+        return NatsSubscription(self._client, self._client.add_subscription(subject, queue, handler), subject)
 
     async def flush(self) -> None:
         if self._closed:
@@ -314,10 +314,10 @@ class JetStreamBus:
 
     # -- storage --------------------------------------------------------------------------------------------------
 
-    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> JetStreamKeyValue:
+    async def bucket(self, name: str, settings: BucketSettings, *, make: bool = True) -> NatsKeyValue:
         found = self._buckets.get(name)
         if found is None:
-            found = JetStreamKeyValue(self, name, settings)
+            found = NatsKeyValue(self, name, settings)
             if make:
                 await found.ensure()
             else:
@@ -335,9 +335,9 @@ class JetStreamBus:
         if found is not None:  # it was opened otherwise: what exists decides
             check_stream(name, settings, stream_configuration(name, found.settings))
             return found
-        return await self._keep(JetStreamStream(self, name, settings))
+        return await self._keep(NatsStream(self, name, settings))
 
-    async def _keep(self, opened: JetStreamStream) -> JetStreamStream:
+    async def _keep(self, opened: NatsStream) -> NatsStream:
         try:
             await opened.upkeep.ensure()
         except BaseException:
@@ -353,7 +353,7 @@ class JetStreamBus:
         found = self._streams.get(stream_name)
         if found is None:
             # As `nats object add` makes it, with values that expire besides.
-            opened = JetStreamStream(
+            opened = NatsStream(
                 self,
                 stream_name,
                 stream_settings,
@@ -361,7 +361,7 @@ class JetStreamBus:
                 check=partial(check_stream, stream_name, stream_settings, needed=()),
             )
             found = await self._keep(opened)
-        return StreamObjects(name, found, ambient=self.ambient, max_payload=self.max_payload)
+        return StreamObjectStore(name, found, ambient=self.ambient, max_payload=self.max_payload)
 
     # -- the connection's life ------------------------------------------------------------------------------------
 

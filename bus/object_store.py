@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..schemas.errors.base import InvalidName, Unavailable
 from .jetstream.wire import check_name
 from .key_value.wire import ttl_header
@@ -83,10 +83,10 @@ class _Description:
             ) from None
 
 
-class StreamObjects:
+class StreamObjectStore:
     """Implements port.ObjectStore on a stream of any bus."""
 
-    def __init__(self, bucket: str, stream: Stream, *, ambient: Ambient, max_payload: int) -> None:
+    def __init__(self, bucket: str, stream: Stream, *, ambient: Environment, max_payload: int) -> None:
         self.name = bucket
         self.stream = stream
         self._ambient = ambient

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bus.port.bus import Bus, KeyValue
-from ..runtime.event_clock import Clock
+from ..runtime.event_clock import EventClock
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import Log
@@ -26,7 +26,7 @@ class Office:
     bus: Bus
     kv: KeyValue
     names: Names
-    clock: Clock
+    clock: EventClock
     leader: LeaderKey
     census: Census
     candidacy: Candidacy

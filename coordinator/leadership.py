@@ -14,7 +14,7 @@ from typing import Final
 
 from ..bus.port.bus import Message, NotPermitted
 from ..bus.port.types import Subscription
-from ..runtime.tasks import Chores
+from ..runtime.tasks import TaskSet
 from ..schemas.errors.base import GanglineError
 from ..schemas.messages.gangs import PingRequest
 from ..schemas.names import WorkerId
@@ -52,7 +52,7 @@ class Term:
         self._office = office
         self._on_ready = on_ready
         self._log = log = office.log.bind(term=number)
-        self._chores = chores = Chores(f"term {number}", log)
+        self._chores = chores = TaskSet(f"term {number}", log)
         self._over = False
         self._resigned = False
         self._subscriptions: list[Subscription] = []

@@ -9,10 +9,10 @@ from enum import StrEnum
 
 from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus, ConnectionEvent
-from ..runtime.clock import Ambient
-from ..runtime.event_clock import Clock
+from ..runtime.clock import Environment
+from ..runtime.event_clock import EventClock
 from ..runtime.lifecycle import Service
-from ..runtime.tasks import Chores
+from ..runtime.tasks import TaskSet
 from ..schemas.errors.gangs import ShardConflict
 from ..schemas.names import Names
 from ..telemetry.logs import logger_for
@@ -87,7 +87,7 @@ class Coordinator(Service[CoordinatorState]):
         shell: ShellSettings | None = None,
         shard: str | None = None,
         pools: Iterable[str] | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
     ) -> None:
         """
         Args:
@@ -110,7 +110,7 @@ class Coordinator(Service[CoordinatorState]):
         self.names = names or Names()
         self.settings = settings or CoordinatorSettings()
         self.shell = shell or ShellSettings()
-        self.ambient = ambient or Ambient()
+        self.ambient = ambient or Environment()
         self.instance = self.ambient.token()
         """Unique for this object; the ledger's `leader` record names it."""
         self.term: Term | None = None
@@ -131,9 +131,9 @@ class Coordinator(Service[CoordinatorState]):
             counts=self._counts,
         )
         self._office: Office | None = None
-        self._background = Chores("coordinator")
+        self._background = TaskSet("coordinator")
         """Clears away after terms that are over."""
-        self._leaving = Chores("unfit coordinator")
+        self._leaving = TaskSet("unfit coordinator")
         self._forget_connection: Callable[[], None] = _nothing
         self._leads = asyncio.Event()
 
@@ -145,7 +145,7 @@ class Coordinator(Service[CoordinatorState]):
     async def _start(self) -> None:
         patiently = StartPatience(self.shell.start_timeout_s, self._log)
         kv = await patiently(lambda: self._bus.bucket(self.names.ledger_bucket, self.shell.bucket))
-        clock = Clock(self.ambient)
+        clock = EventClock(self.ambient)
         registry = ShardRegistry(kv, self.shard, clock, self._log)
         leader = LeaderKey(kv, self.shard.leader_key)
         census = Census(kv, self.names, self.shell, self._log, shard=self.shard)

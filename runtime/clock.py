@@ -24,7 +24,7 @@ _BATCH: Final = 256
 _ALPHABET: Final = bytes.maketrans(b"+/", b"-_")
 
 
-class _Tokens:
+class TokenSource:
     """Tokens from the system's randomness, fetched for many at once: one system call less for each lease."""
 
     def __init__(self) -> None:
@@ -52,9 +52,9 @@ _own: Final = threading.local()
 
 
 def _token() -> str:
-    tokens: _Tokens | None = getattr(_own, "tokens", None)
+    tokens: TokenSource | None = getattr(_own, "tokens", None)
     if tokens is None:
-        tokens = _own.tokens = _Tokens()
+        tokens = _own.tokens = TokenSource()
     return tokens()
 
 
@@ -67,7 +67,7 @@ def _free_port() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Ambient:
+class Environment:
     """Wall clock, randomness and unguessable tokens; the simulator passes seeded ones."""
 
     wall: Callable[[], float] = time.time

@@ -6,10 +6,10 @@ import asyncio
 import random
 from typing import TypedDict
 
-from .clock import Ambient
+from .clock import Environment
 
 
-class Moment(TypedDict):
+class EventTime(TypedDict):
     """The fields that every event of both cores has."""
 
     now: float
@@ -17,16 +17,16 @@ class Moment(TypedDict):
     draw: float
 
 
-class Clock:
+class EventClock:
     """Stamps events. Must be used on the loop that it was made on."""
 
-    def __init__(self, ambient: Ambient) -> None:
+    def __init__(self, ambient: Environment) -> None:
         self._loop = asyncio.get_running_loop()
         self._ambient = ambient
         # Every event has a draw, and few are looked at: no system call for each. They are for jitter, not for secrets.
         self._draw = random.Random(ambient.random.random()).random
 
-    def moment(self) -> Moment:
+    def moment(self) -> EventTime:
         return {"now": self._loop.time(), "wall": self._ambient.wall(), "draw": self._draw()}
 
     @property

@@ -8,7 +8,7 @@ from typing import Generic
 
 from ..schemas.errors.base import GanglineError
 from .failure_detector import LOOK_S, PROMPT_S, FailureDetector, K
-from .tasks import Chores
+from .tasks import TaskSet
 
 
 class SuspectProber(Generic[K]):
@@ -17,7 +17,7 @@ class SuspectProber(Generic[K]):
 
     def __init__(
         self,
-        chores: Chores,
+        chores: TaskSet,
         *,
         ask: Callable[[K], Awaitable[bool]],
         on_lost: Callable[[K, str], None],

@@ -11,7 +11,7 @@ from ..telemetry.logs import Log
 T = TypeVar("T")
 
 
-class Chores:
+class TaskSet:
     """Runs coroutines in the background until `cancel` or `stop`. One that raises does not touch the others.
 
     Where tasks end with the block that starts them, use asyncio.TaskGroup.

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Alarms(Generic[T]):
+class TimeoutQueue(Generic[T]):
     """Rings for each item once, some time after `add`, unless it is dropped before: which most of them are, so that an
     item costs two operations on a dictionary and no timer.
 

@@ -25,6 +25,18 @@ def test_a_name_that_is_not_there_is_an_attribute_error_as_in_any_module():
         _ = gangline.Nothing
 
 
+@pytest.mark.parametrize("old", sorted(gangline._RENAMED))
+def test_an_old_name_works_for_one_more_release_and_warns(old: str):
+    with pytest.warns(DeprecationWarning, match=f"gangline.{old} is now {gangline._RENAMED[old]}"):
+        old_name = getattr(gangline, old)
+    assert old_name is getattr(gangline, gangline._RENAMED[old])
+
+
+def test_an_error_of_an_old_name_is_the_one_of_the_new_name():
+    with pytest.warns(DeprecationWarning, match="PublishRefused"):
+        assert gangline.errors.Refused is gangline.errors.PublishRefused
+
+
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, gangline; print([n for n in ('pydantic', 'nats', 'msgpack', 'asyncio') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ import pytest
 
 import gangline
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.schemas.names import Names
@@ -52,7 +52,7 @@ def _start(make: Callable[[MemoryBus], Service], at: int) -> int:
     loop = SteppedLoop()
 
     async def story() -> int:
-        hub = MemoryHub()
+        hub = MemoryServer()
         bus = hub.connect("service")
         service = make(bus)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..bus.port.bus import Bus
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..schemas.names import Names, WorkerId
 from ..telemetry.logs import Log
 from .execution.executor_registry import Executors
@@ -30,7 +30,7 @@ class Place:
     settings: WorkerSettings
     names: Names
     bus: Bus
-    ambient: Ambient
+    ambient: Environment
     log: Log
 
     def new_core(self) -> WorkerCore:

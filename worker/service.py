@@ -11,7 +11,7 @@ from ..bus.lifecycle.startup import StartPatience
 from ..bus.port.bus import Bus
 from ..bus.port.types import Subscription
 from ..bus.rpc.listening import listen
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..runtime.lifecycle import Service
 from ..schemas.errors.base import ClosedError, WorkerIdTaken, WorkerUnhealthy
 from ..schemas.names import CHANNEL_CHARS, Names, WorkerId
@@ -86,7 +86,7 @@ class Worker(Service[WorkerState]):
         bus: Bus,
         names: Names | None = None,
         settings: WorkerSettings | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         journal: JournalSink | None = None,
     ) -> None:
         """
@@ -98,7 +98,7 @@ class Worker(Service[WorkerState]):
             ambient: wall clock, randomness and tokens; the system's if not given.
             journal: takes one record for each thing that happens to a slot; see worker.ledger.audit_journal.
         """
-        settings, ambient = settings or WorkerSettings(), ambient or Ambient()
+        settings, ambient = settings or WorkerSettings(), ambient or Environment()
         self.id = WorkerId(pool.name, settings.worker_name(ambient))
         super().__init__(f"worker {self.id}", WorkerState)
         self._log = logger_for("worker", pool=self.id.pool, worker=self.id.worker)
@@ -372,7 +372,7 @@ class Worker(Service[WorkerState]):
         return self._place.settings
 
     @property
-    def ambient(self) -> Ambient:
+    def ambient(self) -> Environment:
         return self._place.ambient
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from ..bus.port.bus import BucketSettings
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..schemas.errors.base import InvalidSettings
 from ..schemas.limits import MAX_DEADLINE_S, MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ..schemas.names import check_name
@@ -108,7 +108,7 @@ class WorkerSettings:
             if not isinstance(label, str) or not isinstance(text, str):
                 raise InvalidSettings(f"label {label!r} is {text!r}: labels are text")
 
-    def worker_name(self, ambient: Ambient) -> str:
+    def worker_name(self, ambient: Environment) -> str:
         """`id`, or a new readable and unique one."""
         if self.id is not None:
             return self.id

@@ -24,7 +24,7 @@ from bench.chaos.records import FOLDER, Life, Trouble
 from bench.faults.crew import ROOT, holds_within, new_interpreter
 from gangline.bus.embedded.cluster import free_ports
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, Storage
 from gangline.bus.settings.connection import ConnectionSettings
@@ -87,7 +87,7 @@ class System:
         self.blind: list[tuple[float, float]] = []
         """Times in which storage, or our own way to it, may have been away."""
         self.audit = LossyAudit()
-        self.bus: JetStreamBus
+        self.bus: NatsBus
         self.observer: Client
         self._urls: dict[str, str] = {}
         self._watching: set[asyncio.Task[None]] = set()

@@ -8,7 +8,7 @@ from typing import Final
 from bench.faults.crew import PATIENCE_S
 from gangline.bus.jetstream.api import NO_MESSAGE, ApiError
 from gangline.bus.key_value.wire import stored_from_api, stream_configuration
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
 
 REVISIONS: Final = 64
@@ -18,7 +18,7 @@ REVISIONS: Final = 64
 class History:
     """Made by `kept` before anybody else opens the bucket."""
 
-    def __init__(self, bus: JetStreamBus, bucket: str) -> None:
+    def __init__(self, bus: NatsBus, bucket: str) -> None:
         self._bus = bus
         self._stream = f"KV_{bucket}"
         self._prefix = f"$KV.{bucket}."
@@ -39,7 +39,7 @@ class History:
         return stored_from_api(self._prefix, answer["message"]).entry()
 
 
-async def kept(bus: JetStreamBus, bucket: str, settings: BucketSettings) -> History:
+async def kept(bus: NatsBus, bucket: str, settings: BucketSettings) -> History:
     """Make the bucket with a history; servers that have just started may not know each other yet."""
     configuration = {**stream_configuration(bucket, settings), "max_msgs_per_subject": REVISIONS}
     async with asyncio.timeout(PATIENCE_S):

@@ -22,7 +22,7 @@ from bench.faults.streams import last_revision
 from bench.faults.tasks import note
 from bench.faults.trial import Trial
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message, StorageUnavailable
 from gangline.bus.settings.connection import ConnectionSettings
@@ -57,7 +57,7 @@ class Site(Crew):
         """Those of the running ones that serve."""
         self.events: list[tuple[float, GangEvent]] = []
         """With the time of their arrival."""
-        self.bus: JetStreamBus
+        self.bus: NatsBus
         self.ledger: KeyValue
         self.client: Client
         self._news = asyncio.Event()

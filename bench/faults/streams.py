@@ -6,22 +6,22 @@ import contextlib
 from typing import Any
 
 from bench.faults.crew import Crew
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.schemas.errors.base import GanglineError
 
 
-async def last_revision(crew: Crew, bus: JetStreamBus, stream: str) -> int:
+async def last_revision(crew: Crew, bus: NatsBus, stream: str) -> int:
     revision: int = (await _described(crew, bus, stream))["state"]["last_seq"]
     return revision
 
 
-async def leader_of(crew: Crew, bus: JetStreamBus, stream: str) -> str:
+async def leader_of(crew: Crew, bus: NatsBus, stream: str) -> str:
     """The name of the server."""
     name: str = (await _described(crew, bus, stream))["cluster"]["leader"]
     return name
 
 
-async def _described(crew: Crew, bus: JetStreamBus, stream: str) -> dict[str, Any]:
+async def _described(crew: Crew, bus: NatsBus, stream: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     async def look() -> bool:

@@ -18,7 +18,7 @@ from bench.faults.crew import PATIENCE_S, Crew, Launch, Process
 from bench.faults.notes import Note, read_notes
 from bench.faults.trial import Trial
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, StorageUnavailable
 from gangline.bus.settings.connection import ConnectionSettings
@@ -47,7 +47,7 @@ class TaskSite(Crew):
         self.dispatchers: dict[str, Process] = {}
         self.killed: list[int] = []
         """Process ids of workers that were killed."""
-        self.bus: JetStreamBus
+        self.bus: NatsBus
         self.client: Client
         self.streams: TaskStreams
         self._numbers = itertools.count(1)

@@ -11,7 +11,7 @@ import tracemalloc
 from functools import cache
 from typing import Any, Final
 
-from ..bus.memory.server import MemoryHub
+from ..bus.memory.server import MemoryServer
 from ..bus.port.bus import BucketSettings
 from ..coordinator.core.gang_core import GangCore
 from ..coordinator.model import events as on
@@ -136,7 +136,7 @@ def deciding_s(workers: int) -> float:
 
 async def bytes_per_worker(workers: int) -> float:
     """What a router keeps for each worker that it knows, all of it: traced, after it has pulled them."""
-    hub, names = MemoryHub(), Names()
+    hub, names = MemoryServer(), Names()
     writer = hub.connect("writer")
     ledger = await writer.bucket(names.ledger_bucket, BucketSettings())
     for number in range(workers):

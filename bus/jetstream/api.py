@@ -22,7 +22,7 @@ _NOT_ENABLED: Final = (10039, 10076)
 _BUSY: Final = (ID_IN_PROCESS, TRANSIENT_CONFLICT, 10163)
 
 
-class Connection(Bus, Protocol):
+class ServerConnection(Bus, Protocol):
     """A bus that knows its server."""
 
     @property
@@ -56,7 +56,7 @@ class ApiError(StorageUnavailable):
 class JetStreamApi:
     """`$JS.API.>` requests of one connection."""
 
-    def __init__(self, bus: Connection, *, timeout_s: float) -> None:
+    def __init__(self, bus: ServerConnection, *, timeout_s: float) -> None:
         self._bus = bus
         self.timeout_s = timeout_s
         self._checked_version = ""

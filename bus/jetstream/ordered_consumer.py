@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import Message, StreamHandler, StreamMessage
-from .resubscriber import Resuming
+from .resubscriber import Resubscriber
 from .wire import SECOND_NS, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import JetStreamSubscription
+    from ..nats_client.subscription import NatsSubscription
     from .stream_admin import StreamOwner
 
 log = logging.getLogger("gangline.bus")
@@ -26,7 +26,7 @@ _FORGOTTEN_AFTER_S: Final = 30
 """The server removes a consumer whose connection has gone for so long."""
 
 
-class Reading(Resuming):
+class OrderedConsumer(Resubscriber):
     """Implements port.Subscription; see port.Stream.read.
 
     Invariant: every matching message from `start` on with a sequence below `_next` was handed over, and none besides.
@@ -39,7 +39,7 @@ class Reading(Resuming):
         handler: StreamHandler,
         start: int,
         *,
-        on_end: Callable[[Reading], None],
+        on_end: Callable[[OrderedConsumer], None],
     ) -> None:
         super().__init__(stream.bus)
         self._stream = stream
@@ -50,7 +50,7 @@ class Reading(Resuming):
         self._stream_created = ""
         self._consumer = ""
         self._inbox = ""
-        self._subscription: JetStreamSubscription | None = None
+        self._subscription: NatsSubscription | None = None
         self._delivered = 0
         """Consumer sequence of the last message; the next must be one more."""
         self._heard_at = 0.0

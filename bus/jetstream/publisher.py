@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.wire.codec import from_json
-from ..port.bus import Message, NoResponders, Published, Refused, RequestTimeout, StorageUnavailable
-from ..port.subjects import Pattern
+from ..port.bus import Message, NoResponders, Published, PublishRefused, RequestTimeout, StorageUnavailable
+from ..port.subjects import SubjectPattern
 from .api import ApiError, parse_answer
 
 if TYPE_CHECKING:
-    from .stream_admin import Upkeep
+    from .stream_admin import StreamAdmin
     from .transport import Transport
 
 _TICK_S: Final = 0.25
@@ -36,12 +36,12 @@ class Publisher:
     Each is a request; the connection's counter tells the answers apart, and one timer for all looks after time-outs.
     """
 
-    def __init__(self, bus: Transport, name: str, upkeep: Upkeep, subjects: tuple[str, ...]) -> None:
+    def __init__(self, bus: Transport, name: str, upkeep: StreamAdmin, subjects: tuple[str, ...]) -> None:
         self._bus = bus
         self._name = name
         self._upkeep = upkeep
         self._loop = asyncio.get_running_loop()
-        self._patterns = [Pattern(text) for text in subjects]
+        self._patterns = [SubjectPattern(text) for text in subjects]
         self._under: tuple[str, ...] = tuple(text[:-1] for text in subjects if text.endswith(".>") and "*" not in text)
         self._flights: dict[asyncio.Future[Message], tuple[float, float]] = {}
         """When each was sent, and its deadline; the oldest first."""
@@ -108,7 +108,7 @@ class Publisher:
         status = error.details.get("status")
         if error.temporary or not isinstance(status, int) or not 400 <= status < 500:
             return StorageUnavailable(error.message, details=error.details, may_have_started=earlier)
-        return Refused(error.message, details=error.details)
+        return PublishRefused(error.message, details=error.details)
 
     async def _without_leader(self, start: float, deadline: float, error: NoResponders, earlier: bool) -> None:
         now = self._loop.time()

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from ..port.bus import ConsumerSettings, ConsumerTaken, Message, StreamHandler, StreamMessage
 from ..streams.ack_batcher import Batch
-from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
+from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerStatus, PullConsumer
 from .api import CONSUMER_NOT_FOUND, STREAM_NOT_FOUND, ApiError
 from .stream_admin import StreamOwner
 from .wire import ACK_PREFIX, SECOND_NS, ack_subject, consumer_configuration, consumer_state, delivered_message
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import JetStreamSubscription
+    from ..nats_client.subscription import NatsSubscription
     from .transport import Transport
 
 CONSUMER_EXISTS: Final = (10148, 10105, 10013)
@@ -57,7 +57,7 @@ async def open_consumer(
         remembered=2 * settings.max_pending,
         on_end=on_end,
     )
-    link = JetStreamConsumerLink(stream, name, settings.filter, consumer)
+    link = JetStreamPullTransport(stream, name, settings.filter, consumer)
     consumer.attach(link)
     try:
         info = await _create(stream, name, settings)
@@ -102,8 +102,8 @@ def _delivered(info: dict[str, Any]) -> int:
     return int((info.get("delivered") or {}).get("stream_seq", 0))
 
 
-class JetStreamConsumerLink:
-    """Implements consuming.ConsumerLink.
+class JetStreamPullTransport:
+    """Implements consuming.PullTransport.
 
     One wildcard subscription takes all: deliveries have the stored message's subject and an acknowledgement subject to
     reply to; statuses come to `<inbox>.<generation>`, confirmations to `<inbox>.a<number>`.
@@ -121,7 +121,7 @@ class JetStreamConsumerLink:
         self._created = ""
         self._delivered = 0
         """Consumer sequence of the newest delivery that we know of; the server takes no refusal of a later one."""
-        self._subscription: JetStreamSubscription | None = None
+        self._subscription: NatsSubscription | None = None
 
     async def open(self, created: str) -> None:
         """Listen; `created` tells our consumer from another of its name."""
@@ -181,7 +181,7 @@ class JetStreamConsumerLink:
 
     # -- asking about it ------------------------------------------------------------------------------------------
 
-    async def look(self) -> ConsumerView | None:
+    async def look(self) -> ConsumerStatus | None:
         try:
             info = await self._bus.api.call(
                 f"CONSUMER.INFO.{self._stream.name}.{self._name}",
@@ -195,7 +195,7 @@ class JetStreamConsumerLink:
         if self._created and info.get("created") != self._created:
             return None
         self._delivered = int((info.get("delivered") or {}).get("consumer_seq", 0))
-        return ConsumerView(state=consumer_state(info), delivered=_delivered(info))
+        return ConsumerStatus(state=consumer_state(info), delivered=_delivered(info))
 
     async def stored(self, first: int, last: int) -> list[int]:
         found: list[int] = []

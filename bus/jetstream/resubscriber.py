@@ -15,7 +15,7 @@ _FIRST_RETRY_S: Final = 0.1
 _MOST_RETRY_S: Final = 1.0
 
 
-class Resuming:
+class Resubscriber:
     """What a watch and a reader have in common: their start, their end, and the pauses between.
 
     A subclass implements `_run`, which settles `_ready` when it delivers for the first time (or cannot), and `stop`.

@@ -21,10 +21,10 @@ from ..port.bus import (
 from ..port.types import Subscription
 from ..streams.pull_consumer import PullConsumer
 from .api import CONSUMER_NOT_FOUND, NO_MESSAGE, ApiError
-from .ordered_consumer import Reading
+from .ordered_consumer import OrderedConsumer
 from .publisher import Publisher
 from .pull_transport import open_consumer
-from .stream_admin import Upkeep
+from .stream_admin import StreamAdmin
 from .wire import check_name, check_stream, consumer_state, stored_message, stream_configuration
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _NOTHING_TO_DELETE: Final = ("no message found", "stream store EOF")
 """Why it failed, when there was no such message."""
 
 
-class JetStreamStream:
-    """Implements port.Stream. Made by `JetStreamBus.stream`.
+class NatsStream:
+    """Implements port.Stream. Made by `NatsBus.stream`.
 
     Args:
         more: configuration beside what the settings say.
@@ -56,7 +56,7 @@ class JetStreamStream:
         self.name = check_name(name, "stream")
         self.bus = bus
         self.settings = settings
-        self.upkeep = Upkeep(
+        self.upkeep = StreamAdmin(
             bus,
             name,
             label=f"the stream {name}",
@@ -65,7 +65,7 @@ class JetStreamStream:
         )
         self._publisher = Publisher(bus, name, self.upkeep, settings.subjects)
         self._consumers: set[PullConsumer] = set()
-        self._readings: set[Reading] = set()
+        self._readings: set[OrderedConsumer] = set()
 
     def __repr__(self) -> str:
         return f"<JetStreamStream {self.name!r}, {len(self._consumers)} consumers, {len(self._readings)} readers>"
@@ -141,7 +141,7 @@ class JetStreamStream:
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self.settings.retention is Retention.WORK_QUEUE:
             raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages cannot be read")
-        reading = Reading(self, pattern, handler, start, on_end=self._readings.discard)
+        reading = OrderedConsumer(self, pattern, handler, start, on_end=self._readings.discard)
         self._readings.add(reading)
         try:
             await reading.start()

@@ -19,11 +19,11 @@ _PATIENCE_S: Final = 2.0
 """An API request without an answer for so long is asked again: whoever had it may be gone."""
 
 
-class _OthersMake(NotPermitted):
+class NotOurStream(NotPermitted):
     """It takes a user who may more; one may be about to do it."""
 
 
-class Upkeep:
+class StreamAdmin:
     """One stream of a connection.
 
     Args:
@@ -158,7 +158,7 @@ class Upkeep:
             try:
                 await self._bus.api.require(patience_s)
                 made = await self._look_or_create(patience_s)
-            except (StorageUnavailable, _OthersMake) as error:
+            except (StorageUnavailable, NotOurStream) as error:
                 # A cluster that has just started or lost its leader: for a while nobody, or a refusal.
                 lasting = isinstance(error, ApiError) and not error.temporary
                 if lasting or loop.time() + _RETRY_S > deadline:
@@ -192,7 +192,7 @@ class Upkeep:
                 f"STREAM.CREATE.{self._stream}", configuration, what=f"make {self._label}", timeout_s=timeout_s
             )
         except NotPermitted as error:
-            raise _OthersMake(
+            raise NotOurStream(
                 f"{self._label} is not there, and this user may not make it ({error.message}): start those first who "
                 f"may, for example a worker or a dispatcher",
                 details=error.details,
@@ -217,7 +217,7 @@ class Upkeep:
                     f"STREAM.PURGE.{self._stream}", skip, what=f"go on in {self._label}", timeout_s=timeout_s
                 )
             except NotPermitted as error:
-                raise _OthersMake(
+                raise NotOurStream(
                     f"{self._label} was lost and begins anew, and this user may not have it go on where it was "
                     f"({error.message}): start those first who may, for example a coordinator or a dispatcher",
                     details=error.details,
@@ -229,4 +229,4 @@ class StreamOwner(Protocol):
 
     name: str
     bus: Transport
-    upkeep: Upkeep
+    upkeep: StreamAdmin

@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError
-from ..nats_client.subscription import JetStreamSubscription
+from ..nats_client.subscription import NatsSubscription
 from ..port.bus import Bus, Handler, Message
 from .api import JetStreamApi
 
 
 class Transport(Bus, Protocol):
-    """Implemented by JetStreamBus."""
+    """Implemented by NatsBus."""
 
-    ambient: Ambient
+    ambient: Environment
     api: JetStreamApi
 
     @property
@@ -53,6 +53,6 @@ class Transport(Bus, Protocol):
         """Nobody waits for the answer any more."""
         ...
 
-    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> JetStreamSubscription:
+    async def subscribe(self, subject: str, handler: Handler, *, queue: str = "") -> NatsSubscription:
         """See Bus.subscribe."""
         ...

@@ -14,7 +14,7 @@ from ...runtime.backoff import Backoff
 from ...schemas.errors.base import InvalidRequest, Unavailable
 from ..jetstream.api import TRANSIENT_CONFLICT, WRONG_LAST_SEQUENCE, ApiError
 from ..port.bus import Conflict, KvWrite, NoResponders, RequestTimeout, StorageUnavailable
-from .wire import Stored, write_headers
+from .wire import StoredEntry, write_headers
 from .writer import NO_LEADER_S, conflict, revision_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _RETRY_S: Final = 0.01
 _MOST_RETRY_S: Final = 0.2
 
 
-class Batch:
+class AtomicBatch:
     """One commit, with its retries."""
 
     def __init__(self, bucket: BucketOwner, writes: Sequence[KvWrite]) -> None:
@@ -159,7 +159,7 @@ class Batch:
             raise Conflict("a condition of the atomic batch was not met a moment ago: read the keys again")
         return None
 
-    def _committed(self, last: Stored | None) -> int | None:
+    def _committed(self, last: StoredEntry | None) -> int | None:
         """The revision of our last write if it was stored by one of our batches with an unknown outcome."""
         if last is None:
             return None
@@ -170,7 +170,7 @@ class Batch:
             return last.revision
         return None
 
-    def _is_mine(self, last: Stored) -> bool:
+    def _is_mine(self, last: StoredEntry) -> bool:
         """An earlier `commit` of the same content whose outcome its caller never learnt."""
         wanted = self._writes[-1]
         same = last.marker if wanted.value is None else last.value == wanted.value

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Final
 
 from ...schemas.errors.base import Unavailable
 from ..jetstream.api import NO_MESSAGE, STREAM_NOT_FOUND, ApiError
-from ..jetstream.stream_admin import Upkeep
+from ..jetstream.stream_admin import StreamAdmin
 from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message
 from ..port.types import Subscription
-from .atomic_batch import Batch
+from .atomic_batch import AtomicBatch
 from .revisions import first_revision
 from .snapshot import snapshot
-from .watch import Watch
+from .watch import BucketWatch
 from .wire import (
-    Stored,
+    StoredEntry,
     check_bucket,
     check_configuration,
     check_key,
@@ -26,7 +26,7 @@ from .wire import (
     stored_from_api,
     stream_configuration,
 )
-from .writer import Writer
+from .writer import KvWriter
 
 if TYPE_CHECKING:
     from ..jetstream.transport import Transport
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 _MAX_UNSURE_BATCHES: Final = 256
 
 
-class JetStreamKeyValue:
-    """Implements port.KeyValue. Made by `JetStreamBus.bucket`."""
+class NatsKeyValue:
+    """Implements port.KeyValue. Made by `NatsBus.bucket`."""
 
     def __init__(self, bus: Transport, name: str, settings: BucketSettings) -> None:
         self.name = check_bucket(name)
         self.bus = bus
         self.stream = f"KV_{name}"
         self.prefix = f"$KV.{name}."
-        self._upkeep = Upkeep(
+        self._upkeep = StreamAdmin(
             bus,
             self.stream,
             label=f"the bucket {name}",
@@ -53,8 +53,8 @@ class JetStreamKeyValue:
         )
         self._seen = 0
         """The highest revision seen: those of a bucket made anew go on above it."""
-        self._watches: set[Watch] = set()
-        self._writer = Writer(self)
+        self._watches: set[BucketWatch] = set()
+        self._writer = KvWriter(self)
         self.unsure_batches: deque[str] = deque(maxlen=_MAX_UNSURE_BATCHES)
         """Ids of atomic batches whose outcome their callers never learnt."""
 
@@ -69,11 +69,11 @@ class JetStreamKeyValue:
     # -- the stream -----------------------------------------------------------------------------------------------
 
     async def ensure(self, *, look: bool = False) -> bool:
-        """Make the stream if it is not there; see Upkeep.ensure."""
+        """Make the stream if it is not there; see StreamAdmin.ensure."""
         return await self._upkeep.ensure(look=look)
 
     async def restore(self, timeout_s: float) -> bool:
-        """Look for the stream without insisting; see Upkeep.restore."""
+        """Look for the stream without insisting; see StreamAdmin.restore."""
         return await self._upkeep.restore(timeout_s)
 
     def _see(self, revision: int) -> int:
@@ -81,7 +81,7 @@ class JetStreamKeyValue:
         return revision
 
     async def vanished(self) -> bool:
-        """Whether JetStream says that the stream is not there; see Upkeep.vanished."""
+        """Whether JetStream says that the stream is not there; see StreamAdmin.vanished."""
         return await self._upkeep.vanished()
 
     # -- reading --------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ class JetStreamKeyValue:
             self._see(stored.revision)
         return None if stored is None or stored.marker else stored.entry()
 
-    async def stored(self, key: str) -> Stored | None:
+    async def stored(self, key: str) -> StoredEntry | None:
         """The newest message of a key from the stream's leader, markers included."""
         try:
             answer = await self.bus.api.call(
@@ -130,7 +130,7 @@ class JetStreamKeyValue:
             check_key(write.key)
             if write.condition_key is not None:
                 check_key(write.condition_key)
-        return self._see(await Batch(self, writes).commit())
+        return self._see(await AtomicBatch(self, writes).commit())
 
     # -- following ------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class JetStreamKeyValue:
             self._see(entry.revision)
             handler(entry)
 
-        watch = Watch(self, check_pattern(pattern), heard, on_end=self._watches.discard)
+        watch = BucketWatch(self, check_pattern(pattern), heard, on_end=self._watches.discard)
         self._watches.add(watch)
         try:
             await watch.start()

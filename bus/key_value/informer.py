@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, ServerUnsupported, Unavailable
 from ...telemetry.logs import Log
 from ..port.bus import Bus, ConnectionEvent, KeyValue, KvEntry, KvOperation, NotPermitted
-from ..port.subjects import Pattern
+from ..port.subjects import SubjectPattern
 from ..port.types import Subscription
 
 STORED_WITHIN_S: Final = 2.0
@@ -409,7 +409,7 @@ class BucketInformer(Generic[V]):
 
     async def _list(self, kv: KeyValue, patterns: Sequence[str]) -> None:
         entries = {entry.key: entry for entry in await kv.entries(*patterns)}
-        subjects = [Pattern(text) for text in patterns]
+        subjects = [SubjectPattern(text) for text in patterns]
 
         def lacks(key: str) -> bool:
             return key not in entries and any(subject.matches(key) for subject in subjects)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..jetstream.api import STREAM_NOT_FOUND, ApiError
 from ..port.bus import Message
-from .wire import Stored
+from .wire import StoredEntry
 
 if TYPE_CHECKING:
-    from ..nats_client.subscription import JetStreamSubscription
+    from ..nats_client.subscription import NatsSubscription
     from .owner import BucketOwner
 
 _SECOND_NS: Final = 1_000_000_000
@@ -27,17 +27,17 @@ _FORGOTTEN_AFTER_S: Final = 30
 """The server removes a consumer whose connection has gone for so long."""
 
 
-class FeedEvent(Enum):
+class OrderedMessage(Enum):
     CAUGHT_UP = "caught up"
     """All that was there when the feed opened has been delivered."""
     BROKEN = "broken"
     """Nothing more will come."""
 
 
-FeedHandler = Callable[[Stored | FeedEvent], None]
+FeedHandler = Callable[[StoredEntry | OrderedMessage], None]
 
 
-class Feed:
+class OrderedFeed:
     """See the module's text. `open` once, then `close`."""
 
     def __init__(self, bucket: BucketOwner, patterns: tuple[str, ...], handler: FeedHandler) -> None:
@@ -47,7 +47,7 @@ class Feed:
         self._handler = handler
         self._consumer = ""
         self._inbox = bucket.bus.new_inbox()
-        self._subscription: JetStreamSubscription | None = None
+        self._subscription: NatsSubscription | None = None
         self._delivered = 0
         """Consumer sequence of the last message; the next must be one more."""
         self._pending: int | None = None
@@ -121,7 +121,7 @@ class Feed:
             return
         self._delivered = delivered
         self._handler(
-            Stored(
+            StoredEntry(
                 key=message.subject[len(self._bucket.prefix) :],
                 value=message.data,
                 revision=sequence,
@@ -151,12 +151,12 @@ class Feed:
     def _reach_end(self) -> None:
         if not self._caught_up and self._pending is not None:
             self._caught_up = True
-            self._handler(FeedEvent.CAUGHT_UP)
+            self._handler(OrderedMessage.CAUGHT_UP)
 
     def _break(self) -> None:
         if not self._over:
             self._over = True
-            self._handler(FeedEvent.BROKEN)
+            self._handler(OrderedMessage.BROKEN)
 
     def _listen_for_silence(self) -> None:
         silent_s = self._loop.time() - self._last_heard

@@ -6,11 +6,11 @@ from collections import deque
 from typing import Protocol
 
 from ..jetstream.transport import Transport
-from .wire import Stored
+from .wire import StoredEntry
 
 
 class BucketOwner(Protocol):
-    """Implemented by JetStreamKeyValue; more is told there."""
+    """Implemented by NatsKeyValue; more is told there."""
 
     name: str
     bus: Transport
@@ -27,4 +27,4 @@ class BucketOwner(Protocol):
 
     async def vanished(self) -> bool: ...
 
-    async def stored(self, key: str) -> Stored | None: ...
+    async def stored(self, key: str) -> StoredEntry | None: ...

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
 from ..port.bus import ConnectionEvent, KvEntry, Message, StorageUnavailable
-from .ordered_feed import Feed, FeedEvent
-from .wire import Stored
+from .ordered_feed import OrderedFeed, OrderedMessage
+from .wire import StoredEntry
 from .writer import NO_LEADER_S
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ async def snapshot(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[KvEnt
     return [stored.entry() for stored in found if not stored.marker]
 
 
-async def _direct(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[Stored] | None:
+async def _direct(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry] | None:
     """None: too many keys for this way."""
-    found: list[Stored] = []
+    found: list[StoredEntry] = []
     whole: dict[str, Any] = {"multi_last": [bucket.prefix + text for text in patterns], "batch": _MOST_DIRECT}
     query = whole
     give_up_at = asyncio.get_running_loop().time() + NO_LEADER_S
@@ -81,9 +81,9 @@ async def _direct(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[Stored
         query = {**query, "seq": page[-1].revision + 1, "up_to_seq": int(headers["Nats-UpTo-Sequence"])}
 
 
-async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[Stored], Message]:
+async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[StoredEntry], Message]:
     """One request with many answers; the last is a status."""
-    page: list[Stored] = []
+    page: list[StoredEntry] = []
     end: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
 
     def take(message: Message) -> None:
@@ -93,7 +93,7 @@ async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[Stored
                 end.set_result(message)
             return
         page.append(
-            Stored(
+            StoredEntry(
                 key=headers["Nats-Subject"][len(bucket.prefix) :],
                 value=message.data,
                 revision=int(headers["Nats-Sequence"]),
@@ -117,21 +117,21 @@ async def _page(bucket: BucketOwner, query: dict[str, Any]) -> tuple[list[Stored
         bus.close_stream(reply)
 
 
-async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[Stored]:
-    found: dict[str, Stored] = {}  # a key that changes meanwhile comes again
+async def _by_consumer(bucket: BucketOwner, patterns: tuple[str, ...]) -> list[StoredEntry]:
+    found: dict[str, StoredEntry] = {}  # a key that changes meanwhile comes again
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def take(event: Stored | FeedEvent) -> None:
-        if event is FeedEvent.CAUGHT_UP:
+    def take(event: StoredEntry | OrderedMessage) -> None:
+        if event is OrderedMessage.CAUGHT_UP:
             if not done.done():
                 done.set_result(None)
-        elif event is FeedEvent.BROKEN:
+        elif event is OrderedMessage.BROKEN:
             if not done.done():
                 done.set_exception(StorageUnavailable(f"a list of {bucket.name!r} was cut off: try again"))
-        elif isinstance(event, Stored):
+        elif isinstance(event, StoredEntry):
             found[event.key] = event
 
-    feed = Feed(bucket, patterns, take)
+    feed = OrderedFeed(bucket, patterns, take)
     stop = bucket.bus.on_connection(_fail_on_loss(done))
     try:
         if not await feed.open():

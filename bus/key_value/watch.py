@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError
-from ..jetstream.resubscriber import Resuming
+from ..jetstream.resubscriber import Resubscriber
 from ..port.bus import KvEntry, KvHandler, KvOperation
-from .ordered_feed import Feed, FeedEvent
-from .wire import Stored
+from .ordered_feed import OrderedFeed, OrderedMessage
+from .wire import StoredEntry
 
 if TYPE_CHECKING:
     from .owner import BucketOwner
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("gangline.bus")
 
 
-class Watch(Resuming):
+class BucketWatch(Resubscriber):
     """Implements port.Subscription; see port.KeyValue.watch.
 
     Invariant: `_known` has exactly the keys that the handler was last told with PUT.
     """
 
     def __init__(
-        self, bucket: BucketOwner, pattern: str, handler: KvHandler, *, on_end: Callable[[Watch], None]
+        self, bucket: BucketOwner, pattern: str, handler: KvHandler, *, on_end: Callable[[BucketWatch], None]
     ) -> None:
         super().__init__(bucket.bus)
         self._on_end = on_end
@@ -51,7 +51,7 @@ class Watch(Resuming):
 
     async def _run(self) -> None:
         while True:
-            feed = Feed(self._bucket, (self._pattern,), self._take)
+            feed = OrderedFeed(self._bucket, (self._pattern,), self._take)
             self._broken.clear()
             self._seen = set()
             try:
@@ -77,17 +77,17 @@ class Watch(Resuming):
                 feed.close()
             await self._pause()
 
-    def _take(self, event: Stored | FeedEvent) -> None:
-        if isinstance(event, Stored):
+    def _take(self, event: StoredEntry | OrderedMessage) -> None:
+        if isinstance(event, StoredEntry):
             self._tell(event)
-        elif event is FeedEvent.CAUGHT_UP:
+        elif event is OrderedMessage.CAUGHT_UP:
             self._reconcile()
             if not self._ready.done():
                 self._ready.set_result(None)
         else:
             self._broken.set()
 
-    def _tell(self, stored: Stored) -> None:
+    def _tell(self, stored: StoredEntry) -> None:
         if stored.marker:
             if self._known.pop(stored.key, None) is not None or self._seen is None:
                 self._call(stored.entry())

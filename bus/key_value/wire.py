@@ -117,7 +117,7 @@ def is_marker(headers: Mapping[str, str] | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredEntry:
     """The newest message of a key's subject, marker or not."""
 
     key: str
@@ -138,10 +138,10 @@ class Stored:
         )
 
 
-def stored_from_api(prefix: str, message: Mapping[str, Any]) -> Stored:
+def stored_from_api(prefix: str, message: Mapping[str, Any]) -> StoredEntry:
     """From the answer of STREAM.MSG.GET."""
     block = base64.b64decode(message.get("hdrs") or "")
-    return Stored(
+    return StoredEntry(
         key=str(message["subject"])[len(prefix) :],
         value=base64.b64decode(message.get("data") or ""),
         revision=int(message["seq"]),

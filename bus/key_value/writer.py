@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from ...schemas.errors.base import Disconnected, Unavailable
 from ..jetstream.api import ID_IN_PROCESS, WRONG_LAST_SEQUENCE, ApiError, parse_answer
 from ..port.bus import Conflict, KvWrite, Message, NoResponders, RequestTimeout, StorageUnavailable
-from .wire import MESSAGE_ID, WRITE_ID, Stored, write_headers
+from .wire import MESSAGE_ID, WRITE_ID, StoredEntry, write_headers
 
 if TYPE_CHECKING:
     from .owner import BucketOwner
@@ -37,7 +37,7 @@ _PIPELINE: Final = 256
 """Writes between two looks at the buffer."""
 
 
-class Writer:
+class KvWriter:
     """Writes of one bucket."""
 
     def __init__(self, bucket: BucketOwner) -> None:
@@ -53,7 +53,7 @@ class Writer:
         self._count += 1
         return f"{self._id}.{self._count}"
 
-    def is_own(self, stored: Stored | None) -> bool:
+    def is_own(self, stored: StoredEntry | None) -> bool:
         """Whether that revision was written by a write of ours with an unknown outcome."""
         if stored is None:
             return False
@@ -110,7 +110,7 @@ class Writer:
         raise Conflict(f"key {write.key!r} keeps changing: read it again", details={"key": write.key})
 
     @staticmethod
-    def _expected_after(write: KvWrite, stored: Stored | None) -> int:
+    def _expected_after(write: KvWrite, stored: StoredEntry | None) -> int:
         """What to expect instead of 0 when a marker stands where nothing should be.
 
         Raises:
@@ -295,7 +295,7 @@ def revision_of(answer: Message, key: str) -> int:
     return int(parse_answer(answer, f"write {key}")["seq"])
 
 
-def conflict(write: KvWrite, stored: Stored | None) -> Conflict:
+def conflict(write: KvWrite, stored: StoredEntry | None) -> Conflict:
     """The error of a condition that is not met."""
     actual = 0 if stored is None or stored.marker else stored.revision
     return Conflict(
@@ -304,5 +304,5 @@ def conflict(write: KvWrite, stored: Stored | None) -> Conflict:
     )
 
 
-def _same(stored: Stored, write: KvWrite) -> bool:
+def _same(stored: StoredEntry, write: KvWrite) -> bool:
     return stored.marker if write.value is None else not stored.marker and stored.value == write.value

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, PayloadTooLarge
-from ..object_store import StreamObjects, object_stream
+from ..object_store import StreamObjectStore, object_stream
 from ..port.bus import (
     Answered,
     BucketSettings,
@@ -26,21 +26,21 @@ from ..port.bus import (
     Stream,
     StreamSettings,
 )
-from ..port.subjects import Pattern, check_subject
+from ..port.subjects import SubjectPattern, check_subject
 from ..port.types import Subscription
-from .faults import StorageFate
+from .faults import WriteOutcome
 from .kv_client import MemoryKeyValue
 from .stream_client import MemoryStream
 
 if TYPE_CHECKING:
-    from .server import MemoryHub
+    from .server import MemoryServer
 
 _log = logging.getLogger("gangline.bus.memory")
 
 Waiting = asyncio.Future[Any]
 
 
-class Link(Enum):
+class ServerLink(Enum):
     """State of the wire between one client and the hub."""
 
     UP = auto()
@@ -58,7 +58,7 @@ class MemorySubscription:
 
     def __init__(self, bus: MemoryBus, subject: str, handler: Handler, queue: str) -> None:
         self.bus = bus
-        self.pattern = Pattern(subject)
+        self.pattern = SubjectPattern(subject)
         self.queue = queue
         self._handler: Handler | None = handler
         self._context = contextvars.copy_context()
@@ -71,7 +71,7 @@ class MemorySubscription:
         asyncio.get_running_loop().call_soon(self._handle, message, context=self._context)
 
     def _handle(self, message: Message) -> None:
-        if self._handler is None or self.bus.link is Link.CLOSED:
+        if self._handler is None or self.bus.link is ServerLink.CLOSED:
             return
         for tap in self.bus.hub.delivery_taps:
             tap(self.bus.name, message)
@@ -94,13 +94,13 @@ class MemorySubscription:
 
 
 class MemoryBus:
-    """A connection; see port.Bus for what it promises. Made by `MemoryHub.connect`."""
+    """A connection; see port.Bus for what it promises. Made by `MemoryServer.connect`."""
 
-    def __init__(self, hub: MemoryHub, name: str) -> None:
+    def __init__(self, hub: MemoryServer, name: str) -> None:
         self.hub = hub
         self.name = name
         self.inbox = f"_INBOX.{hub.ambient.token()}"
-        self.link = Link.UP
+        self.link = ServerLink.UP
         self.losses = 0
         """How often the connection was lost: what the server has for another number of them is dead."""
         self.subscriptions: list[MemorySubscription] = []
@@ -122,7 +122,7 @@ class MemoryBus:
 
     @property
     def connected(self) -> bool:
-        return self.link in (Link.UP, Link.CUT)
+        return self.link in (ServerLink.UP, ServerLink.CUT)
 
     @property
     def max_payload(self) -> int:
@@ -229,9 +229,9 @@ class MemoryBus:
     def _listen(self, subject: str, handler: Handler, queue: str) -> MemorySubscription:
         subscription = MemorySubscription(self, subject, handler, queue)
         self.subscriptions.append(subscription)
-        if self.link is Link.UP:
+        if self.link is ServerLink.UP:
             self.hub.listen(subscription)
-        elif self.link is Link.CUT:
+        elif self.link is ServerLink.CUT:
             self.held.append(lambda: self.hub.listen(subscription))
         return subscription
 
@@ -252,16 +252,16 @@ class MemoryBus:
         if self.unheard is not None:
             if not self.loses:
                 self.unheard.append(action)
-        elif self.link is Link.CUT:
+        elif self.link is ServerLink.CUT:
             self.held.append(action)
         else:
             action()
 
     def arrive(self, take: Callable[[Any], None], what: object) -> None:
         """Something from the server has reached this client's socket."""
-        if self.link is Link.UP:
+        if self.link is ServerLink.UP:
             take(what)
-        elif self.link is Link.CUT:
+        elif self.link is ServerLink.CUT:
             self.held.append(lambda: take(what))
 
     def from_leader(self, take: Callable[[Any], None], what: object) -> None:
@@ -271,7 +271,7 @@ class MemoryBus:
     async def operate(
         self,
         action: Callable[[], Any],
-        fate: StorageFate | None = None,
+        fate: WriteOutcome | None = None,
         *,
         timeout_s: float | None = None,
         storage: bool = True,
@@ -297,7 +297,7 @@ class MemoryBus:
         timer = loop.call_later(patience_s, _fail, waiting, TimeoutError())
 
         def at_server() -> None:
-            if self.link not in (Link.UP, Link.CUT):
+            if self.link not in (ServerLink.UP, ServerLink.CUT):
                 return
             if passing is not None:
                 passing()
@@ -336,9 +336,9 @@ class MemoryBus:
             _fail(waiting, Disconnected("the connection was lost while waiting; the request may have arrived"))
 
     def check_open(self, *, connected: bool = True) -> None:
-        if self.link is Link.CLOSED:
+        if self.link is ServerLink.CLOSED:
             raise ClosedError("this bus was closed")
-        if connected and self.link is Link.DOWN:
+        if connected and self.link is ServerLink.DOWN:
             raise Disconnected("no connection to the server right now: try again after it is back")
 
     # -- the connection -------------------------------------------------------------------------------------------
@@ -379,13 +379,13 @@ class MemoryBus:
     async def object_store(self, name: str, settings: BucketSettings) -> ObjectStore:
         stream_name, stream_settings = object_stream(name, settings)
         stream = await self.stream(stream_name, stream_settings)
-        return StreamObjects(name, stream, ambient=self.hub.ambient, max_payload=self.max_payload)
+        return StreamObjectStore(name, stream, ambient=self.hub.ambient, max_payload=self.max_payload)
 
     async def close(self) -> None:
-        if self.link is Link.CLOSED:
+        if self.link is ServerLink.CLOSED:
             return
         self.hub.forget(self)
-        self.link = Link.CLOSED
+        self.link = ServerLink.CLOSED
         self.held.clear()
         if self.unheard is not None:
             self.unheard.clear()

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..port.bus import StreamMessage
-from ..port.subjects import Pattern
+from ..port.subjects import SubjectPattern
 from ..streams.ack_batcher import Batch
-from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerView, PullConsumer
-from .consumer_store import PullRequest, StoreConsumer
+from ..streams.pull_consumer import EXPIRES_S, HEARTBEAT_S, ConsumerStatus, PullConsumer
+from .consumer_store import ConsumerStore, PullRequest
 from .faults import server_time
 
 if TYPE_CHECKING:
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from .stream_store import StreamStore
 
 
-class MemoryConsumerLink:
-    """Implements consuming.ConsumerLink."""
+class MemoryPullTransport:
+    """Implements consuming.PullTransport."""
 
     def __init__(self, bus: MemoryBus, stream: MemoryStream, name: str, pattern: str, owner: PullConsumer) -> None:
         self._bus = bus
         self._hub = bus.hub
         self._stream = stream
         self._name = name
-        self._pattern = Pattern(pattern)
+        self._pattern = SubjectPattern(pattern)
         self.owner = owner
-        self._made: StoreConsumer | None = None
+        self._made: ConsumerStore | None = None
         self._requester: _Requester | None = None
         self._stopped = False
         self._context = contextvars.copy_context()
 
-    def open(self, made: StoreConsumer) -> None:
+    def open(self, made: ConsumerStore) -> None:
         """`made` tells our consumer from another of its name."""
         self._made = made
 
@@ -49,7 +49,7 @@ class MemoryConsumerLink:
         if requester is None or (requester.generation, requester.losses) != (generation, self._bus.losses):
             requester = self._requester = _Requester(self, self._bus, generation)
 
-        def at_server(found: StoreConsumer | None) -> None:
+        def at_server(found: ConsumerStore | None) -> None:
             if found is None:
                 requester.refused()
             else:
@@ -59,7 +59,7 @@ class MemoryConsumerLink:
         self._send(at_server)
 
     def acknowledge(self, batch: Batch, number: int) -> None:
-        def at_server(found: StoreConsumer | None) -> None:
+        def at_server(found: ConsumerStore | None) -> None:
             if found is None:
                 self.say(self.owner.on_trouble)
                 return
@@ -72,7 +72,7 @@ class MemoryConsumerLink:
     def refuse(self, sequence: int) -> None:
         self._send(lambda found: None if found is None else found.refuse(sequence))
 
-    def _send(self, action: Callable[[StoreConsumer | None], None]) -> None:
+    def _send(self, action: Callable[[ConsumerStore | None], None]) -> None:
         """A message to the consumer at the server, which may get lost."""
         self._bus.check_open()
         losses = self._bus.losses
@@ -87,7 +87,7 @@ class MemoryConsumerLink:
 
         self._bus.depart(lambda: self._hub.later(request_s, at_server))
 
-    def _find(self) -> StoreConsumer | None:
+    def _find(self) -> ConsumerStore | None:
         store = self._hub.streams.find(self._stream.name) if self._hub.storage_up else None
         return None if store is None else store.consumers.get(self._name)
 
@@ -107,12 +107,12 @@ class MemoryConsumerLink:
 
     # -- asking about it ------------------------------------------------------------------------------------------
 
-    async def look(self) -> ConsumerView | None:
-        def at_server(store: StreamStore) -> ConsumerView | None:
+    async def look(self) -> ConsumerStatus | None:
+        def at_server(store: StreamStore) -> ConsumerStatus | None:
             found = store.consumers.get(self._name)
             if found is None or found is not self._made:
                 return None
-            return ConsumerView(state=found.state(), delivered=found.delivered)
+            return ConsumerStatus(state=found.state(), delivered=found.delivered)
 
         return await self._stream.at_server(at_server)
 
@@ -129,7 +129,7 @@ class MemoryConsumerLink:
 class _Requester:
     """Who asks, for one generation of one connection; implements memory_stream_consumer.Requester."""
 
-    def __init__(self, link: MemoryConsumerLink, bus: MemoryBus, generation: int) -> None:
+    def __init__(self, link: MemoryPullTransport, bus: MemoryBus, generation: int) -> None:
         self.generation = generation
         self.losses = bus.losses
         self._bus = bus

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..port.bus import ConsumerSettings, ConsumerState, StreamMessage
-from ..port.subjects import Pattern
+from ..port.subjects import SubjectPattern
 from .faults import server_time
 
 
@@ -22,7 +22,7 @@ class ConsumedStore(Protocol):
     last_sequence: int
     running: Callable[[], bool]
 
-    def after(self, sequence: int, pattern: Pattern) -> Iterator[StreamMessage]: ...
+    def after(self, sequence: int, pattern: SubjectPattern) -> Iterator[StreamMessage]: ...
 
     def acknowledged(self, sequence: int) -> None: ...
 
@@ -69,7 +69,7 @@ class _Pending:
     due_at: float
 
 
-class StoreConsumer:
+class ConsumerStore:
     """One consumer of a stream.
 
     Invariant: `_pending` is in the order of `due_at`; a sequence in `_due` is in `_pending` too.
@@ -81,7 +81,7 @@ class StoreConsumer:
         self.delivered = 0
         """Sequence of the last message delivered for the first time."""
         self._store = store
-        self._pattern = Pattern(settings.filter)
+        self._pattern = SubjectPattern(settings.filter)
         self._context = context
         self._loop = asyncio.get_running_loop()
         self._next = 1

@@ -22,7 +22,7 @@ def server_time() -> float:
     return contextvars.Context().run(asyncio.get_running_loop().time)
 
 
-class StorageFate(NamedTuple):
+class WriteOutcome(NamedTuple):
     """What happens to one JetStream operation."""
 
     request_s: float | None
@@ -38,7 +38,7 @@ class Faults(Protocol):
         """Delays in seconds, one for each copy that arrives. Empty: lost."""
         ...
 
-    def storage(self, client: str, now: float) -> StorageFate: ...
+    def storage(self, client: str, now: float) -> WriteOutcome: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,17 +134,17 @@ class RandomFaults:
             latency += draw() * rates.delay_s
         return (self._in_order(sender, receiver, now, latency),)
 
-    def storage(self, client: str, now: float) -> StorageFate:
+    def storage(self, client: str, now: float) -> WriteOutcome:
         rates, draw = self.rates, self._draw
         chance = draw()
         there, back = (rates.latency_s * (1 + draw() / 2) for _ in range(2))
         if chance < rates.storage_drop:
             self._on_fault("storage request lost", client)
-            return StorageFate(None, None)
+            return WriteOutcome(None, None)
         if chance < 2 * rates.storage_drop:
             self._on_fault("storage answer lost", client)
-            return StorageFate(there, None)
-        return StorageFate(there, back)
+            return WriteOutcome(there, None)
+        return WriteOutcome(there, back)
 
     def _in_order(self, sender: str, receiver: str, now: float, latency: float) -> float:
         link = (sender, receiver)

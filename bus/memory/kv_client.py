@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...schemas.errors.base import InvalidRequest, PayloadTooLarge, Unavailable
 from ..port.bus import BucketSettings, KvEntry, KvHandler, KvOperation, KvWrite, Message, StorageUnavailable
-from ..port.subjects import Pattern, check_subject
+from ..port.subjects import SubjectPattern, check_subject
 from ..port.types import Subscription
-from .kv_store import MAX_BATCH, MemoryStore
+from .kv_store import MAX_BATCH, BucketStore
 
 if TYPE_CHECKING:
     from .connection import MemoryBus
@@ -44,9 +44,9 @@ class MemoryKeyValue:
         return cast("KvEntry | None", found)
 
     async def entries(self, pattern: str, *more: str) -> list[KvEntry]:
-        wanted = [Pattern(text) for text in (pattern, *more)]
+        wanted = [SubjectPattern(text) for text in (pattern, *more)]
 
-        def read(store: MemoryStore) -> list[KvEntry]:
+        def read(store: BucketStore) -> list[KvEntry]:
             return [entry for entry in store.living() if any(one.matches(entry.key) for one in wanted)]
 
         return cast("list[KvEntry]", await self._operate(lambda: self._read(read, [])))
@@ -85,13 +85,13 @@ class MemoryKeyValue:
         return cast("int", await self._operate(lambda: self._commit(writes), *writes))
 
     async def watch(self, pattern: str, handler: KvHandler) -> Subscription:
-        watch = MemoryWatch(self._bus, self.name, Pattern(pattern), handler)
+        watch = MemoryWatch(self._bus, self.name, SubjectPattern(pattern), handler)
         await self._operate(lambda: watch.open(self._hub.store(self.name)))
         await watch.handled()
         return watch
 
     async def observe(self, pattern: str, handler: KvHandler) -> Subscription:
-        Pattern(pattern)
+        SubjectPattern(pattern)
         prefix = f"$KV.{self.name}."
 
         def on_write(message: Message) -> None:
@@ -104,11 +104,11 @@ class MemoryKeyValue:
 
     # -- at the server --------------------------------------------------------------------------------------------
 
-    def _store(self) -> MemoryStore:
+    def _store(self) -> BucketStore:
         self._available()
         return self._hub.make_store(self.name, self._settings)
 
-    def _read(self, look: Callable[[MemoryStore], Any], nothing: object) -> Any:
+    def _read(self, look: Callable[[BucketStore], Any], nothing: object) -> Any:
         self._available()
         store = self._hub.store(self.name)
         return nothing if store is None else look(store)
@@ -169,7 +169,7 @@ class MemoryKeyValue:
 class MemoryWatch:
     """A standing watch. The server keeps it in order; after a reconnect it sends what changed meanwhile."""
 
-    def __init__(self, bus: MemoryBus, bucket: str, pattern: Pattern, handler: KvHandler) -> None:
+    def __init__(self, bus: MemoryBus, bucket: str, pattern: SubjectPattern, handler: KvHandler) -> None:
         self.bus = bus
         self.bucket = bucket
         self._pattern = pattern
@@ -180,14 +180,14 @@ class MemoryWatch:
     def __repr__(self) -> str:
         return f"<MemoryWatch {self._pattern.text!r} of {self.bucket} for {self.bus.name}>"
 
-    def open(self, store: MemoryStore | None) -> None:
+    def open(self, store: BucketStore | None) -> None:
         """At the server: send the snapshot, then every change."""
         if self._handler is None:
             return
         self.bus.hub.add_watch(self)
         self.resync(store)
 
-    def resync(self, store: MemoryStore | None) -> None:
+    def resync(self, store: BucketStore | None) -> None:
         """Send what the client does not know: newer revisions, and what is gone."""
         living = [] if store is None else list(store.living(self._pattern))
         revision = 0 if store is None else store.revision
@@ -207,7 +207,7 @@ class MemoryWatch:
             self._known[entry.key] = entry.revision
         self.bus.from_leader(self._deliver, entry)
 
-    def again(self, store: MemoryStore | None) -> None:
+    def again(self, store: BucketStore | None) -> None:
         """Send all of it: what was sent last may have got lost."""
         self._known = dict.fromkeys(self._known, 0)
         self.resync(store)

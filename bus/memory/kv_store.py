@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context
 
 from ..port.bus import BucketSettings, Conflict, KvEntry, KvOperation, KvWrite
-from ..port.subjects import Pattern
+from ..port.subjects import SubjectPattern
 
 MAX_BATCH = 1000
 """Most writes of one atomic batch, the server's own bound."""
@@ -25,7 +25,7 @@ class _Stored:
         self.expiry = expiry
 
 
-class MemoryStore:
+class BucketStore:
     """One bucket.
 
     Args:
@@ -41,7 +41,7 @@ class MemoryStore:
         name: str,
         settings: BucketSettings,
         context: Context,
-        on_change: Callable[[MemoryStore, KvEntry], None],
+        on_change: Callable[[BucketStore, KvEntry], None],
         *,
         first: int = 1,
     ) -> None:
@@ -64,7 +64,7 @@ class MemoryStore:
             return None
         return KvEntry(key=key, value=stored.value, revision=stored.revision)
 
-    def living(self, pattern: Pattern | None = None) -> Iterator[KvEntry]:
+    def living(self, pattern: SubjectPattern | None = None) -> Iterator[KvEntry]:
         """Living keys in the order of their revisions, as a stream replays them."""
         for key, stored in sorted(self._keys.items(), key=lambda item: item[1].revision):
             if stored.value is not None and (pattern is None or pattern.matches(key)):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Generic, Protocol, TypeVar
 
-from ..port.subjects import Pattern
+from ..port.subjects import SubjectPattern
 
 
-class Listener(Protocol):
-    pattern: Pattern
+class SubjectRoute(Protocol):
+    pattern: SubjectPattern
     queue: str
 
 
-L = TypeVar("L", bound=Listener)
+L = TypeVar("L", bound=SubjectRoute)
 
 
 class RoutingTable(Generic[L]):

@@ -40,7 +40,7 @@ _HORIZON: Final = timedelta(days=5 * 366)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
+class CronSchedule:
     """One schedule; exactly one of the first three is set."""
 
     at: float | None = None
@@ -96,7 +96,7 @@ class Schedule:
         return of_month or of_week if self.either_day else of_month and of_week
 
 
-def parse_schedule(text: str, zone: str = "") -> Schedule:
+def parse_schedule(text: str, zone: str = "") -> CronSchedule:
     """What stands in `Nats-Schedule`: `@at <RFC 3339>`, `@every <duration>`, six fields of cron (seconds first) or a
     shorthand such as `@daily`; with the zone that stands in `Nats-Schedule-Time-Zone` (cron only; UTC without).
 
@@ -110,12 +110,12 @@ def parse_schedule(text: str, zone: str = "") -> Schedule:
         moment = datetime.fromisoformat(rest.strip())
         if moment.tzinfo is None:
             raise ValueError(f"{rest!r} has no time zone: end it with Z or +hh:mm")
-        return Schedule(at=moment.timestamp())
+        return CronSchedule(at=moment.timestamp())
     if word == "@every":
         every_s = parse_go_duration(rest.strip())
         if every_s < 1:
             raise ValueError(f"{rest!r} is less than a second")
-        return Schedule(every_s=every_s)
+        return CronSchedule(every_s=every_s)
     try:
         where = ZoneInfo(zone) if zone else UTC
     except (ZoneInfoNotFoundError, ValueError):
@@ -135,13 +135,13 @@ def parse_go_duration(text: str) -> float:
     return sum(float(number) * _UNITS[unit] for number, unit in parts)
 
 
-def _parse_cron(text: str, zone: tzinfo) -> Schedule:
+def _parse_cron(text: str, zone: tzinfo) -> CronSchedule:
     fields = text.split()
     if len(fields) != len(_FIELDS):
         raise ValueError(f"{text[:80]!r} has {len(fields)} fields, cron has six: second minute hour day month weekday")
     sets = tuple(_parse_field(field, *bounds) for field, bounds in zip(fields, _FIELDS, strict=True))
     either = not any(fields[place].startswith(("*", "?")) for place in (3, 5))
-    schedule = Schedule(cron=sets, either_day=either, zone=zone)
+    schedule = CronSchedule(cron=sets, either_day=either, zone=zone)
     if schedule.next(0.0) is None:
         raise ValueError(f"{text!r} never comes")
     return schedule

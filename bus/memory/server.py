@@ -1,6 +1,6 @@
 """A NATS server in memory, for tests, the simulator and users' own tests.
 
-`MemoryHub` stands for the server; `MemoryHub.connect` gives connections that keep every promise of `port`, as the
+`MemoryServer` stands for the server; `MemoryServer.connect` gives connections that keep every promise of `port`, as the
 conformance suite shows. By itself a hub delivers everything, in order, on the next turn of the event loop. Operators'
 accidents are methods (`stop`, `start`, `disconnect`, `partition`, `storage_down`); accidents of single messages come
 from a `Faults` object.
@@ -17,21 +17,21 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ServerUnreachable
 from ..key_value.revisions import first_revision
 from ..port.bus import BucketSettings, ConnectionEvent, KvEntry, KvWrite, Message, Storage, StreamMessage
-from .connection import Link, MemoryBus, MemorySubscription
-from .faults import SERVER, Faults, Split, StorageFate, server_time
+from .connection import MemoryBus, MemorySubscription, ServerLink
+from .faults import SERVER, Faults, Split, WriteOutcome, server_time
 from .kv_client import MemoryWatch
-from .kv_store import MemoryStore
+from .kv_store import BucketStore
 from .routing_table import RoutingTable
-from .stream_registry import MemoryStreams
+from .stream_registry import StreamRegistry
 
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
 """The server's own default."""
 
-_PROMPT = StorageFate(0.0, 0.0)
+_PROMPT = WriteOutcome(0.0, 0.0)
 
 MessageTap = Callable[[str, Message], None]
 ChangeTap = Callable[[str, KvEntry], None]
@@ -39,7 +39,7 @@ WriteTap = Callable[[str, str, Sequence[KvWrite]], None]
 StoredTap = Callable[[str, StreamMessage], None]
 
 
-class MemoryHub:
+class MemoryServer:
     """A server in memory.
 
     Args:
@@ -52,12 +52,12 @@ class MemoryHub:
     def __init__(
         self,
         *,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         faults: Faults | None = None,
         max_payload: int = DEFAULT_MAX_PAYLOAD_BYTES,
         storage_timeout_s: float = 5.0,
     ) -> None:
-        self.ambient = ambient or Ambient()
+        self.ambient = ambient or Environment()
         self.faults = faults
         self.max_payload = max_payload
         self.storage_timeout_s = storage_timeout_s
@@ -70,12 +70,12 @@ class MemoryHub:
         # Of its own, so that what the server does belongs to no client's task or node.
         self.context = contextvars.Context()
         self._table: RoutingTable[MemorySubscription] = RoutingTable()
-        self._stores: dict[str, MemoryStore] = {}
+        self._stores: dict[str, BucketStore] = {}
         self._lost: dict[str, int] = {}
         """Last revisions of buckets that were lost."""
         self._buses: dict[MemoryBus, None] = {}
         self._watches: dict[MemoryWatch, None] = {}
-        self.streams = MemoryStreams(self)
+        self.streams = StreamRegistry(self)
         self._message_taps: list[MessageTap] = []
         self._change_taps: list[ChangeTap] = []
         self._write_taps: list[WriteTap] = []
@@ -177,9 +177,9 @@ class MemoryHub:
 
     def reconnect(self, bus: MemoryBus) -> None:
         """Let a lost connection come back. Does nothing while the server is down or for a live connection."""
-        if not self.up or self._frozen or bus.link is not Link.DOWN:
+        if not self.up or self._frozen or bus.link is not ServerLink.DOWN:
             return
-        bus.link = Link.UP
+        bus.link = ServerLink.UP
         for subscription in bus.subscriptions:
             self._table.add(subscription)
         bus.tell(ConnectionEvent.RECONNECTED)
@@ -190,13 +190,13 @@ class MemoryHub:
     def partition(self, bus: MemoryBus) -> None:
         """Hold back what passes either way, as a network that swallows packets does: TCP tries again, and nobody
         knows. Ends with `heal` (all comes through, late) or `disconnect` (all is lost)."""
-        if bus.link is Link.UP:
-            bus.link = Link.CUT
+        if bus.link is ServerLink.UP:
+            bus.link = ServerLink.CUT
 
     def heal(self, bus: MemoryBus) -> None:
         """End a partition that nobody noticed."""
-        if bus.link is Link.CUT:
-            bus.link = Link.UP
+        if bus.link is ServerLink.CUT:
+            bus.link = ServerLink.UP
             held, bus.held = bus.held, []
             for pass_on in held:
                 pass_on()
@@ -214,9 +214,9 @@ class MemoryHub:
 
     def kill(self, bus: MemoryBus) -> None:
         """The client's process is gone: the server forgets it, and nobody tells the client."""
-        if bus.link is not Link.CLOSED:
+        if bus.link is not ServerLink.CLOSED:
             self._lose(bus, tell=False)
-            bus.link = Link.CLOSED
+            bus.link = ServerLink.CLOSED
         self.forget(bus)
 
     def storage_down(self) -> None:
@@ -381,12 +381,12 @@ class MemoryHub:
         else:
             asyncio.get_running_loop().call_later(delay, action, context=self.context)
 
-    def storage_fate(self, bus: MemoryBus) -> StorageFate:
+    def storage_fate(self, bus: MemoryBus) -> WriteOutcome:
         if self.faults is None:
             return _PROMPT
         return self.faults.storage(bus.name, server_time())
 
-    def link_fate(self) -> StorageFate:
+    def link_fate(self) -> WriteOutcome:
         """A round trip to the server itself, which loses nothing while the connection holds."""
         return _PROMPT
 
@@ -405,9 +405,9 @@ class MemoryHub:
         self.streams.forget(bus)
 
     def _lose(self, bus: MemoryBus, *, tell: bool = True) -> None:
-        if bus.link not in (Link.UP, Link.CUT):
+        if bus.link not in (ServerLink.UP, ServerLink.CUT):
             return
-        bus.link = Link.DOWN
+        bus.link = ServerLink.DOWN
         bus.losses += 1
         bus.held.clear()
         if bus.unheard is not None:
@@ -420,14 +420,14 @@ class MemoryHub:
 
     # -- buckets --------------------------------------------------------------------------------------------------
 
-    def store(self, name: str) -> MemoryStore | None:
+    def store(self, name: str) -> BucketStore | None:
         return self._stores.get(name)
 
-    def make_store(self, name: str, settings: BucketSettings) -> MemoryStore:
+    def make_store(self, name: str, settings: BucketSettings) -> BucketStore:
         """The bucket as it is, or a new one."""
         if name not in self._stores:
             first = first_revision(self.ambient.wall(), self._lost.get(name, 0))
-            self._stores[name] = MemoryStore(name, settings, self.context, self._changed, first=first)
+            self._stores[name] = BucketStore(name, settings, self.context, self._changed, first=first)
         return self._stores[name]
 
     def taken(self, writer: str, bucket: str, writes: Sequence[KvWrite]) -> None:
@@ -441,7 +441,7 @@ class MemoryHub:
     def drop_watch(self, watch: MemoryWatch) -> None:
         self._watches.pop(watch, None)
 
-    def _changed(self, store: MemoryStore, entry: KvEntry) -> None:
+    def _changed(self, store: BucketStore, entry: KvEntry) -> None:
         for tap in self._change_taps:
             tap(store.name, entry)
         for watch in list(self._watches):

@@ -24,10 +24,10 @@ from ..port.bus import (
     StreamSettings,
     StreamState,
 )
-from ..port.subjects import Pattern, check_subject
+from ..port.subjects import SubjectPattern, check_subject
 from ..port.types import Subscription
 from ..streams.pull_consumer import PullConsumer
-from .consumer_client import MemoryConsumerLink
+from .consumer_client import MemoryPullTransport
 from .stream_store import StreamStore
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class MemoryStream:
         self._bus = bus
         self._hub = bus.hub
         self._settings = settings
-        self._patterns = [Pattern(text) for text in settings.subjects]
+        self._patterns = [SubjectPattern(text) for text in settings.subjects]
 
     def __repr__(self) -> str:
         return f"<MemoryStream {self.name} of {self._bus.name}>"
@@ -95,7 +95,7 @@ class MemoryStream:
         return await self.at_server(store, timeout_s=timeout_s)
 
     async def state(self, pattern: str | None = None) -> StreamState:
-        wanted = None if pattern is None else Pattern(pattern)
+        wanted = None if pattern is None else SubjectPattern(pattern)
 
         def look(store: StreamStore) -> StreamState:
             return StreamState(
@@ -112,7 +112,7 @@ class MemoryStream:
         return await self.at_server(lambda store: store.messages.get(sequence))
 
     async def next(self, pattern: str, sequence: int = 1) -> StreamMessage | None:
-        wanted = Pattern(pattern)
+        wanted = SubjectPattern(pattern)
         return await self.at_server(lambda store: next(store.after(sequence, wanted), None))
 
     async def last(self, subject: str) -> StreamMessage | None:
@@ -122,7 +122,7 @@ class MemoryStream:
         return await self.at_server(lambda store: store.remove(sequence))
 
     async def purge(self, pattern: str, *, before: int | None = None) -> int:
-        wanted = Pattern(pattern)
+        wanted = SubjectPattern(pattern)
         return await self.at_server(lambda store: store.purge(wanted, before))
 
     # -- following ------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ class MemoryStream:
     async def read(self, pattern: str, handler: StreamHandler, *, start: int = 1) -> Subscription:
         if self._settings.retention is Retention.WORK_QUEUE:
             raise InvalidRequest(f"stream {self.name!r} is a work queue: consume it, its messages cannot be read")
-        reading = MemoryReading(self._bus, self.name, Pattern(pattern), handler, start)
+        reading = MemoryOrderedConsumer(self._bus, self.name, SubjectPattern(pattern), handler, start)
         await self.at_server(reading.open)
         return reading
 
@@ -144,7 +144,7 @@ class MemoryStream:
         on_acknowledged: Callable[[list[int]], None] | None = None,
     ) -> Consumer:
         check_name(name, "consumer")
-        Pattern(settings.filter)
+        SubjectPattern(settings.filter)
         consumer = PullConsumer(
             self._bus,
             name,
@@ -154,7 +154,7 @@ class MemoryStream:
             remembered=2 * settings.max_pending,
             on_end=_ignore,
         )
-        link = MemoryConsumerLink(self._bus, self, name, settings.filter, consumer)
+        link = MemoryPullTransport(self._bus, self, name, settings.filter, consumer)
         consumer.attach(link)
         try:
             made = await self.at_server(lambda store: store.consume(name, settings))
@@ -176,10 +176,12 @@ def _ignore(_: object) -> None:
     """Nobody keeps a list."""
 
 
-class MemoryReading:
+class MemoryOrderedConsumer:
     """A standing reader. The server keeps it in order; after a reconnect it sends what came meanwhile."""
 
-    def __init__(self, bus: MemoryBus, stream: str, pattern: Pattern, handler: StreamHandler, start: int) -> None:
+    def __init__(
+        self, bus: MemoryBus, stream: str, pattern: SubjectPattern, handler: StreamHandler, start: int
+    ) -> None:
         self.bus = bus
         self.stream = stream
         self._pattern = pattern

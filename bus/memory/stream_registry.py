@@ -6,24 +6,24 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from ..jetstream.wire import check_stream, stream_configuration
-from ..port.bus import Message, Refused, Storage, StreamMessage, StreamSettings
+from ..port.bus import Message, PublishRefused, Storage, StreamMessage, StreamSettings
 from .stream_store import StreamStore
 
 if TYPE_CHECKING:
     from .connection import MemoryBus
-    from .server import MemoryHub
-    from .stream_client import MemoryReading
+    from .server import MemoryServer
+    from .stream_client import MemoryOrderedConsumer
 
 _MOST_KNOWN: Final = 4096
 
 
-class MemoryStreams:
+class StreamRegistry:
     """The hub's streams by name."""
 
-    def __init__(self, hub: MemoryHub) -> None:
+    def __init__(self, hub: MemoryServer) -> None:
         self._hub = hub
         self._stores: dict[str, StreamStore] = {}
-        self._readings: dict[MemoryReading, None] = {}
+        self._readings: dict[MemoryOrderedConsumer, None] = {}
         self._takers: dict[str, StreamStore | None] = {}
         """Which stream takes a subject, as far as it was asked. Bounded."""
 
@@ -71,7 +71,7 @@ class MemoryStreams:
             return None
         try:
             published = store.publish(message.subject, message.data, message.headers)
-        except Refused as error:
+        except PublishRefused as error:
             answer: dict[str, object] = {
                 "error": {"code": 400, "err_code": error.details.get("err_code"), "description": error.message},
                 "stream": store.name,
@@ -114,10 +114,10 @@ class MemoryStreams:
 
     # -- readers --------------------------------------------------------------------------------------------------
 
-    def add_reading(self, reading: MemoryReading) -> None:
+    def add_reading(self, reading: MemoryOrderedConsumer) -> None:
         self._readings[reading] = None
 
-    def drop_reading(self, reading: MemoryReading) -> None:
+    def drop_reading(self, reading: MemoryOrderedConsumer) -> None:
         self._readings.pop(reading, None)
 
     def resync(self, bus: MemoryBus) -> None:

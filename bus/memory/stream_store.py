@@ -10,11 +10,19 @@ from contextvars import Context
 from datetime import UTC, datetime
 from typing import Final
 
-from ..port.bus import ConsumerSettings, ConsumerTaken, Published, Refused, Retention, StreamMessage, StreamSettings
-from ..port.subjects import Pattern, overlap
-from .consumer_store import StoreConsumer
+from ..port.bus import (
+    ConsumerSettings,
+    ConsumerTaken,
+    Published,
+    PublishRefused,
+    Retention,
+    StreamMessage,
+    StreamSettings,
+)
+from ..port.subjects import SubjectPattern, overlap
+from .consumer_store import ConsumerStore
 from .faults import server_time
-from .schedules import Schedule, parse_go_duration, parse_schedule
+from .schedules import CronSchedule, parse_go_duration, parse_schedule
 
 _SCHEDULE: Final = "Nats-Schedule"
 _TARGET: Final = "Nats-Schedule-Target"
@@ -48,8 +56,8 @@ class StreamStore:
         """In the order of their sequences."""
         self.last_sequence = 0
         self.bytes = 0
-        self.consumers: dict[str, StoreConsumer] = {}
-        self._patterns = [Pattern(text) for text in settings.subjects]
+        self.consumers: dict[str, ConsumerStore] = {}
+        self._patterns = [SubjectPattern(text) for text in settings.subjects]
         self._context = context
         self._wall = wall
         self._on_stored = on_stored
@@ -74,10 +82,10 @@ class StreamStore:
     def takes(self, subject: str) -> bool:
         return any(pattern.matches(subject) for pattern in self._patterns)
 
-    def counts(self, pattern: Pattern) -> dict[str, int]:
+    def counts(self, pattern: SubjectPattern) -> dict[str, int]:
         return {subject: len(found) for subject, found in self._by_subject.items() if pattern.matches(subject)}
 
-    def after(self, sequence: int, pattern: Pattern) -> Iterator[StreamMessage]:
+    def after(self, sequence: int, pattern: SubjectPattern) -> Iterator[StreamMessage]:
         """Messages from `sequence` on that match, as they are now."""
         for number in range(max(sequence, self.first_sequence), self.last_sequence + 1):
             message = self.messages.get(number)
@@ -103,7 +111,7 @@ class StreamStore:
         if known:
             return Published(sequence=known, duplicate=True)
         if schedule is not None:
-            self.purge(Pattern(subject))  # one schedule for each subject
+            self.purge(SubjectPattern(subject))  # one schedule for each subject
             headers["Nats-Rollup"] = "sub"
         message = self._store(subject, data, headers, ttl_s)
         if schedule is not None:
@@ -159,7 +167,7 @@ class StreamStore:
             consumer.forget(sequence)
         return True
 
-    def purge(self, pattern: Pattern, before: int | None = None) -> int:
+    def purge(self, pattern: SubjectPattern, before: int | None = None) -> int:
         gone = [
             number
             for subject, found in self._by_subject.items()
@@ -194,7 +202,7 @@ class StreamStore:
 
     # -- schedules ------------------------------------------------------------------------------------------------
 
-    def _schedule_of(self, headers: Mapping[str, str]) -> Schedule | None:
+    def _schedule_of(self, headers: Mapping[str, str]) -> CronSchedule | None:
         text = headers.get(_SCHEDULE)
         if not text:
             return None
@@ -207,7 +215,7 @@ class StreamStore:
             raise _refused("message schedules target is invalid", 10190)
         return schedule
 
-    def _arm(self, sequence: int, schedule: Schedule, wall: float, at: float) -> None:
+    def _arm(self, sequence: int, schedule: CronSchedule, wall: float, at: float) -> None:
         """`wall` and `at` are the same moment, by the clock and by the loop: a clock that stands still or jumps must
         not change how far apart two firings are."""
         when = schedule.next(wall)
@@ -217,7 +225,7 @@ class StreamStore:
             at + (when - wall), self._fire, sequence, schedule, when, context=self._context
         )
 
-    def _fire(self, sequence: int, schedule: Schedule, wall: float) -> None:
+    def _fire(self, sequence: int, schedule: CronSchedule, wall: float) -> None:
         loop = asyncio.get_running_loop()
         if not self.running():
             self._schedules[sequence] = loop.call_later(
@@ -246,7 +254,7 @@ class StreamStore:
 
     # -- consumers ------------------------------------------------------------------------------------------------
 
-    def consume(self, name: str, settings: ConsumerSettings) -> StoreConsumer:
+    def consume(self, name: str, settings: ConsumerSettings) -> ConsumerStore:
         """The consumer of that name, or a new one.
 
         Raises:
@@ -268,7 +276,7 @@ class StreamStore:
                         f"(Stream.delete_consumer), or wait until it is gone",
                         details={"stream": self.name, "filter": settings.filter},
                     )
-        made = StoreConsumer(self, name, settings, self._context)
+        made = ConsumerStore(self, name, settings, self._context)
         self.consumers[name] = made
         return made
 
@@ -321,5 +329,7 @@ def _ttl_of(headers: Mapping[str, str]) -> float | None:
     return float(math.floor(ttl_s))
 
 
-def _refused(text: str, number: int) -> Refused:
-    return Refused(f"JetStream refused to store a message: {text} (error {number})", details={"err_code": number})
+def _refused(text: str, number: int) -> PublishRefused:
+    return PublishRefused(
+        f"JetStream refused to store a message: {text} (error {number})", details={"err_code": number}
+    )

@@ -24,11 +24,11 @@ from typing import Any, Final
 from nats import errors as nats_errors
 from nats.aio.client import Client, __version__
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Disconnected
 from ..port.bus import Message
-from .protocol import Parser, ProtocolViolation, decode_headers
-from .reconnect import HIGH_WATER_BYTES, Observer, ReconnectingClient
+from .protocol import ProtocolParser, ProtocolViolation, decode_headers
+from .reconnect import HIGH_WATER_BYTES, ConnectionObserver, ReconnectingClient
 
 log = logging.getLogger("gangline.bus")
 
@@ -54,17 +54,17 @@ def check_client_version(version: str) -> None:
 check_client_version(NATS_PY_VERSION)
 
 
-class DirectClient(ReconnectingClient):
+class BufferedNatsClient(ReconnectingClient):
     """See the module's text. One instance is one connection, and is opened once."""
 
-    def __init__(self, observer: Observer, *, jitter: Callable[[], float], wants_tls: bool) -> None:
+    def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
         super().__init__(observer, jitter=jitter, wants_tls=wants_tls)
         self._flush_scheduled = False
         self._deliveries: dict[bytes, Callable[[Message], None]] = {}
         self._interests: dict[bytes, bytes] = {}
         """The SUB command of each subscription by its sid; sent again after a reconnect."""
         self._last_sid = 0
-        self._background = Chores("connection")
+        self._background = TaskSet("connection")
         self._turn_end: list[Callable[[], None]] = []
         """Those who have something to publish at the end of this turn."""
 
@@ -195,7 +195,7 @@ class DirectClient(ReconnectingClient):
 
     async def _read_loop(self) -> None:
         # A parser for each connection: nothing of a broken message can leak into the next.
-        parser = Parser(self._deliver, self._control)
+        parser = ProtocolParser(self._deliver, self._control)
         reason: Exception = nats_errors.UnexpectedEOF()
         transport = self._transport
         reader: asyncio.StreamReader | None = getattr(transport, "_io_reader", None)
@@ -216,7 +216,7 @@ class DirectClient(ReconnectingClient):
         if transport is self._transport:
             self._lose(reason)
 
-    def _bypass(self, reader: asyncio.StreamReader, transport: Any, parser: Parser) -> None:
+    def _bypass(self, reader: asyncio.StreamReader, transport: Any, parser: ProtocolParser) -> None:
         """Take what the socket gives as it comes, not by way of the stream's buffer and a task that is woken for it."""
 
         def received(chunk: bytes) -> None:

@@ -7,21 +7,21 @@ import ssl
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidSettings, ServerUnreachable
 from ..settings.connection import ConnectionSettings
-from .client import DirectClient
-from .reconnect import Observer
+from .client import BufferedNatsClient
+from .reconnect import ConnectionObserver
 
 _ATTEMPT_TIMEOUT_S: Final = 2.0
 _MAX_OUTSTANDING_PINGS: Final = 2
 _CANCEL_TRIES: Final = 20
 
 
-class _Watcher:
+class ConnectionWatcher:
     """Passes the news on and keeps what went wrong while opening."""
 
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: ConnectionObserver) -> None:
         self._observer = observer
         self.on_disconnected = observer.on_disconnected
         self.on_reconnected = observer.on_reconnected
@@ -34,17 +34,19 @@ class _Watcher:
         self._observer.on_attempt_failed(error)
 
 
-async def open_client(settings: ConnectionSettings, *, name: str, observer: Observer, ambient: Ambient) -> DirectClient:
+async def open_client(
+    settings: ConnectionSettings, *, name: str, observer: ConnectionObserver, ambient: Environment
+) -> BufferedNatsClient:
     """Connect within `settings.connect_timeout_s`; errors as jetstream.connect.
 
     nats-py's own `connect` may never return from a dead server, hence a task that is given up.
     """
-    watcher = _Watcher(observer)
+    watcher = ConnectionWatcher(observer)
 
     def jitter() -> float:
         return settings.reconnect_wait_s * (0.8 + 0.4 * ambient.random.random())
 
-    client = DirectClient(watcher, jitter=jitter, wants_tls=settings.wants_tls)
+    client = BufferedNatsClient(watcher, jitter=jitter, wants_tls=settings.wants_tls)
     opening = asyncio.ensure_future(client.open(**_options(settings, name, jitter())))
     try:
         await asyncio.wait({opening}, timeout=settings.connect_timeout_s)
@@ -58,7 +60,7 @@ async def open_client(settings: ConnectionSettings, *, name: str, observer: Obse
     raise _explain(settings, error) from error
 
 
-async def _give_up(client: DirectClient, opening: asyncio.Future[None]) -> None:
+async def _give_up(client: BufferedNatsClient, opening: asyncio.Future[None]) -> None:
     # nats-py swallows cancellation in places: insist.
     for _ in range(_CANCEL_TRIES):
         if opening.done():

@@ -82,7 +82,7 @@ def publication(subject: str, reply: str, data: bytes, headers: bytes = b"") -> 
     return b"%b%b\r\n" % (f"PUB {subject} {reply} {len(data)}\r\n".encode(), data)
 
 
-class Parser:
+class ProtocolParser:
     """Cuts the server's bytes into messages and control lines, in whatever pieces they come."""
 
     __slots__ = ("_control", "_deliver", "_missing", "_parts")

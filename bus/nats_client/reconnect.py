@@ -24,7 +24,7 @@ HIGH_WATER_BYTES: Final = 2 * 1024 * 1024
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
-class Observer(Protocol):
+class ConnectionObserver(Protocol):
     """Who is told what happens to the connection; nothing of it may raise."""
 
     def on_disconnected(self, reason: str) -> None: ...
@@ -45,7 +45,7 @@ class Observer(Protocol):
 class ReconnectingClient(Client):
     """A client that never gives up once it was connected. One instance is one connection, and is opened once."""
 
-    def __init__(self, observer: Observer, *, jitter: Callable[[], float], wants_tls: bool) -> None:
+    def __init__(self, observer: ConnectionObserver, *, jitter: Callable[[], float], wants_tls: bool) -> None:
         super().__init__()
         self._observer = observer
         self._jitter = jitter

@@ -13,7 +13,7 @@ from ...schemas.errors.base import GanglineError
 from ..port.bus import Answered, Handler, Message, NoResponders, RequestTimeout
 
 
-class _Call:
+class PendingRequest:
     """Takes the place of a future for who wants to be called. What goes wrong is told in a turn of its own: whoever is
     called may ask anew, and the errors of many come at once."""
 
@@ -44,7 +44,7 @@ class _Call:
         return then
 
 
-class Replies:
+class ReplyMultiplexer:
     """Futures by reply subject.
 
     Invariant: every future in `_waiting` is not done, or its waiter is about to `forget` it.
@@ -54,7 +54,7 @@ class Replies:
         self._prefix = f"{prefix}."
         self._loop = loop
         self._next = 0
-        self._waiting: dict[str, tuple[asyncio.Future[Message] | _Call, str]] = {}
+        self._waiting: dict[str, tuple[asyncio.Future[Message] | PendingRequest, str]] = {}
         self._streams: dict[str, Handler] = {}
         self._asked: dict[str, tuple[str, Callable[[GanglineError], None]]] = {}
         """Of streams: the subject that was asked, and who is told that the server forbids that."""
@@ -97,12 +97,12 @@ class Replies:
         """As `expect`, for who wants to be called with the answer or the error."""
         self._next += 1
         reply = f"{self._prefix}{self._next}"
-        call = _Call(self._loop, then)
+        call = PendingRequest(self._loop, then)
         self._waiting[reply] = (call, subject)
         call.timer = self._loop.call_later(timeout_s, self._call_late, reply, call, timeout_s)
         return reply
 
-    def _call_late(self, reply: str, call: _Call, timeout_s: float) -> None:
+    def _call_late(self, reply: str, call: PendingRequest, timeout_s: float) -> None:
         self._waiting.pop(reply, None)
         _time_out(call, timeout_s)
 
@@ -147,7 +147,7 @@ class Replies:
             if asked == subject:
                 on_refused(make_error())
 
-    def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | _Call]]:
+    def _matching(self, subject: str | None) -> Iterator[tuple[str, asyncio.Future[Message] | PendingRequest]]:
         for reply, (future, asked) in self._waiting.items():
             if subject is None or subject == asked:
                 yield reply, future
@@ -167,7 +167,7 @@ class Replies:
             self._waiting.pop(reply, None)
 
 
-def _time_out(future: asyncio.Future[Message] | _Call, timeout_s: float) -> None:
+def _time_out(future: asyncio.Future[Message] | PendingRequest, timeout_s: float) -> None:
     if not future.done():
         future.set_exception(
             RequestTimeout(f"no answer within {timeout_s:g} s: it may have been received; ask again if that is safe")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from .client import DirectClient
+from .client import BufferedNatsClient
 
 
-class JetStreamSubscription:
+class NatsSubscription:
     """Interest in a subject; see port.Subscription."""
 
     __slots__ = ("_client", "_sid", "subject")
 
-    def __init__(self, client: DirectClient, sid: bytes, subject: str) -> None:
+    def __init__(self, client: BufferedNatsClient, sid: bytes, subject: str) -> None:
         self._client = client
         self._sid = sid
         self.subject = subject

@@ -250,7 +250,7 @@ class Stream(Protocol):
         ...
 
 
-class Refused(Unavailable):
+class PublishRefused(Unavailable):
     """The server will never take this message; the text has its reason. Nothing was stored."""
 
     code = "refused"

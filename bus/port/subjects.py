@@ -7,7 +7,7 @@ import itertools
 from ...schemas.errors.base import InvalidName
 
 
-class Pattern:
+class SubjectPattern:
     """A subject with wildcards: `*` stands for one token, a last `>` for one or more.
 
     Raises:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import Any, Final
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import InvalidSettings, PayloadTooLarge, Unavailable
 from ..port.bus import Bus, Handler, Message
 from ..port.types import Subscription
@@ -81,7 +81,7 @@ class ServiceDescription:
             raise InvalidSettings(f"service version {self.version!r} is not like '1.2.3'")
 
 
-class ServiceResponder:
+class MicroService:
     """Answers discovery for one instance of a service.
 
     Args:
@@ -98,14 +98,14 @@ class ServiceResponder:
         describe: Callable[[], ServiceDescription],
         *,
         statistics: Callable[[], Sequence[EndpointStatistics]] = tuple,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         instance: str = "",
     ) -> None:
         """
         Raises:
             InvalidSettings: a name, version or id that the protocol does not allow.
         """
-        ambient = ambient or Ambient()
+        ambient = ambient or Environment()
         self.id = instance or ambient.token()
         if not _NAME.fullmatch(self.id):
             raise InvalidSettings(f"service id {self.id!r} may only have letters, digits, '-' and '_'")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidResult, MalformedMessage, PayloadTooLarge, UnknownMethod
 from ...schemas.wire import codec, headers
 from ...schemas.wire.codec import CONTENT_TYPE, Format
@@ -185,7 +185,7 @@ class CountingResponder:
         self.requests = 0
         self.errors = 0
         self.last_error = ""
-        self._later = Chores("answer", log)
+        self._later = TaskSet("answer", log)
 
     def serve(self, message: Message, handle: Callable[[Any], BaseModel]) -> None:
         """Answer with what `handle` makes of the body, or with the error that it raises."""

@@ -27,7 +27,7 @@ Send = Callable[[Batch, int], None]
 """Sends a batch, to be confirmed by its number; raises Unavailable without a connection."""
 
 
-class Acknowledgements:
+class AckBatcher:
     """What we are done with.
 
     Invariant: a sequence is in `_unconfirmed` or in `_confirmed`, never in both; an unconfirmed one is to be sent, or

@@ -1,7 +1,7 @@
 """A pull consumer, whatever the bus: who asks for how much and when, what is acknowledged, and what is done when
 answers stop coming.
 
-The bus supplies a `ConsumerLink`, which sends for us and tells us what came.
+The bus supplies a `PullTransport`, which sends for us and tells us what came.
 
 How asking works: the application says how many messages it wants; `_asked` of them stand in requests at the server. A
 request ends by delivering all that it asked for, or with a status that says how many are left; only those are asked for
@@ -25,7 +25,7 @@ from typing import Final, Protocol
 
 from ...schemas.errors.base import ClosedError, GanglineError, InvalidRequest, Unavailable
 from ..port.bus import Bus, ConnectionEvent, ConsumerLost, ConsumerState, StreamHandler, StreamMessage
-from .ack_batcher import Acknowledgements, Batch
+from .ack_batcher import AckBatcher, Batch
 
 log = logging.getLogger("gangline.bus")
 
@@ -42,7 +42,7 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerView:
+class ConsumerStatus:
     """A consumer as the server has it."""
 
     state: ConsumerState
@@ -50,7 +50,7 @@ class ConsumerView:
     """Stream sequence of the last message delivered."""
 
 
-class ConsumerLink(Protocol):
+class PullTransport(Protocol):
     """One consumer's way to the server and back. What comes is told to `PullConsumer.take` and the other `on_...`."""
 
     def ask(self, count: int, generation: int) -> None:
@@ -69,7 +69,7 @@ class ConsumerLink(Protocol):
         """What was delivered and never came: deliver it again. Raises Unavailable without a connection."""
         ...
 
-    async def look(self) -> ConsumerView | None:
+    async def look(self) -> ConsumerStatus | None:
         """None: the consumer is no more, or is another of the same name.
 
         Raises:
@@ -90,7 +90,7 @@ class ConsumerLink(Protocol):
         ...
 
 
-class _Life(Enum):
+class _Phase(Enum):
     OPEN = auto()
     LOST = auto()
     CLOSED = auto()
@@ -122,8 +122,8 @@ class PullConsumer:
         self._on_lost = on_lost
         self._on_end = on_end
         self._loop = asyncio.get_running_loop()
-        self._link: ConsumerLink
-        self._life = _Life.OPEN
+        self._link: PullTransport
+        self._life = _Phase.OPEN
         self._wanted = 0
         """Asked for by the application and not delivered; below 0 when more came than was wanted."""
         self._asked = 0
@@ -138,7 +138,7 @@ class PullConsumer:
         self._filling: asyncio.Task[None] | None = None
         self._refused: dict[int, int] = {}
         """Refused, and not seen since; with how often. Given up after some times: then somebody else deleted it."""
-        self._acks = Acknowledgements(
+        self._acks = AckBatcher(
             self._acknowledge, at_turn_end=bus.at_turn_end, on_confirmed=on_acknowledged, remembered=remembered
         )
         self._scheduled = False
@@ -149,7 +149,7 @@ class PullConsumer:
         self._timer: asyncio.TimerHandle | None = None
         self._stop_listening: Callable[[], None] = bus.on_connection(self._on_connection)
 
-    def attach(self, link: ConsumerLink) -> None:
+    def attach(self, link: PullTransport) -> None:
         """Whom to send by."""
         self._link = link
 
@@ -160,7 +160,7 @@ class PullConsumer:
 
     def abandon(self) -> None:
         """It could not be made."""
-        self._end(_Life.CLOSED, ClosedError(f"consumer {self.name!r} could not be made"))
+        self._end(_Phase.CLOSED, ClosedError(f"consumer {self.name!r} could not be made"))
 
     def __repr__(self) -> str:
         return (
@@ -190,7 +190,7 @@ class PullConsumer:
     def _ask(self) -> None:
         self._scheduled = False
         missing = self._wanted - self._asked
-        if self._life is not _Life.OPEN or self._repairing is not None or missing <= 0:
+        if self._life is not _Phase.OPEN or self._repairing is not None or missing <= 0:
             return
         try:
             self._link.ask(missing, self._generation)
@@ -205,7 +205,7 @@ class PullConsumer:
 
     def on_message(self, message: StreamMessage, ordinal: int) -> None:
         """The link: a message was delivered; `ordinal` counts the consumer's deliveries."""
-        if self._life is not _Life.OPEN:
+        if self._life is not _Phase.OPEN:
             return
         self._hear()
         if self._asked:
@@ -266,13 +266,13 @@ class PullConsumer:
         return self._generation
 
     def _on_connection(self, event: ConnectionEvent) -> None:
-        if self._life is not _Life.OPEN:
+        if self._life is not _Phase.OPEN:
             return
         if event is ConnectionEvent.RECONNECTED:
             self._pause_s = 0.0
             self._begin_again()
         elif event is ConnectionEvent.CLOSED:
-            self._end(_Life.CLOSED, ClosedError("this connection was closed"))
+            self._end(_Phase.CLOSED, ClosedError("this connection was closed"))
         else:
             self._forget_requests()
 
@@ -283,7 +283,7 @@ class PullConsumer:
 
     def _listen_for_silence(self) -> None:
         self._timer = None
-        if self._life is not _Life.OPEN or not self._asked or not self._bus.connected:
+        if self._life is not _Phase.OPEN or not self._asked or not self._bus.connected:
             return
         ends_at = self._heard_at + SILENCE_S
         if self._loop.time() >= ends_at:
@@ -293,7 +293,7 @@ class PullConsumer:
 
     def _begin_again(self) -> None:
         """A new generation, once it is clear that the consumer is still there."""
-        if self._life is not _Life.OPEN:
+        if self._life is not _Phase.OPEN:
             return
         self._forget_requests()
         self._acks.resend()
@@ -358,9 +358,9 @@ class PullConsumer:
 
     def _lose(self) -> None:
         """The server says that it is no more."""
-        if self._life is not _Life.OPEN:
+        if self._life is not _Phase.OPEN:
             return
-        self._end(_Life.LOST, self._lost_error())
+        self._end(_Phase.LOST, self._lost_error())
         if self._on_lost is not None:
             try:
                 self._on_lost()
@@ -373,7 +373,7 @@ class PullConsumer:
             details={"consumer": self.name},
         )
 
-    def _end(self, life: _Life, error: GanglineError) -> None:
+    def _end(self, life: _Phase, error: GanglineError) -> None:
         self._life = life
         self._stop_listening()
         self._link.stop()
@@ -400,18 +400,18 @@ class PullConsumer:
         await self._acks.settled()
 
     async def state(self) -> ConsumerState:
-        if self._life is _Life.CLOSED:
+        if self._life is _Phase.CLOSED:
             raise ClosedError(f"consumer {self.name!r} was closed")
-        view = await self._link.look() if self._life is _Life.OPEN else None
+        view = await self._link.look() if self._life is _Phase.OPEN else None
         if view is None:
             self._lose()
             raise self._lost_error()
         return view.state
 
     async def close(self, *, delete: bool = False) -> None:
-        if self._life is not _Life.OPEN:
+        if self._life is not _Phase.OPEN:
             return
-        self._life = _Life.CLOSED  # no delivery from here on, and only one caller gets here
+        self._life = _Phase.CLOSED  # no delivery from here on, and only one caller gets here
         try:
             if self._bus.connected and self._acks.unconfirmed:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
@@ -419,6 +419,6 @@ class PullConsumer:
         except (TimeoutError, Unavailable):
             pass
         finally:
-            self._end(_Life.CLOSED, ClosedError(f"consumer {self.name!r} was closed"))
+            self._end(_Phase.CLOSED, ClosedError(f"consumer {self.name!r} was closed"))
         if delete:
             await self._link.remove()

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import Clock
-from ...runtime.tasks import Chores
+from ...runtime.event_clock import EventClock
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names
 from ...schemas.records.gangs import LeaderAlive, LeaderRecord
@@ -33,7 +33,7 @@ class Candidacy:
         kv: KeyValue,
         election: Election,
         leader: LeaderKey,
-        clock: Clock,
+        clock: EventClock,
         *,
         alive_key: str = Names.leader_alive_key,
         on_lead: Callable[[int], None],
@@ -57,7 +57,7 @@ class Candidacy:
         self._on_yield = on_yield
         self._on_outage = on_outage
         self._log = log
-        self._chores = Chores("election", log)
+        self._chores = TaskSet("election", log)
         self._subscriptions: list[Subscription] = []
         self._timer: asyncio.TimerHandle | None = None
         self._started = False

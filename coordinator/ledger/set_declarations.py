@@ -8,8 +8,8 @@ from typing import Final
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import Clock
-from ...runtime.tasks import Chores
+from ...runtime.event_clock import EventClock
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names
 from ...schemas.records.gangs import GangSetRecord
@@ -31,8 +31,8 @@ class SetFeed:
         kv: KeyValue,
         leader: LeaderKey,
         shard: Shard,
-        clock: Clock,
-        chores: Chores,
+        clock: EventClock,
+        chores: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         deposed: Callable[[], None],

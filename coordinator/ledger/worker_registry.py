@@ -21,7 +21,7 @@ from ...bus.port.bus import ConnectionEvent, KeyValue, KvEntry, KvOperation
 from ...bus.port.types import Subscription
 from ...runtime.freeze import FreezeDetector
 from ...runtime.suspect_prober import SuspectProber
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidName
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
@@ -92,7 +92,7 @@ class Census:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._entries: dict[WorkerId, Entry] = {}
-        self._chores = Chores("census", log)
+        self._chores = TaskSet("census", log)
         self._silent: SuspectProber[WorkerId] = SuspectProber(
             self._chores,
             ask=self._beats,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ...bus.port.bus import Conflict, KeyValue, KvWrite
-from ...runtime.event_clock import Clock
-from ...runtime.tasks import Chores
+from ...runtime.event_clock import EventClock
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import Names
 from ...schemas.records.gangs import GangRecord
@@ -28,8 +28,8 @@ class Scribe:
         self,
         kv: KeyValue,
         leader: LeaderKey,
-        clock: Clock,
-        chores: Chores,
+        clock: EventClock,
+        chores: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         deposed: Callable[[], None],

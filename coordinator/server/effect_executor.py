@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
 from ...telemetry.logs import Log
@@ -31,7 +31,7 @@ class Hands:
         self,
         office: Office,
         core: GangCore,
-        chores: Chores,
+        chores: TaskSet,
         *,
         feed: Callable[[on.Happening], None],
         trusted: Callable[[], bool],

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ...bus.port.bus import Bus
-from ...bus.rpc.micro_service import Endpoint, ServiceDescription, ServiceResponder, statistics_of
-from ...runtime.clock import Ambient
+from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
+from ...runtime.clock import Environment
 from ...schemas.names import GangOperation, Names
 from ..sharding.shards import Shard
 
@@ -18,14 +18,14 @@ def coordinator_service(
     bus: Bus,
     names: Names,
     *,
-    ambient: Ambient,
+    ambient: Environment,
     instance: str,
     node: str,
     shard: Shard,
     leads: Callable[[], bool],
     term: Callable[[], int],
     counts: Mapping[str, list[int]],
-) -> ServiceResponder:
+) -> MicroService:
     """Shows one coordinator.
 
     Args:
@@ -52,4 +52,4 @@ def coordinator_service(
             ],
         )
 
-    return ServiceResponder(bus, describe, statistics=lambda: statistics_of(counts), ambient=ambient, instance=instance)
+    return MicroService(bus, describe, statistics=lambda: statistics_of(counts), ambient=ambient, instance=instance)

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...bus.port.bus import Bus, KeyValue, Message
 from ...bus.rpc.responder import OperationTable, Responder
-from ...runtime.event_clock import Clock
-from ...runtime.tasks import Chores
+from ...runtime.event_clock import EventClock
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import GangImpossible, NoCoordinator, NotOwner, UnknownGang
 from ...schemas.messages.gangs import (
@@ -62,8 +62,8 @@ class Desk:
         bus: Bus,
         kv: KeyValue,
         names: Names,
-        clock: Clock,
-        chores: Chores,
+        clock: EventClock,
+        chores: TaskSet,
         core: GangCore,
         census: Census,
         traces: Traces,

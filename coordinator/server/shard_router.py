@@ -18,7 +18,7 @@ from ...bus.port.bus import Bus, KeyValue, Message, NoResponders
 from ...bus.port.types import Subscription
 from ...bus.rpc.requester import read_answer
 from ...bus.rpc.responder import Responder
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.gangs import NoCoordinator
 from ...schemas.messages.gangs import AcquireRequest, GangListReply, GangListRequest, GangQuery, GangReply, ShardReply
@@ -53,7 +53,7 @@ class Switchboard:
         kv: KeyValue,
         names: Names,
         shard: Shard,
-        chores: Chores,
+        chores: TaskSet,
         core: GangCore,
         desk: Desk,
         *,

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from ...bus.port.bus import Conflict, KeyValue, KvEntry, KvOperation, KvWrite
 from ...bus.port.types import Subscription
-from ...runtime.event_clock import Clock
+from ...runtime.event_clock import EventClock
 from ...schemas.errors.base import GanglineError
 from ...schemas.errors.gangs import ShardConflict
 from ...schemas.names import Names
@@ -38,7 +38,7 @@ _RETRY_S: Final = 0.2
 class ShardRegistry:
     """One coordinator's view of the map, and its own entry in it."""
 
-    def __init__(self, kv: KeyValue, shard: Shard, clock: Clock, log: Log) -> None:
+    def __init__(self, kv: KeyValue, shard: Shard, clock: EventClock, log: Log) -> None:
         self._kv = kv
         self._shard = shard
         self._clock = clock

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from ...runtime.timeouts import Alarms
+from ...runtime.timeouts import TimeoutQueue
 from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
 from ...schemas.wire.frames import Answer, Frame, Request
@@ -72,7 +72,7 @@ class PlainFlight(ShortFlight):
     checked = True
     method = ""
     timeout_s: float | None = None
-    alarms: Alarms[PlainFlight] | None = None
+    alarms: TimeoutQueue[PlainFlight] | None = None
     """Where it is, to be ended at its deadline."""
 
     @property
@@ -226,22 +226,22 @@ class Express:
 
 class Deadlines:
     """Ends plain calls that were not answered in time. Most calls of a client have the same time, and are answered
-    within it; see Alarms for what that costs."""
+    within it; see TimeoutQueue for what that costs."""
 
     __slots__ = ("_by_time", "_caller")
 
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._by_time: dict[float, Alarms[PlainFlight]] = {}
+        self._by_time: dict[float, TimeoutQueue[PlainFlight]] = {}
 
-    def of(self, timeout_s: float) -> Alarms[PlainFlight] | None:
+    def of(self, timeout_s: float) -> TimeoutQueue[PlainFlight] | None:
         """Where flights of that time are to be added; None: there are too many different ones."""
         found = self._by_time.get(timeout_s)
         if found is None:
             if len(self._by_time) >= _MOST:
                 self._tidy()
             if len(self._by_time) < _MOST:
-                found = self._by_time[timeout_s] = Alarms(self._expire)
+                found = self._by_time[timeout_s] = TimeoutQueue(self._expire)
         return found
 
     def close(self) -> None:

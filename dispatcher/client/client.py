@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, InvalidRequest
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.names import Names
@@ -52,7 +52,7 @@ class Client(DurableTasks, RouteOperations):
         *,
         names: Names | None = None,
         settings: RouterSettings | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         bucket: BucketSettings | None = None,
         tasks: TaskStorage | None = None,
         policy: Callable[[str], Policy] | None = None,
@@ -87,7 +87,7 @@ class Client(DurableTasks, RouteOperations):
         )
         self._operators = Operators(bus, self._router.names, self._router.ledger)
         self._route_streams = TaskStreams(bus, self._router.names, tasks)
-        self._use_storage(bus, self._router.names, tasks, ambient or Ambient())
+        self._use_storage(bus, self._router.names, tasks, ambient or Environment())
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -418,7 +418,7 @@ def connect(
     bucket: BucketSettings | None = None,
     tasks: TaskStorage | None = None,
     middleware: Sequence[Hook] = (),
-    ambient: Ambient | None = None,
+    ambient: Environment | None = None,
 ) -> Connecting:
     """Connect to NATS: `async with connect(...) as client`, or `client = await connect(...)` and close it later.
 

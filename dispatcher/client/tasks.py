@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...bus.port.bus import Bus
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.jobs import QueueStats
 from ...schemas.names import Names
@@ -26,7 +26,7 @@ class DurableTasks:
     _options: CallOptions
     _hooks: HookChain | None
 
-    def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Ambient) -> None:
+    def _use_storage(self, bus: Bus, names: Names, storage: TaskStorage | None, ambient: Environment) -> None:
         streams = TaskStreams(bus, names, storage)
         self._desk = JobDesk(bus, streams, ambient)
         self._submitter = Submitter(streams, ambient)

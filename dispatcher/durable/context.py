@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ...bus.port.bus import BucketSettings, Bus
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.names import Names
 from ...telemetry.logs import Log, logger_for
 from ...telemetry.metrics.durable import DurableMetrics
@@ -32,7 +32,7 @@ class Context:
     bus: Bus
     names: Names
     settings: DispatcherSettings
-    ambient: Ambient
+    ambient: Environment
     streams: TaskStreams
     router: Router
     routes: RouteTable
@@ -54,11 +54,11 @@ class Context:
         tasks: TaskStorage | None,
         bucket: BucketSettings | None,
         router_settings: RouterSettings | None,
-        ambient: Ambient | None,
+        ambient: Environment | None,
         name: str,
     ) -> Self:
         """All of it, each from those it needs. The arguments are those of Dispatcher."""
-        names, settings, ambient = names or Names(), settings or DispatcherSettings(), ambient or Ambient()
+        names, settings, ambient = names or Names(), settings or DispatcherSettings(), ambient or Environment()
         tasks, name, dispatcher = tasks or TaskStorage.from_environment(), name or bus.name, ambient.token()
         log = logger_for("durable", dispatcher=dispatcher)
         router = Router(

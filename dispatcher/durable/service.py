@@ -11,9 +11,9 @@ from ...bus.lifecycle.process import run_until_left
 from ...bus.lifecycle.startup import StartPatience
 from ...bus.port.bus import BucketSettings, Bus
 from ...bus.rpc.responder import CountingResponder
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.messages.jobs import DispatcherStats, QueueStats
 from ...schemas.names import Names
 from ...telemetry.metrics.durable import QueueLevels
@@ -80,7 +80,7 @@ class Dispatcher(Service[DispatcherState]):
         tasks: TaskStorage | None = None,
         bucket: BucketSettings | None = None,
         router_settings: RouterSettings | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         name: str = "",
     ) -> None:
         """
@@ -123,7 +123,7 @@ class Dispatcher(Service[DispatcherState]):
         """Queues that are handed over by `stop`."""
         self._counts = {"taken": 0, "lost": 0, "handed_over": 0}
         self._started_before = 0
-        self._background = Chores("dispatcher", self._log)
+        self._background = TaskSet("dispatcher", self._log)
         self._grace_s = context.settings.grace_s
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ async def run_dispatcher(dispatcher: Dispatcher) -> None:
         Disconnected: the server closed the connection for good.
         Unavailable, ServerUnsupported: as `Dispatcher.start`.
     """
-    leaving = Chores("stop of a dispatcher")
+    leaving = TaskSet("stop of a dispatcher")
 
     async def life() -> None:
         try:

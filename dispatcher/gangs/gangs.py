@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict
 
 from ...bus.port.bus import Bus
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError
 from ...schemas.messages.gangs import AcquireRequest
 from ...schemas.names import Names
@@ -69,7 +69,7 @@ class Gangs:
         self,
         bus: Bus,
         names: Names,
-        ambient: Ambient,
+        ambient: Environment,
         settings: RouterSettings,
         *,
         lines: LineMaker,

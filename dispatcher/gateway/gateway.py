@@ -15,11 +15,11 @@ from typing import Final
 from ...bus.port.bus import BucketSettings, Bus, Message
 from ...bus.port.types import Subscription
 from ...bus.rpc.listening import listen
-from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
+from ...bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from ...bus.rpc.responder import Responder
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...runtime.lifecycle import Service
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import QueueFull
 from ...schemas.names import Names
 from ...schemas.wire.codec import Format
@@ -66,7 +66,7 @@ class Gateway(Service[GatewayState]):
         router_settings: RouterSettings | None = None,
         bucket: BucketSettings | None = None,
         policy: Callable[[str], Policy] | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         name: str = "",
     ) -> None:
         """
@@ -82,7 +82,7 @@ class Gateway(Service[GatewayState]):
         self.bus = bus
         self.names = names or Names()
         self.settings = settings or GatewaySettings()
-        ambient = ambient or Ambient()
+        ambient = ambient or Environment()
         self.router = Router(
             bus,
             self.names,
@@ -94,9 +94,9 @@ class Gateway(Service[GatewayState]):
             routes_bucket=TaskStorage.from_environment().bucket,
             makes_routes=True,
         )
-        self._service = ServiceResponder(bus, self._describe, statistics=self._counters, ambient=ambient)
+        self._service = MicroService(bus, self._describe, statistics=self._counters, ambient=ambient)
         self._subscription: Subscription | None = None
-        self._pending = Chores("gateway call")
+        self._pending = TaskSet("gateway call")
         self._requests = 0
         self._errors = 0
         self._last_error = ""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...bus.port.bus import Conflict, StreamMessage
 from ...runtime.backoff import exponential_s
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidRequest
 from ...schemas.errors.tasks import JobError, UnknownJob
 from ...schemas.names import check_name
@@ -129,7 +129,7 @@ class DeadLetter:
 class DeadLetters:
     """Reads and empties the stream of dead letters. One per client."""
 
-    def __init__(self, streams: TaskStreams, ambient: Ambient, desk: JobDesk) -> None:
+    def __init__(self, streams: TaskStreams, ambient: Environment, desk: JobDesk) -> None:
         self._streams = streams
         self._desk = desk
         self._names = streams.names

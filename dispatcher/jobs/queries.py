@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from ...bus.port.bus import Bus, Conflict, Message, NoResponders, NotPermitted, RequestTimeout, StreamMessage
 from ...bus.rpc.requester import read_answer
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
 from ...schemas.messages.jobs import CancelReply, JobInfo, JobRequest, Obstacle, QueueStats, WhyReply
@@ -37,7 +37,7 @@ R = TypeVar("R", bound=BaseModel)
 class JobDesk:
     """Asks and reads. One per client."""
 
-    def __init__(self, bus: Bus, streams: TaskStreams, ambient: Ambient) -> None:
+    def __init__(self, bus: Bus, streams: TaskStreams, ambient: Environment) -> None:
         self.bus = bus
         self.streams = streams
         self._names = streams.names

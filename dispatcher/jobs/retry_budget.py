@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
-from ...bus.port.bus import Conflict, ConsumerLost, ConsumerTaken, NotPermitted, Refused
+from ...bus.port.bus import Conflict, ConsumerLost, ConsumerTaken, NotPermitted, PublishRefused
 from ...runtime.backoff import Backoff
 from ...schemas.errors.base import ServerUnsupported, Unavailable
 from ...telemetry.logs import Log
@@ -19,7 +19,7 @@ _SAID_AGAIN: Final = 30
 
 T = TypeVar("T")
 
-FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, Refused, NotPermitted, ServerUnsupported)
+FINAL: Final = (Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported)
 """Answers of storage, not the lack of one."""
 
 
@@ -32,7 +32,7 @@ async def until_answered(what: str, ask: Callable[[], Awaitable[T]], log: Log) -
     """What `ask` returns, asked again while storage or the connection is not there. Cancelling ends it.
 
     Raises:
-        Conflict, ConsumerLost, ConsumerTaken, Refused, NotPermitted, ServerUnsupported: storage said so.
+        Conflict, ConsumerLost, ConsumerTaken, PublishRefused, NotPermitted, ServerUnsupported: storage said so.
     """
     backoff = storage_backoff()
     while True:

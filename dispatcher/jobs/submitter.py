@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from ...bus.port.bus import Published, Refused, StorageUnavailable, Stream
+from ...bus.port.bus import Published, PublishRefused, StorageUnavailable, Stream
 from ...runtime.backoff import Backoff
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import Disconnected, GanglineError
 from ...schemas.errors.tasks import InvalidSchedule
@@ -40,7 +40,7 @@ class Submitted(NamedTuple):
 class Submitter:
     """Submits tasks. One per client."""
 
-    def __init__(self, streams: TaskStreams, ambient: Ambient) -> None:
+    def __init__(self, streams: TaskStreams, ambient: Environment) -> None:
         self._streams = streams
         self._ambient = ambient
         self._tasks: Stream | None = None
@@ -117,7 +117,7 @@ class Submitter:
                 if look and await self._ended(message):
                     return None
                 return (await self._publish(message, min(TRY_S, max(0.001, give_up_at - loop.time())))).sequence
-            except Refused as error:
+            except PublishRefused as error:
                 if message.scheduled:
                     raise InvalidSchedule(f"the server refused the schedule: {error.message}") from error
                 raise

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from ...runtime.timeouts import Alarms
+from ...runtime.timeouts import TimeoutQueue
 from ...schemas.limits import MIN_TTL_S
 from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
@@ -118,7 +118,7 @@ class HeldExpress:
             {"owner": owner} if owner else None,
         )
         """Of a reserve: time to live, claim timeout, flags, deadline, and who asks."""
-        self._probes: Alarms[PlainReserve] = Alarms(lambda flight: self._exchange.lose(flight, Fate.SLOW))
+        self._probes: TimeoutQueue[PlainReserve] = TimeoutQueue(lambda flight: self._exchange.lose(flight, Fate.SLOW))
 
     def close(self) -> None:
         """The router stops."""

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from ...runtime.timeouts import Alarms
+from ...runtime.timeouts import TimeoutQueue
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
 from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
@@ -579,7 +579,7 @@ class Holds:
         self.closed = False
         """All were released, and what is kept from now on must be released too."""
         self._kept: dict[Hold, None] = {}  # not a set: the order of releases must not depend on addresses
-        self._brief: Alarms[Hold] = Alarms(self._outlast)
+        self._brief: TimeoutQueue[Hold] = TimeoutQueue(self._outlast)
         """Those that will nearly all be used up before they have to be renewed: they need no timer so far."""
 
     def __len__(self) -> int:

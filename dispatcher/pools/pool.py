@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...runtime.suspect_prober import SuspectProber
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError
 from ...schemas.records.workers import Heartbeat, Registration
 from ...schemas.wire.frames import Load, LoadFlag
@@ -79,7 +79,7 @@ class RoutedPool:
         self.settle: Callable[[Ticket], None] = self.core.settle
         """The ticket no longer counts on its worker. Idempotent. Whoever waits is served when the turn's load is known,
         or by `pump`."""
-        self._chores = Chores(f"suspects of {name}", _log)
+        self._chores = TaskSet(f"suspects of {name}", _log)
         self._suspects: SuspectProber[Worker] = SuspectProber(
             self._chores,
             ask=self._beats,

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequen
 from typing import Any, Final
 
 from ...bus.port.bus import BucketSettings, Bus, KeyValue
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.deadline import current_deadline
 from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
@@ -50,7 +50,7 @@ class Router:
         names: Names,
         *,
         settings: RouterSettings | None = None,
-        ambient: Ambient | None = None,
+        ambient: Environment | None = None,
         bucket: BucketSettings | None = None,
         policy: Callable[[str], Policy] | None = None,
         metrics: RouterMetrics | None = None,
@@ -77,7 +77,7 @@ class Router:
             bus,
             names,
             settings=self.settings,
-            ambient=ambient or Ambient(),
+            ambient=ambient or Environment(),
             bucket=bucket or BucketSettings(),
             policy=policy or (lambda _pool: Sticky()),
             metrics=self.metrics,

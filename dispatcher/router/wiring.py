@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Protocol
 
 from ...bus.port.bus import BucketSettings, Bus
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.names import Names
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.attempts import Caller
@@ -59,7 +59,7 @@ class Parts:
         names: Names,
         *,
         settings: RouterSettings,
-        ambient: Ambient,
+        ambient: Environment,
         bucket: BucketSettings,
         policy: Callable[[str], Policy],
         metrics: RouterMetrics,

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.types import Subscription
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Disconnected, MalformedMessage
 from ...schemas.limits import MAX_CHECKED
 from ...schemas.names import Names, Operation
@@ -84,7 +84,7 @@ class Exchange:
         self,
         bus: Bus,
         names: Names,
-        ambient: Ambient,
+        ambient: Environment,
         settings: RouterSettings,
         listener: Callable[[str], Listener | None],
     ) -> None:

@@ -5,6 +5,7 @@ The names below are the public API; they are loaded when first used, so that `im
 
 from __future__ import annotations
 
+import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from .dispatcher.routing.policy import PowerOfTwo as PowerOfTwo
     from .dispatcher.routing.policy import Sticky as Sticky
     from .dispatcher.routing.settings import RouterSettings as RouterSettings
-    from .runtime.clock import Ambient as Ambient
+    from .runtime.clock import Environment as Environment
     from .schemas.errors.base import GanglineError as GanglineError
     from .schemas.errors.base import NonRetryable as NonRetryable
     from .schemas.names import Names as Names
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
 
 # Name -> module below this package.
 _PUBLIC = {
-    "Ambient": "runtime.clock",
     "BucketSettings": "bus.port.bus",
     "Bundle": "schemas.records.gangs",
     "CallHook": "dispatcher.client.hooks",
@@ -78,6 +78,7 @@ _PUBLIC = {
     "Dispatcher": "dispatcher.durable.service",
     "DispatcherSettings": "dispatcher.durable.settings",
     "ElectionSettings": "coordinator.election.election_core",
+    "Environment": "runtime.clock",
     "Gang": "dispatcher.gangs.gang",
     "GangContext": "worker.context.gang_context",
     "GangMember": "worker.context.gang_context",
@@ -113,8 +114,12 @@ _PUBLIC = {
     "run_dispatcher": "dispatcher.durable.service",
 }
 
+# Public under another name before: the old name works for one more release, and warns.
+_RENAMED = {
+    "Ambient": "Environment",
+}
+
 __all__ = [
-    "Ambient",
     "BucketSettings",
     "Bundle",
     "CallHook",
@@ -130,6 +135,7 @@ __all__ = [
     "Dispatcher",
     "DispatcherSettings",
     "ElectionSettings",
+    "Environment",
     "Gang",
     "GangContext",
     "GangMember",
@@ -170,11 +176,21 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "errors":
         return import_module(".errors", __name__)
+    if name in _RENAMED:
+        return renamed(__name__, name, getattr(import_module(__name__), _RENAMED[name]))
     module = _PUBLIC.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{module}", __name__), name)
     globals()[name] = value
+    return value
+
+
+def renamed(module: str, old: str, value: Any) -> Any:
+    """The value, after a warning that its name `old` in `module` goes with the next release."""
+    warnings.warn(
+        f"{module}.{old} is now {value.__name__}; the old name goes with the next release", DeprecationWarning, 3
+    )
     return value
 
 

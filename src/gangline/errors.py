@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from . import renamed
 from .bus.port.bus import (
     Conflict,
     ConsumerLost,
     ConsumerTaken,
     NoResponders,
     NotPermitted,
-    Refused,
+    PublishRefused,
     RequestTimeout,
     StorageUnavailable,
 )
@@ -113,8 +116,8 @@ __all__ = [
     "NotPermitted",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "PublishRefused",
     "QueueFull",
-    "Refused",
     "RequestTimeout",
     "ResultLost",
     "ResultNotKept",
@@ -143,3 +146,9 @@ __all__ = [
     "WrongClient",
     "WrongPool",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Refused":
+        return renamed(__name__, name, PublishRefused)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

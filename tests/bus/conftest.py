@@ -14,8 +14,8 @@ import pytest
 
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.memory.server import MemoryHub
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.memory.server import MemoryServer
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import Bus, ConnectionEvent, Retention, Storage, Stream, StreamMessage, StreamSettings
 from gangline.bus.settings.connection import ConnectionSettings
@@ -25,7 +25,7 @@ from ..waiting import PATIENCE_S
 T = TypeVar("T")
 
 Connect = Callable[..., Awaitable[Bus]]
-ConnectServer = Callable[..., Awaitable[JetStreamBus]]
+ConnectServer = Callable[..., Awaitable[NatsBus]]
 
 
 _OPENED = pytest.StashKey[AsyncExitStack]()
@@ -96,7 +96,7 @@ async def happens(bus: Bus, event: ConnectionEvent, action: Callable[[], object]
 
 
 @contextlib.contextmanager
-def impatient(bus: JetStreamBus) -> Iterator[None]:
+def impatient(bus: NatsBus) -> Iterator[None]:
     """Storage operations of this connection give up after half a second; others of the test wait as long as ever."""
     patience_s, bus.api.timeout_s = bus.api.timeout_s, 0.5
     yield
@@ -126,7 +126,7 @@ def settings_of() -> Callable[..., ConnectionSettings]:
 def connect_to(settings_of, opened: AsyncExitStack) -> ConnectServer:
     """Connect to a real server."""
 
-    async def connect(url: str, name: str = "test", **others: Any) -> JetStreamBus:
+    async def connect(url: str, name: str = "test", **others: Any) -> NatsBus:
         bus = await connect_jetstream(settings_of(url, **others), name=name)
         opened.push_async_callback(bus.close)
         return bus
@@ -137,7 +137,7 @@ def connect_to(settings_of, opened: AsyncExitStack) -> ConnectServer:
 @pytest.fixture(params=["memory", pytest.param("jetstream", marks=pytest.mark.server)])
 def connect(request: pytest.FixtureRequest, opened: AsyncExitStack) -> Connect:
     """Connections of one kind to one server."""
-    hub = MemoryHub() if request.param == "memory" else None
+    hub = MemoryServer() if request.param == "memory" else None
     url = "" if hub else request.getfixturevalue("nats_url")
 
     async def open_one(name: str = "test") -> Bus:

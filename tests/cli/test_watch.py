@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import KvEntry, KvOperation
 from gangline.cli.views.gang_follow import print_events
 from gangline.cli.views.workers import Board, WorkerRow
@@ -89,7 +89,7 @@ def test_nobody_who_reads_is_an_end_and_not_an_error_of_the_watch(monkeypatch):
 
 async def test_events_that_nobody_reads_end_the_command(monkeypatch):
     """`gangline gang events | head -1`"""
-    hub, names = MemoryHub(), Names("watched")
+    hub, names = MemoryServer(), Names("watched")
     following = asyncio.ensure_future(print_events(hub.connect("follows"), names, None, True))
     await asyncio.sleep(1)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import KvEntry
 from gangline.schemas.names import Names
 
@@ -39,12 +39,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> None:
 
 
 @pytest.fixture
-def hub() -> MemoryHub:
-    return MemoryHub()
+def hub() -> MemoryServer:
+    return MemoryServer()
 
 
 @pytest.fixture
-async def system(request: pytest.FixtureRequest, hub: MemoryHub) -> AsyncIterator[System]:
+async def system(request: pytest.FixtureRequest, hub: MemoryServer) -> AsyncIterator[System]:
     """On the in-memory server. What the ledger shows is held to L7 after every change."""
     made = request.node.stash[_OPENED] = System(hub.connect, Names())
     loop = asyncio.get_running_loop()

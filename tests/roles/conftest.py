@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.coordinator.service import Coordinator
@@ -59,7 +59,7 @@ class Site:
         """Who was connected last."""
         self._probes = itertools.count(1)
 
-    async def bus(self, user: str, **others: Any) -> JetStreamBus:
+    async def bus(self, user: str, **others: Any) -> NatsBus:
         settings = ConnectionSettings(
             urls=(self.server.url,),
             user=user,

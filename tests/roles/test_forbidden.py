@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, NotPermitted, Storage
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.durable.service import Dispatcher
@@ -165,7 +165,7 @@ SUBSCRIBE: dict[str, set[Role]] = {
 SHARED = ("producer", "router", "gateway", "dispatcher", "coordinator", "operator", "worker=worker:images.w1")
 
 
-async def may_publish(bus: JetStreamBus, subject: str) -> bool:
+async def may_publish(bus: NatsBus, subject: str) -> bool:
     bus.publish(subject, b"")
     await bus.flush()
     try:
@@ -175,7 +175,7 @@ async def may_publish(bus: JetStreamBus, subject: str) -> bool:
     return True
 
 
-async def may_subscribe(bus: JetStreamBus, subject: str) -> bool:
+async def may_subscribe(bus: NatsBus, subject: str) -> bool:
     subject, _, queue = subject.partition(" ")
     subscription = await bus.subscribe(subject, lambda message: None, queue=queue)
     try:

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 
 
 def test_tokens_are_22_characters_that_may_stand_in_a_subject_and_no_two_are_equal():
-    token = Ambient().token
+    token = Environment().token
     made = [token() for _ in range(3000)]
     assert all(re.fullmatch(r"[A-Za-z0-9_-]{22}", each) for each in made)
     assert len(set(made)) == 3000
@@ -22,14 +22,14 @@ def test_tokens_are_22_characters_that_may_stand_in_a_subject_and_no_two_are_equ
 
 def test_threads_make_different_ones():
     with ThreadPoolExecutor(4) as threads:
-        rows = list(threads.map(lambda _: [Ambient().token() for _ in range(500)], range(4)))
+        rows = list(threads.map(lambda _: [Environment().token() for _ in range(500)], range(4)))
     made = [token for row in rows for token in row]
     assert len(set(made)) == len(made)
 
 
 @pytest.mark.processes
 def test_a_child_process_makes_others_than_its_parent():
-    token = Ambient().token
+    token = Environment().token
     token()  # so that there are some in store
     reading, writing = os.pipe()
     child = os.fork()

@@ -10,7 +10,7 @@ import pytest
 from gangline.bus.port.bus import StorageUnavailable
 from gangline.runtime.failure_detector import CONFIRM_S, LOOK_S, PROMPT_S
 from gangline.runtime.suspect_prober import SuspectProber
-from gangline.runtime.tasks import Chores
+from gangline.runtime.tasks import TaskSet
 from gangline.schemas.errors.base import GanglineError
 from gangline.telemetry.logs import logger_for
 
@@ -25,7 +25,7 @@ class Ledger:
         self.asked: list[tuple[float, str]] = []
         self.lost: list[tuple[str, str]] = []
         self.failed: list[str] = []
-        self.chores = Chores("suspects", logger_for("test"))
+        self.chores = TaskSet("suspects", logger_for("test"))
         self.suspects: SuspectProber[str] = SuspectProber(
             self.chores,
             ask=self.ask,

@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from gangline.runtime.tasks import Chores
+from gangline.runtime.tasks import TaskSet
 from gangline.telemetry.logs import logger_for
 
 
 async def test_what_was_started_runs_and_is_forgotten_when_it_has_ended():
-    chores = Chores("test")
+    chores = TaskSet("test")
     assert await chores.start(asyncio.sleep(1, "done")) == "done"
     assert len(chores) == 0 and not list(chores)
 
@@ -20,7 +20,7 @@ async def test_one_that_raises_is_logged_and_the_others_go_on(caplog):
     async def fail() -> None:
         raise ValueError("no")
 
-    chores = Chores("test", logger_for("test"))
+    chores = TaskSet("test", logger_for("test"))
     chores.start(fail())
     going = chores.start(asyncio.sleep(1, "done"))
     assert await going == "done"
@@ -30,7 +30,7 @@ async def test_one_that_raises_is_logged_and_the_others_go_on(caplog):
 
 
 async def test_after_cancel_nothing_is_begun():
-    chores = Chores("test")
+    chores = TaskSet("test")
     running = chores.start(asyncio.sleep(9))
     chores.cancel()
     chores.cancel()
@@ -42,7 +42,7 @@ async def test_after_cancel_nothing_is_begun():
 
 async def test_to_rest_is_to_wait_until_all_have_ended_those_too_that_they_start_or_so_long():
     loop = asyncio.get_running_loop()
-    chores = Chores("test")
+    chores = TaskSet("test")
 
     async def start_another() -> None:
         await asyncio.sleep(1)
@@ -58,7 +58,7 @@ async def test_to_rest_is_to_wait_until_all_have_ended_those_too_that_they_start
 
 
 async def test_one_of_them_may_stop_the_others():
-    chores = Chores("test")
+    chores = TaskSet("test")
     other = chores.start(asyncio.sleep(9))
 
     async def stop() -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.runtime.timeouts import Alarms
+from gangline.runtime.timeouts import TimeoutQueue
 
 
-def alarms() -> tuple[Alarms[str], list[tuple[str, float]]]:
+def alarms() -> tuple[TimeoutQueue[str], list[tuple[str, float]]]:
     """And what rang, with the time since now."""
     loop = asyncio.get_running_loop()
     began, rung = loop.time(), []
-    return Alarms(lambda item: rung.append((item, round(loop.time() - began, 3)))), rung
+    return TimeoutQueue(lambda item: rung.append((item, round(loop.time() - began, 3)))), rung
 
 
 async def test_each_rings_once_at_its_time():
@@ -64,7 +64,7 @@ async def test_a_ring_may_add_and_drop_others():
         if item == "a":
             made.add("c", loop.time() + 1.0)
 
-    made: Alarms[str] = Alarms(ring)
+    made: TimeoutQueue[str] = TimeoutQueue(ring)
     made.add("a", loop.time() + 1.0)
     await asyncio.sleep(5)
     assert rung == ["a", "c"]

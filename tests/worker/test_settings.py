@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidName, InvalidSettings
 from gangline.schemas.names import check_name
 from gangline.worker.settings import WorkerSettings
@@ -61,7 +61,7 @@ def test_an_id_must_fit_a_subject():
 
 
 def test_the_default_id_is_readable_valid_and_new_each_time():
-    ambient = Ambient(random=random.Random(7))
+    ambient = Environment(random=random.Random(7))
     settings = WorkerSettings()
     names = {settings.worker_name(ambient) for _ in range(50)}
     assert len(names) > 45
@@ -71,7 +71,7 @@ def test_the_default_id_is_readable_valid_and_new_each_time():
 
 
 def test_a_given_id_is_used_as_it_is():
-    assert WorkerSettings(id="w1").worker_name(Ambient()) == "w1"
+    assert WorkerSettings(id="w1").worker_name(Environment()) == "w1"
 
 
 def test_node_and_zone_come_from_the_environment(monkeypatch):

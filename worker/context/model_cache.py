@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...telemetry.logs import logger_for
 from .task_context import has_ended
 
@@ -68,7 +68,7 @@ class ModelCache:
         self.pinned: dict[TaskContext, _Entry] = {}
         """By task that has asked for one and not ended yet; to be read."""
         self._reported: tuple[str, ...] = ()
-        self._cleanups = Chores("unloading of models")
+        self._cleanups = TaskSet("unloading of models")
 
     @property
     def loaded(self) -> tuple[str, ...]:

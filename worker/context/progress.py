@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Final, Protocol
 
 from ...bus.port.bus import Bus
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import Disconnected, GanglineError, PayloadTooLarge
 from ...schemas.names import JobFeed, Names
 from ...schemas.records.jobs import JobProgress
@@ -70,7 +70,7 @@ class ProgressFeed:
         job: str,
         attempt: int,
         *,
-        ambient: Ambient,
+        ambient: Environment,
         loop: asyncio.AbstractEventLoop,
         log: Log,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ...bus.port.bus import Bus, ConnectionEvent, Message, NotPermitted
 from ...bus.port.types import Subscription
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidRequest, MalformedMessage
 from ...schemas.names import Names
 from ...schemas.wire import codec
@@ -222,7 +222,7 @@ class GangTalks:
         self._make = partial(GangTalk, bus, names, gang=gang, generation=generation, rank=rank, size=size)
         self._talks: dict[int, GangTalk] = {}
         self._timers: dict[int, asyncio.TimerHandle] = {}
-        self._closing = Chores("end of a session")
+        self._closing = TaskSet("end of a session")
         self._error: GanglineError | None = None
 
     def session(self, run: int = 0) -> GangTalk:

@@ -9,7 +9,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.gangs import GangFailed
 from ...schemas.messages.gangs import FormRequest
 from ...telemetry.logs import Log
@@ -69,7 +69,7 @@ class GangHooks:
         """Of the health checks; made when the first member begins."""
         self._starts: dict[str, _Start] = {}
         """By token, from the member's start to its end."""
-        self._ending = Chores("gang stop")
+        self._ending = TaskSet("gang stop")
         self._idle = asyncio.Event()
         """Set now and then: some task has ended."""
 

@@ -18,8 +18,8 @@ from pydantic import ValidationError
 
 from ...bus.port.bus import KeyValue, KvEntry
 from ...runtime.backoff import Backoff
-from ...runtime.clock import Ambient
-from ...runtime.tasks import Chores
+from ...runtime.clock import Environment
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.messages.gangs import FormRequest
 from ...schemas.names import Names, WorkerId
@@ -51,7 +51,7 @@ class GangLedger:
         free: Callable[[Hold], None],
         end: Callable[[Member, str, bool], None],
         changed: Callable[[], None],
-        ambient: Ambient,
+        ambient: Environment,
         log: Log,
     ) -> None:
         """
@@ -72,7 +72,7 @@ class GangLedger:
         self._changed = changed
         self._ambient = ambient
         self._log = log
-        self._looks = Chores("gang reconciler")
+        self._looks = TaskSet("gang reconciler")
         self._looking: set[Member] = set()
 
     def resolve(self, hold: Hold) -> None:

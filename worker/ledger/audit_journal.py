@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.names import WorkerId
 from ..slots.admission_core import WorkerCore
 from ..slots.lease_table import Change, Lease
@@ -39,7 +39,7 @@ class Journal:
 
     __slots__ = ("_ambient", "_core", "_sink", "_worker", "enabled")
 
-    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: WorkerCore, ambient: Ambient) -> None:
+    def __init__(self, sink: JournalSink | None, worker: WorkerId, core: WorkerCore, ambient: Environment) -> None:
         self._sink = sink
         self._worker = str(worker)
         self._core = core

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.names import WorkerId
 from ...schemas.records.workers import LeaseRecord
 from ...telemetry.metrics.router_and_worker import WorkerMetrics
@@ -50,7 +50,7 @@ class Books:
         *,
         journal: Journal,
         metrics: WorkerMetrics,
-        ambient: Ambient,
+        ambient: Environment,
         on_overdue: Callable[[TaskRecord], None],
     ) -> None:
         """`on_overdue` is told of each running task whose deadline passed, once."""

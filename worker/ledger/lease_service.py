@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 
-from ...runtime.tasks import Chores
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import GanglineError, InvalidRequest, Unavailable
 from ..settings import WorkerSettings
 from ..slots.lease_table import Lease, Refusal
@@ -24,7 +24,7 @@ class Grants:
         """Writes of `sync` leases that are under way, by token: a repeated request waits for the same one."""
         self._recorded: set[str] = set()
         """Living `sync` leases whose fence is their revision."""
-        self._background = Chores("sync grant")
+        self._background = TaskSet("sync grant")
         """Answers that wait for the ledger, oldest first."""
 
     def reserve(

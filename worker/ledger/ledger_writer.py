@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...bus.port.bus import KeyValue, KvWrite
 from ...runtime.backoff import Backoff
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import ClosedError, Unavailable
 from ...schemas.names import Names, WorkerId
 from ...telemetry.logs import Log
@@ -69,7 +69,7 @@ class LedgerWriter:
         worker: WorkerId,
         describe: Callable[[str], Desired | None],
         *,
-        ambient: Ambient,
+        ambient: Environment,
         log: Log,
     ) -> None:
         self._kv = kv

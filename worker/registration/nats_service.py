@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ...bus.rpc.micro_service import Endpoint, ServiceDescription, ServiceResponder, statistics_of
+from ...bus.rpc.micro_service import Endpoint, MicroService, ServiceDescription, statistics_of
 from ...schemas.names import Operation
 from ...schemas.records.workers import Registration
 from ..identity import Place
@@ -14,7 +14,7 @@ SERVICE = "gangline-worker"
 
 def worker_service(
     place: Place, registration: Callable[[], Registration], counts: Callable[[], Mapping[str, Sequence[int]]]
-) -> ServiceResponder:
+) -> MicroService:
     """Shows one worker. Its endpoints are its operations; FRAMES counts messages, not tasks.
 
     `counts` gives requests and errors by operation.
@@ -42,7 +42,7 @@ def worker_service(
             ],
         )
 
-    return ServiceResponder(
+    return MicroService(
         place.bus,
         describe,
         statistics=lambda: statistics_of(counts()),

@@ -14,8 +14,8 @@ from enum import StrEnum
 from pydantic import BaseModel
 
 from ...bus.port.bus import Bus, KeyValue, NotPermitted
-from ...runtime.clock import Ambient
-from ...runtime.tasks import Chores
+from ...runtime.clock import Environment
+from ...runtime.tasks import TaskSet
 from ...schemas.errors.base import ClosedError, GanglineError, Unavailable, WorkerIdTaken
 from ...schemas.names import Names, WorkerId
 from ...schemas.records.workers import Heartbeat, Registration
@@ -54,7 +54,7 @@ class Presence:
         *,
         instance: str,
         settings: WorkerSettings,
-        ambient: Ambient,
+        ambient: Environment,
         registration: Callable[[], Registration],
         heartbeat: Callable[[], Heartbeat],
         on_lost: Callable[[str], None],
@@ -79,7 +79,7 @@ class Presence:
         self._log = log
         self._alive = OwnedKey(kv, names.alive_key(worker), instance)
         self._reg = OwnedKey(kv, names.registration_key(worker), instance)
-        self._writes = Chores("registration")
+        self._writes = TaskSet("registration")
         """On their way, oldest first."""
         self._loop_task: asyncio.Task[None] | None = None
         self._published = False

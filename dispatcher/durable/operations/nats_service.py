@@ -12,11 +12,11 @@ from ....bus.rpc.listening import listen
 from ....bus.rpc.micro_service import (
     Endpoint,
     EndpointStatistics,
+    MicroService,
     ServiceDescription,
-    ServiceResponder,
 )
 from ....bus.rpc.responder import CountingResponder
-from ....runtime.clock import Ambient
+from ....runtime.clock import Environment
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.messages.jobs import DispatcherStats
 from ....schemas.names import DispatcherOperation, Names
@@ -38,7 +38,7 @@ class Presence:
         name: str,
         node: str,
         guard: Guard,
-        ambient: Ambient,
+        ambient: Environment,
         responder: CountingResponder,
         statistics: Callable[[], DispatcherStats],
     ) -> None:
@@ -52,7 +52,7 @@ class Presence:
         self._pong = DispatcherStats(dispatcher=dispatcher, name=name, node=node, since=ambient.wall())
         self._subscription: Subscription | None = None
         description = self._describe(name, node)
-        self._service = ServiceResponder(
+        self._service = MicroService(
             bus, lambda: description, statistics=self._counters, ambient=ambient, instance=dispatcher
         )
 

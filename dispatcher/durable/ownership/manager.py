@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from ....bus.port.bus import Bus, ConnectionEvent, ConsumerState, Message, NoResponders, Stream
 from ....bus.port.types import Subscription
-from ....runtime.clock import Ambient
-from ....runtime.tasks import Chores
+from ....runtime.clock import Environment
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.names import DispatcherOperation, Names
 from ....schemas.records.jobs import DispatcherEvent
@@ -56,7 +56,7 @@ TakeQueue = Callable[[Take], Awaitable[str | None]]
 """Take a queue: the name of our consumer, or None."""
 
 
-def consumer_name(endpoint: str, ambient: Ambient) -> str:
+def consumer_name(endpoint: str, ambient: Environment) -> str:
     """A new name for a consumer of that queue."""
     return f"{_PREFIX}{endpoint[:_NAME_CHARS]}-{ambient.token()[:12]}"
 
@@ -73,7 +73,7 @@ class Ownership:
         tasks: Callable[[], Awaitable[Stream]],
         settings: DispatcherSettings,
         guard: Guard,
-        ambient: Ambient,
+        ambient: Environment,
         take: TakeQueue,
         give_up: Callable[[int], None],
         log: Log,
@@ -91,7 +91,7 @@ class Ownership:
         self._prefix = names.tasks[: -len(">")]
         self._core: OwnershipCore | None = None
         self._wake = asyncio.Event()
-        self._background = Chores("ownership")
+        self._background = TaskSet("ownership")
         self._subscription: Subscription | None = None
         self._undo: list[Callable[[], None]] = []
         self._at_once = asyncio.Semaphore(_AT_ONCE)

@@ -14,7 +14,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from ....bus.port.bus import Conflict, ConsumerLost, ConsumerState, KeyValue
-from ....runtime.clock import Ambient
+from ....runtime.clock import Environment
 from ....schemas.errors.base import GanglineError, Unavailable
 from ....schemas.records.jobs import TurnRecord
 from ....telemetry.logs import Log
@@ -30,7 +30,7 @@ class Turn:
     """Of one queue: the record that says whose turn it is."""
 
     def __init__(
-        self, bucket: Callable[[], Awaitable[KeyValue]], key: str, *, dispatcher: str, ambient: Ambient, log: Log
+        self, bucket: Callable[[], Awaitable[KeyValue]], key: str, *, dispatcher: str, ambient: Environment, log: Log
     ) -> None:
         self._bucket = bucket
         self._key = key

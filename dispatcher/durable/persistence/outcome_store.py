@@ -15,9 +15,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ....bus.port.bus import Bus, KvEntry, Published, Refused
-from ....runtime.clock import Ambient
-from ....runtime.tasks import Chores
+from ....bus.port.bus import Bus, KvEntry, Published, PublishRefused
+from ....runtime.clock import Environment
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError, PayloadTooLarge
 from ....schemas.errors.tasks import InvalidSchedule
 from ....schemas.names import Names
@@ -59,7 +59,7 @@ class Outcomes:
         *,
         scribe: Scribe,
         settings: DispatcherSettings,
-        ambient: Ambient,
+        ambient: Environment,
         sure: Callable[[], Awaitable[None]],
         log: Log,
     ) -> None:
@@ -72,7 +72,7 @@ class Outcomes:
         self._ambient = ambient
         self._sure = sure
         self._log = log
-        self._background = Chores("outcome", log)
+        self._background = TaskSet("outcome", log)
         self._looks = asyncio.Semaphore(_LOOKS)
 
     async def stop(self) -> None:
@@ -273,7 +273,7 @@ class Outcomes:
 
         try:
             await until_answered("scheduling a task", publish, self._log)
-        except Refused as error:
+        except PublishRefused as error:
             bad = error.details.get("err_code") == _BAD_PATTERN
             answer(InvalidSchedule(f"{given[headers.SCHEDULE]!r}: {error.message}") if bad else error)
         except GanglineError as error:

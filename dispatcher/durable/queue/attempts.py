@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from ....runtime.clock import Ambient
+from ....runtime.clock import Environment
 from ....schemas.errors.base import (
     GanglineError,
     InvalidRequest,
@@ -77,7 +77,7 @@ class Flights:
         endpoint: str,
         *,
         router: Router,
-        ambient: Ambient,
+        ambient: Environment,
         vigil: Vigil,
         feed: JobFeed,
         ended: OnEnd,

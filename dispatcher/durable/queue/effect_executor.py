@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 from pydantic import ValidationError
 
 from ....bus.port.bus import Consumer
-from ....runtime.tasks import Chores
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import JobFeed as Feed
 from ....schemas.records.jobs import JobEvent, JobItem, JobState
@@ -85,7 +85,7 @@ class Hands:
         self._wants: dict[str, do.Want] = {}
         self._turn_ends = False
         self._timer: asyncio.TimerHandle | None = None
-        self._background = Chores(f"effects of {endpoint}", self._log)
+        self._background = TaskSet(f"effects of {endpoint}", self._log)
         self._closed = False
 
     def start(self, consumer: Consumer) -> None:

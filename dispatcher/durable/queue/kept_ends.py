@@ -12,7 +12,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from ....runtime.tasks import Chores
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import WorkerJob
 from ....telemetry.logs import Log
@@ -48,7 +48,7 @@ class KeptEnds:
         self._log = log
         self._told: dict[str, int] = {}
         """Workers that were told of ends and may not have heard it, and how often they were."""
-        self._asking = Chores("kept ends", log)
+        self._asking = TaskSet("kept ends", log)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
 

@@ -12,7 +12,7 @@ import asyncio
 from typing import Final
 
 from ....bus.port.bus import Bus, NoResponders
-from ....runtime.tasks import Chores
+from ....runtime.tasks import TaskSet
 from ....schemas.errors.base import GanglineError
 from ....schemas.messages.jobs import JobsRequest
 from ....schemas.names import Names, Operation
@@ -51,7 +51,7 @@ class Vigil:
         self._gone_after_s = gone_after_s
         self._log = log
         self._watched: dict[Worker, _Watched] = {}
-        self._pings = Chores("pings of workers")
+        self._pings = TaskSet("pings of workers")
         self.lost = 0
 
     def start(self) -> None:

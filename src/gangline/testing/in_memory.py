@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 
-from ..bus.memory.server import MemoryHub
+from ..bus.memory.server import MemoryServer
 from ..coordinator.service import Coordinator
 from ..dispatcher.client.client import Client
 from ..dispatcher.durable.service import Dispatcher
 from ..dispatcher.durable.settings import DispatcherSettings
 from ..dispatcher.routing.settings import RouterSettings
-from ..runtime.clock import Ambient
+from ..runtime.clock import Environment
 from ..schemas.errors.base import ClosedError, InvalidSettings
 from ..schemas.names import Names
 from ..worker.pool.pool import Pool
@@ -42,12 +42,12 @@ class Cluster:
         worker_settings: WorkerSettings | None,
         router_settings: RouterSettings | None,
         dispatcher_settings: DispatcherSettings | None,
-        ambient: Ambient | None,
+        ambient: Environment | None,
     ) -> None:
         if workers < 0:
             raise InvalidSettings(f"workers is {workers}: give the number of workers of each pool, 0 or more")
         self.names = Names(namespace)
-        self.hub = MemoryHub(ambient=ambient)
+        self.hub = MemoryServer(ambient=ambient)
         self.workers: dict[str, Worker] = {}
         self.dispatchers: list[Dispatcher] = []
         self._pools = pools
@@ -138,7 +138,7 @@ def cluster(
     worker_settings: WorkerSettings | None = None,
     router_settings: RouterSettings | None = None,
     dispatcher_settings: DispatcherSettings | None = None,
-    ambient: Ambient | None = None,
+    ambient: Environment | None = None,
 ) -> Cluster:
     """Workers and a client in one process, over a server in memory: the same code as in production, no server needed.
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gangline.bus.port.bus import ConsumerSettings, Refused, Retention, Storage, StreamSettings
+from gangline.bus.port.bus import ConsumerSettings, PublishRefused, Retention, Storage, StreamSettings
 from gangline.schemas.errors.base import ClosedError, InvalidName, InvalidRequest, InvalidSettings, PayloadTooLarge
 
 from ...waiting import PATIENCE_S, until
@@ -100,7 +100,7 @@ async def test_a_message_expires_when_its_ttl_is_over(open_stream, task):
     await stream.publish(task("a.x"), b"lasting")
     await until(holds(stream, 1))
     assert (await stream.next(">")).data == b"lasting"
-    with pytest.raises(Refused):
+    with pytest.raises(PublishRefused):
         await stream.publish(task("a.x"), b"", headers={"Nats-TTL": "soon"})
 
 
@@ -240,7 +240,7 @@ async def test_a_schedule_replaces_the_one_of_its_subject(open_stream, namespace
 @pytest.mark.parametrize("schedule", ["nonsense", "@every 10ms", "@at yesterday", "99 * * * * *", "* * * * *"])
 async def test_a_schedule_that_the_server_does_not_understand_is_refused(open_stream, namespace, task, schedule):
     stream = await open_stream()
-    with pytest.raises(Refused, match=r"schedule") as caught:
+    with pytest.raises(PublishRefused, match=r"schedule") as caught:
         await stream.publish(
             f"{namespace}.sched.one", b"", headers={"Nats-Schedule": schedule, "Nats-Schedule-Target": task("a.x")}
         )
@@ -250,7 +250,7 @@ async def test_a_schedule_that_the_server_does_not_understand_is_refused(open_st
 
 async def test_a_schedule_into_another_stream_is_refused(open_stream, namespace):
     stream = await open_stream()
-    with pytest.raises(Refused, match="target"):
+    with pytest.raises(PublishRefused, match="target"):
         await stream.publish(
             f"{namespace}.sched.one", b"", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "elsewhere"}
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from gangline.bus.jetstream.publisher import Publisher
-from gangline.bus.port.bus import Message, NoResponders, Refused, StorageUnavailable
+from gangline.bus.port.bus import Message, NoResponders, PublishRefused, StorageUnavailable
 
 from ...scale import repetitions
 
@@ -111,7 +111,7 @@ async def test_who_is_told_that_nothing_was_stored_is_told_the_truth(seed: int) 
             await attempt()
             assert server.stored
             return
-        except Refused:
+        except PublishRefused:
             assert server.refuses and not server.stored, "the server may store it, and never said that it would not"
             return
         except StorageUnavailable as error:

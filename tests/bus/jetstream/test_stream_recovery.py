@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.jetstream.pull_transport import JetStreamConsumerLink
+from gangline.bus.jetstream.pull_transport import JetStreamPullTransport
 from gangline.bus.port.bus import (
     ConnectionEvent,
     ConsumerLost,
@@ -303,7 +303,7 @@ async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(
     bus = await connect_to(nats_url)
     stream = await bus.stream(namespace, settings_of(namespace, storage=Storage.MEMORY))
     got = collect()
-    receive, dropped = JetStreamConsumerLink._receive, []
+    receive, dropped = JetStreamPullTransport._receive, []
 
     def lossy(link, message):
         if message.data in (b"2", b"3") and len(dropped) < 2:
@@ -311,7 +311,7 @@ async def test_a_delivery_that_is_lost_on_the_way_comes_again_soon(
         else:
             receive(link, message)
 
-    monkeypatch.setattr(JetStreamConsumerLink, "_receive", lossy)
+    monkeypatch.setattr(JetStreamPullTransport, "_receive", lossy)
     consumer = await stream.consume("c", consumer_of(namespace), got)
     for index in range(6):
         await stream.publish(f"{namespace}.task.x", b"%d" % index)

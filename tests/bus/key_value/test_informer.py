@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.key_value.informer import STORED_WITHIN_S, Absent, BucketInformer
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite, NotPermitted, StorageUnavailable
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.telemetry.logs import logger_for
@@ -173,7 +173,7 @@ class Odd:
 
 
 class Scene:
-    def __init__(self, hub: MemoryHub, bus: Any, kv: KeyValue, odd: Odd, follower: Follower) -> None:
+    def __init__(self, hub: MemoryServer, bus: Any, kv: KeyValue, odd: Odd, follower: Follower) -> None:
         self.hub, self.bus, self.kv, self.odd, self.follower = hub, bus, kv, odd, follower
         self.informer = follower.informer
 
@@ -193,7 +193,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene_of(**settings: Any) -> AsyncIterator[Scene]:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("follower")
     odd = Odd(await bus.bucket(BUCKET, BucketSettings()))
 

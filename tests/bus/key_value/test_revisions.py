@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from gangline.bus.key_value.revisions import first_revision
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 
 NOW = 1_790_000_000.0
 
@@ -27,7 +27,7 @@ def test_a_clock_before_2020_still_gives_a_revision_that_a_stream_takes():
 
 
 async def test_in_memory_a_bucket_made_again_at_the_same_time_goes_on_above_the_one_before():
-    hub = MemoryHub(ambient=Ambient(wall=lambda: NOW))
+    hub = MemoryServer(ambient=Environment(wall=lambda: NOW))
     bucket = await hub.connect().bucket("B", BucketSettings())
     before = [await bucket.put("k", b"") for _ in range(3)]
     assert before[0] == first_revision(NOW)

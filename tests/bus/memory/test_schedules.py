@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from gangline.bus.memory.schedules import parse_go_duration, parse_schedule
-from gangline.bus.nats_bus import JetStreamBus
-from gangline.bus.port.bus import Refused, Storage, StreamSettings
+from gangline.bus.nats_bus import NatsBus
+from gangline.bus.port.bus import PublishRefused, Storage, StreamSettings
 
 from ...waiting import PATIENCE_S
 
@@ -116,13 +116,13 @@ def test_what_is_no_duration_is_refused(text):
         parse_go_duration(text)
 
 
-async def taken(bus: JetStreamBus, namespace: str, schedule: str) -> bool:
+async def taken(bus: NatsBus, namespace: str, schedule: str) -> bool:
     """Whether the server takes it."""
     stream = await bus.stream(namespace, StreamSettings(subjects=(f"{namespace}.>",), storage=Storage.MEMORY))
     headers = {"Nats-Schedule": schedule, "Nats-Schedule-Target": f"{namespace}.t"}
     try:
         await stream.publish(f"{namespace}.s", b"", headers=headers, timeout_s=PATIENCE_S)
-    except Refused:
+    except PublishRefused:
         return False
     return True
 

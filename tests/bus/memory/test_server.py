@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from gangline.bus.memory.faults import FaultRates, RandomFaults, StorageFate
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.faults import FaultRates, RandomFaults, WriteOutcome
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
     BucketSettings,
     ConnectionEvent,
@@ -18,13 +18,13 @@ from gangline.bus.port.bus import (
     Storage,
     StorageUnavailable,
 )
-from gangline.bus.port.subjects import Pattern, check_subject
+from gangline.bus.port.subjects import SubjectPattern, check_subject
 from gangline.schemas.errors.base import Disconnected, InvalidName, ServerUnreachable
 
 
 @pytest.fixture
 async def hub():
-    hub = MemoryHub()
+    hub = MemoryServer()
     yield hub
     for bus in hub.connections:
         await bus.close()
@@ -262,14 +262,14 @@ class _Fates:
         return (0.0,)
 
     def storage(self, client, now):
-        return self.fates.pop(0) if self.fates else StorageFate(0.0, 0.0)
+        return self.fates.pop(0) if self.fates else WriteOutcome(0.0, 0.0)
 
 
 async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub):
     bus = hub.connect()
     bucket = await bus.bucket("B", BucketSettings())
     begin = await bucket.put("begin", b"")
-    hub.faults = _Fates(StorageFate(0.0, None))
+    hub.faults = _Fates(WriteOutcome(0.0, None))
     began = asyncio.get_running_loop().time()
     assert await bucket.put("k", b"mine", revision=0) == begin + 1
     assert asyncio.get_running_loop().time() - began == 5
@@ -278,7 +278,7 @@ async def test_a_conditional_write_whose_answer_was_lost_recognises_itself(hub):
 async def test_a_write_that_was_lost_on_the_way_is_unavailable_and_was_not_done(hub):
     bus = hub.connect()
     bucket = await bus.bucket("B", BucketSettings())
-    hub.faults = _Fates(StorageFate(None, None))
+    hub.faults = _Fates(WriteOutcome(None, None))
     with pytest.raises(StorageUnavailable) as caught:
         await bucket.put("k", b"1", revision=0)
     assert caught.value.may_have_started
@@ -377,13 +377,13 @@ async def test_the_same_seed_draws_the_same_fates(hub):
     ],
 )
 def test_wildcards(pattern, subject, matches):
-    assert Pattern(pattern).matches(subject) is matches
+    assert SubjectPattern(pattern).matches(subject) is matches
 
 
 @pytest.mark.parametrize("bad", ["", ".", "a.", ".a", "a..b", "a b", "a.>.b"])
 def test_bad_patterns_are_refused(bad):
     with pytest.raises(InvalidName):
-        Pattern(bad)
+        SubjectPattern(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "a.*", ">", "a..b", "a.", "a b"])

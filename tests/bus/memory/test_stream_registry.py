@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from gangline.bus.memory.faults import FaultRates, RandomFaults, StorageFate
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.faults import FaultRates, RandomFaults, WriteOutcome
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import (
     BucketSettings,
     ConsumerSettings,
@@ -34,7 +34,7 @@ def settings_of(storage=Storage.FILE, retention=Retention.WORK_QUEUE):
 
 @pytest.fixture
 async def hub():
-    hub = MemoryHub()
+    hub = MemoryServer()
     yield hub
     for bus in hub.connections:
         await bus.close()
@@ -216,10 +216,10 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
             return (0.001,)
 
         def storage(self, client, now):
-            return StorageFate(0.001, None if self.lose else 0.001)
+            return WriteOutcome(0.001, None if self.lose else 0.001)
 
     faults = AnswerLost()
-    hub = MemoryHub(faults=faults, storage_timeout_s=1.0)
+    hub = MemoryServer(faults=faults, storage_timeout_s=1.0)
     bus = hub.connect()
     stream = await bus.stream("S", settings_of())
     faults.lose = True
@@ -235,7 +235,7 @@ async def test_a_publication_whose_answer_is_lost_is_in_doubt():
 async def test_under_lost_late_and_cut_everything_every_message_is_done_and_none_twice(seed):
     source = random.Random(seed)
     rates = FaultRates(latency_s=0.002, drop=0.05, delay=0.1, delay_s=0.3, storage_drop=0.05)
-    hub = MemoryHub(faults=RandomFaults(source, rates), storage_timeout_s=1.0)
+    hub = MemoryServer(faults=RandomFaults(source, rates), storage_timeout_s=1.0)
     bus, writer = hub.connect("ours"), hub.connect("writer")
     done, again = set(), []
     number = 150

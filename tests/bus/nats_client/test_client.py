@@ -9,8 +9,8 @@ import pytest
 from nats.aio.client import Client, Srv
 from nats.aio.transport import TcpTransport
 
-from gangline.bus.nats_client.client import NATS_PY_VERSION, DirectClient, check_client_version
-from gangline.bus.nats_client.protocol import Parser
+from gangline.bus.nats_client.client import NATS_PY_VERSION, BufferedNatsClient, check_client_version
+from gangline.bus.nats_client.protocol import ProtocolParser
 from gangline.bus.port.bus import ConnectionEvent, Message
 
 from ...waiting import PATIENCE_S
@@ -64,7 +64,7 @@ async def test_the_attributes_that_we_use_exist():
     ],
 )
 def test_what_we_replace_is_what_nats_py_calls(name):
-    ours, theirs = getattr(DirectClient, name), getattr(Client, name)
+    ours, theirs = getattr(BufferedNatsClient, name), getattr(Client, name)
     assert ours is not theirs
     assert inspect.iscoroutinefunction(ours) == inspect.iscoroutinefunction(theirs)
     assert list(inspect.signature(ours).parameters)[:1] == ["self"]
@@ -173,7 +173,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_not_lost(connect_to, n
     await bus.subscribe("direct.early", lambda message: got.append(message.data))
     reader, transport = asyncio.StreamReader(), client._transport
     reader.feed_data(b"MSG direct.early %b 2\r\nh" % list(client._deliveries)[-1])
-    client._bypass(reader, transport, Parser(client._deliver, client._control))
+    client._bypass(reader, transport, ProtocolParser(client._deliver, client._control))
     reader.feed_data(b"i\r\n")
     assert got == [b"hi"]
 

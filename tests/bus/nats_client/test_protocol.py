@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gangline.bus.nats_client.protocol import Parser, ProtocolViolation, decode_headers, encode_headers, publication
+from gangline.bus.nats_client.protocol import (
+    ProtocolParser,
+    ProtocolViolation,
+    decode_headers,
+    encode_headers,
+    publication,
+)
 from gangline.schemas.errors.base import InvalidRequest
 
 names = st.text("ABCabc-_", min_size=1, max_size=8)
@@ -51,7 +57,7 @@ def server_line(sid, subject, reply, data, headers):
 def test_however_the_bytes_are_cut_the_same_comes_out(script, cuts):
     stream = b"".join(item + b"\r\n" if isinstance(item, bytes) else server_line(*item) for item in script)
     heard = Heard()
-    parser = Parser(heard.deliver, heard.control)
+    parser = ProtocolParser(heard.deliver, heard.control)
     places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     for start, stop in zip(places, places[1:], strict=False):
         parser.feed(stream[start:stop])
@@ -65,7 +71,7 @@ def test_however_the_bytes_are_cut_the_same_comes_out(script, cuts):
 @given(messages)
 def test_one_byte_at_a_time_is_enough(message):
     heard = Heard()
-    parser = Parser(heard.deliver, heard.control)
+    parser = ProtocolParser(heard.deliver, heard.control)
     for byte in server_line(*message) + b"PING\r\n":
         parser.feed(bytes([byte]))
     assert [item if isinstance(item, bytes) else item[3] for item in heard.all] == [message[3], b"PING"]  # type: ignore[index]
@@ -73,7 +79,7 @@ def test_one_byte_at_a_time_is_enough(message):
 
 def test_a_large_message_in_many_pieces_is_joined_once():
     heard = Heard()
-    parser = Parser(heard.deliver, heard.control)
+    parser = ProtocolParser(heard.deliver, heard.control)
     data = bytes(range(256)) * 8192
     stream = server_line(b"1", b"a", b"", data, None)
     for start in range(0, len(stream), 1000):
@@ -98,7 +104,7 @@ def test_a_large_message_in_many_pieces_is_joined_once():
 )
 def test_what_is_not_the_protocol_is_refused(stream):
     heard = Heard()
-    parser = Parser(heard.deliver, heard.control)
+    parser = ProtocolParser(heard.deliver, heard.control)
     with pytest.raises(ProtocolViolation):
         parser.feed(stream)
     assert heard.all == []
@@ -108,7 +114,7 @@ def test_what_is_not_the_protocol_is_refused(stream):
 def test_garbage_ends_in_a_violation_or_in_silence_and_in_nothing_else(garbage):
     heard = Heard()
     try:
-        Parser(heard.deliver, heard.control).feed(garbage)
+        ProtocolParser(heard.deliver, heard.control).feed(garbage)
     except ProtocolViolation:
         pass
 

@@ -17,7 +17,7 @@ from gangline.bus.port.bus import (
     Storage,
     StorageUnavailable,
 )
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import Disconnected, Unavailable
 
 from ...support.bus.proxy import Proxy
@@ -118,9 +118,9 @@ async def test_a_bucket_that_is_made_anew_while_it_is_listed_is_listed_again(
 async def test_revisions_go_on_above_those_remembered_though_the_clock_of_the_maker_is_behind(
     settings_of, nats_server, namespace
 ):
-    bus = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_600_000_000.0))
+    bus = await connect_jetstream(settings_of(nats_server.url), ambient=Environment(wall=lambda: 1_600_000_000.0))
     try:
-        ahead = await connect_jetstream(settings_of(nats_server.url), ambient=Ambient(wall=lambda: 1_900_000_000.0))
+        ahead = await connect_jetstream(settings_of(nats_server.url), ambient=Environment(wall=lambda: 1_900_000_000.0))
         await (await ahead.bucket(namespace, BucketSettings())).put("a", b"1")
         await ahead.close()
         bucket = await bus.bucket(namespace, BucketSettings())

@@ -4,13 +4,13 @@ import asyncio
 
 import pytest
 
-from gangline.bus.nats_client.request_reply import Replies
+from gangline.bus.nats_client.request_reply import ReplyMultiplexer
 from gangline.bus.port.bus import Message, NoResponders, RequestTimeout
 from gangline.schemas.errors.base import Disconnected, GanglineError
 
 
-def make() -> Replies:
-    return Replies("_INBOX.me.r", asyncio.get_running_loop())
+def make() -> ReplyMultiplexer:
+    return ReplyMultiplexer("_INBOX.me.r", asyncio.get_running_loop())
 
 
 async def test_each_request_has_a_reply_subject_of_its_own_under_one_pattern():

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import NoResponders, NotPermitted
 from gangline.bus.rpc.listening import listen
 
 
 async def test_a_message_to_any_of_the_subjects_is_handled_until_the_end():
-    hub, seen = MemoryHub(), []
+    hub, seen = MemoryServer(), []
     bus = hub.connect()
     listening = await listen(bus, ("a.*", "b"), lambda message: seen.append(message.subject))
     for subject in ("a.1", "b", "c"):
@@ -26,7 +26,7 @@ async def test_a_message_to_any_of_the_subjects_is_handled_until_the_end():
 
 
 async def test_a_message_goes_to_one_of_a_queue_group():
-    hub, seen = MemoryHub(), []
+    hub, seen = MemoryServer(), []
     for name in "de":
         await listen(hub.connect(), ("a", "b"), lambda message, name=name: seen.append(name), queue="q")
     sender = hub.connect()
@@ -38,7 +38,7 @@ async def test_a_message_goes_to_one_of_a_queue_group():
 
 
 async def test_nothing_is_left_of_what_is_refused_in_part(monkeypatch):
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus, subscribe = hub.connect(), MemoryBus.subscribe
 
     async def refuse_b(self, subject, handler, *, queue=""):

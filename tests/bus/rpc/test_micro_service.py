@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gangline.bus.rpc.micro_service import Endpoint, EndpointStatistics, ServiceDescription, ServiceResponder
+from gangline.bus.rpc.micro_service import Endpoint, EndpointStatistics, MicroService, ServiceDescription
 from gangline.schemas.errors.base import InvalidSettings
 
 from ..conftest import collect
@@ -35,7 +35,7 @@ async def ask(bus, subject, instance):
 @pytest.mark.parametrize("suffix", ["", ".gangline-worker", ".gangline-worker.{id}"])
 async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the_instance(connect, suffix):
     asker, bus = await connect(), await connect()
-    responder = ServiceResponder(bus, lambda: DESCRIPTION)
+    responder = MicroService(bus, lambda: DESCRIPTION)
     await responder.start()
     await bus.flush()
     suffix = suffix.format(id=responder.id)
@@ -70,7 +70,7 @@ async def test_ping_info_and_stats_are_answered_for_all_for_the_name_and_for_the
 async def test_counters_are_shown_as_the_protocol_wants_them(connect):
     bus = await connect()
     counters = [EndpointStatistics(name="frames", requests=4, errors=1, last_error="503:x", processing_s=2.0)]
-    responder = ServiceResponder(bus, lambda: DESCRIPTION, statistics=lambda: counters)
+    responder = MicroService(bus, lambda: DESCRIPTION, statistics=lambda: counters)
     await responder.start()
     (stats,) = await ask(bus, "$SRV.STATS", responder.id)
     assert stats["endpoints"] == [
@@ -93,7 +93,7 @@ async def test_counters_are_shown_as_the_protocol_wants_them(connect):
 
 async def test_after_stop_nobody_answers_and_both_may_be_called_twice(connect):
     bus = await connect()
-    responder = ServiceResponder(bus, lambda: DESCRIPTION, instance="mine")
+    responder = MicroService(bus, lambda: DESCRIPTION, instance="mine")
     await responder.stop()
     await responder.start()
     await responder.start()
@@ -110,7 +110,7 @@ async def test_after_stop_nobody_answers_and_both_may_be_called_twice(connect):
 async def test_the_description_is_that_of_the_moment(connect):
     bus = await connect()
     now = DESCRIPTION
-    responder = ServiceResponder(bus, lambda: now, instance="mine")
+    responder = MicroService(bus, lambda: now, instance="mine")
     await responder.start()
     now = ServiceDescription(name="gangline-worker", version="0.2.0")
     (info,) = await ask(bus, "$SRV.INFO.gangline-worker.mine", "mine")
@@ -125,7 +125,7 @@ def test_names_and_versions_that_the_protocol_does_not_allow_are_refused(name, v
 
 async def test_a_question_without_a_reply_subject_is_ignored(connect, caplog):
     bus = await connect()
-    await ServiceResponder(bus, lambda: DESCRIPTION, instance="mine").start()
+    await MicroService(bus, lambda: DESCRIPTION, instance="mine").start()
     bus.publish("$SRV.PING")
     await bus.flush()
     assert caplog.records == []
@@ -138,7 +138,7 @@ async def test_the_reference_client_understands_the_answers(connect_to, nats_url
 
     bus = await connect_to(nats_url)
     counters = [EndpointStatistics(name="frames", requests=2, data={"running": 1})]
-    responder = ServiceResponder(bus, lambda: DESCRIPTION, statistics=lambda: counters)
+    responder = MicroService(bus, lambda: DESCRIPTION, statistics=lambda: counters)
     await responder.start()
     await bus.flush()
     client = await nats.connect(nats_url)

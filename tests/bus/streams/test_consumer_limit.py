@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.port.bus import BucketSettings, ConsumerSettings, Retention, Storage, StreamMessage, StreamSettings
 
 pytestmark = pytest.mark.server
@@ -20,7 +20,7 @@ accounts {
 """
 
 
-async def allowed(bus: JetStreamBus, stream: str) -> int:
+async def allowed(bus: NatsBus, stream: str) -> int:
     found = await bus.api.call(f"STREAM.INFO.{stream}", what="look")
     return int(found["config"]["max_consumers"])
 

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, StorageUnavailable, StreamMessage
-from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerView, PullConsumer
+from gangline.bus.streams.pull_consumer import SILENCE_S, ConsumerStatus, PullConsumer
 from gangline.schemas.errors.base import ClosedError, Disconnected
 
 STATE = ConsumerState(name="c", filter="x", pending=0, unacknowledged=0, metadata={})
@@ -55,7 +55,7 @@ class Link:
         await asyncio.sleep(0.001)
         if self.trouble is not None:
             raise self.trouble
-        return ConsumerView(state=STATE, delivered=self.delivered) if self.there else None
+        return ConsumerStatus(state=STATE, delivered=self.delivered) if self.there else None
 
     async def stored(self, first, last):
         await asyncio.sleep(0.001)
@@ -113,7 +113,7 @@ def message(sequence, delivered=1):
 
 @pytest.fixture
 async def rig():
-    made = Rig(MemoryHub())
+    made = Rig(MemoryServer())
     yield made
     await made.consumer.close()
     await made.bus.close()

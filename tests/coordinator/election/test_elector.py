@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.coordinator.ledger.worker_registry import Census
 from gangline.coordinator.service import Coordinator, CoordinatorState
 from gangline.schemas.names import Names
@@ -14,7 +14,7 @@ from gangline.schemas.names import Names
 
 async def test_who_still_starts_is_not_elected_when_its_connection_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would lead, and nobody would ever hear so: it says that it stands by when its start has ended."""
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("coordinator")
     goes_on, start = asyncio.Event(), Census.start
 

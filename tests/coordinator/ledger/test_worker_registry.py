@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.coordinator.ledger.worker_registry import Census
 from gangline.coordinator.service_settings import ShellSettings
@@ -45,7 +45,7 @@ class Audience:
 
 class Rig:
     def __init__(self) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.beating = True
 
     async def open(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gangline.bus.embedded.cluster import EmbeddedCluster
 from gangline.bus.embedded.server import EmbeddedServer
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import BucketSettings, Conflict, KvEntry, KvWrite, NoResponders, Storage
 from gangline.bus.settings.connection import ConnectionSettings
@@ -51,7 +51,7 @@ class RealSystem(System):
         self.settings = ConnectionSettings.from_url(url, reconnect_wait_s=0.05)
         super().__init__(self._open_bus, Names(namespace))
 
-    async def _open_bus(self, name: str) -> JetStreamBus:
+    async def _open_bus(self, name: str) -> NatsBus:
         return await connect_bus(self.settings, name=name)
 
     async def serve(self, name: str = "w1", pool: str = "train", *, slots: int = 4, **settings: Any) -> Worker:

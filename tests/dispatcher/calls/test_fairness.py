@@ -8,10 +8,10 @@ from collections import Counter
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
@@ -22,7 +22,7 @@ from ...scale import repetitions
 @pytest.mark.parametrize("seed", range(1, 1 + repetitions(1, whole=2)))
 @pytest.mark.parametrize("way", ["call", "choose"])
 async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: int) -> None:
-    hub, names = MemoryHub(), Names("fair")
+    hub, names = MemoryServer(), Names("fair")
     seconds = repetitions(10, whole=20)
     pool = Pool("images", slots=4)
 
@@ -44,7 +44,9 @@ async def test_a_full_pool_is_shared_with_whoever_comes_later(way: str, seed: in
     worker_bus = hub.connect("worker")
     chance, alone = random.Random(seed), RouterSettings(node="", zone="")
     clients = [
-        Client(hub.connect(name), names=names, settings=alone, ambient=Ambient(random=random.Random(chance.random())))
+        Client(
+            hub.connect(name), names=names, settings=alone, ambient=Environment(random=random.Random(chance.random()))
+        )
         for name in "ab"
     ]
     async with Worker(pool, bus=worker_bus, names=names), clients[0] as first, clients[1] as second:

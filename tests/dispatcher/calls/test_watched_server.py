@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client, connect
@@ -42,7 +42,7 @@ class Site:
         self.stack = stack
         self.seen: set[str] = set()
 
-    async def bus(self, name: str) -> JetStreamBus:
+    async def bus(self, name: str) -> NatsBus:
         bus = await connect_bus(ConnectionSettings.from_url(self.url), name=name)
         self.stack.push_async_callback(bus.close)
         return bus

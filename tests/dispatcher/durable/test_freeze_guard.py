@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerLost, ConsumerState, KeyValue, StorageUnavailable
 from gangline.dispatcher.durable.freeze_guard import Guard
 from gangline.dispatcher.durable.ownership.verifier import Possession, Turn
 from gangline.dispatcher.transport.exchange import GAP_S
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.telemetry.logs import logger_for
 from gangline.testing.loop import VirtualLoop
 
@@ -17,7 +17,7 @@ from gangline.testing.loop import VirtualLoop
 async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer() -> None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
-    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard = Guard(MemoryServer().connect("d"), 1.0)
     doubts: list[float] = []
     guard.on_doubt(doubts.append)
     seen: list[int] = []
@@ -46,7 +46,7 @@ async def test_a_freeze_is_noticed_on_entry_of_the_first_event_before_any_timer(
 
 
 async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_not_heard() -> None:
-    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard = Guard(MemoryServer().connect("d"), 1.0)
     guard.cut_off()  # not started: nothing is believed yet
     guard.start()
     guard.cut_off()
@@ -59,7 +59,7 @@ async def test_a_gap_in_what_is_heard_begins_a_new_term_once_for_all_who_were_no
 
 
 async def test_slow_workers_make_queues_doubtful_less_often_than_others_can_take_them() -> None:
-    guard = Guard(MemoryHub().connect("d"), 1.0)
+    guard = Guard(MemoryServer().connect("d"), 1.0)
     guard.start()
     for _ in range(300):
         guard.cut_off()
@@ -69,7 +69,7 @@ async def test_slow_workers_make_queues_doubtful_less_often_than_others_can_take
 
 
 async def test_a_reconnection_begins_a_new_term_and_a_small_stall_does_not() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("d")
     guard = Guard(bus, 1.0)
     guard.start()
@@ -111,7 +111,7 @@ def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
     told: list[str] = []
     made = Possession(
         guard,
-        Turn(_no_bucket, "turn.e", dispatcher="d", ambient=Ambient(), log=logger_for("test")),
+        Turn(_no_bucket, "turn.e", dispatcher="d", ambient=Environment(), log=logger_for("test")),
         server.state,
         doubted=lambda missed: told.append("doubted" if missed else "unproven"),
         sure=lambda missed: told.append("sure"),
@@ -122,7 +122,7 @@ def possession(guard: Guard, server: Server) -> tuple[Possession, list[str]]:
 
 
 async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("d")
     guard, server = Guard(bus, 1.0), Server()
     guard.start()
@@ -141,7 +141,7 @@ async def test_a_doubt_ends_with_the_servers_word_however_long_storage_takes() -
 
 
 async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("d")
     guard, server = Guard(bus, 1.0), Server()
     guard.start()
@@ -159,7 +159,7 @@ async def test_an_answer_from_before_a_second_doubt_does_not_count() -> None:
 
 
 async def test_a_lost_consumer_is_said_once_and_nobody_becomes_sure() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("d")
     guard, server = Guard(bus, 1.0), Server()
     guard.start()

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.durable.service import Dispatcher, DispatcherState, run_dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.realtime
 NAMES = Names("runner")
 
 
-def _dispatcher(hub: MemoryHub, **settings: float) -> Dispatcher:
+def _dispatcher(hub: MemoryServer, **settings: float) -> Dispatcher:
     bus = hub.connect("dispatcher")
     return Dispatcher(bus, names=NAMES, settings=DispatcherSettings(**settings), tasks=TaskStorage())
 
@@ -34,7 +34,7 @@ async def _until_running(dispatcher: Dispatcher) -> None:
     await until(lambda: dispatcher.state is DispatcherState.RUNNING)
 
 
-async def _a_long_task(hub: MemoryHub, dispatcher: Dispatcher) -> Worker:
+async def _a_long_task(hub: MemoryServer, dispatcher: Dispatcher) -> Worker:
     """Have the dispatcher run one."""
     pool = Pool("work", slots=1)
     begun = asyncio.Event()
@@ -55,7 +55,7 @@ async def _a_long_task(hub: MemoryHub, dispatcher: Dispatcher) -> Worker:
 
 
 async def test_a_signal_hands_the_queues_over_and_ends() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     dispatcher = _dispatcher(hub)
     running = asyncio.create_task(run_dispatcher(dispatcher))
     await _until_running(dispatcher)
@@ -69,7 +69,7 @@ async def test_a_signal_hands_the_queues_over_and_ends() -> None:
 
 
 async def test_a_second_signal_ends_the_grace() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     dispatcher = _dispatcher(hub, grace_s=60.0)
     running = asyncio.create_task(run_dispatcher(dispatcher))
     await _until_running(dispatcher)
@@ -85,7 +85,7 @@ async def test_a_second_signal_ends_the_grace() -> None:
 
 
 async def test_cancelling_hands_the_queues_over() -> None:
-    dispatcher = _dispatcher(MemoryHub())
+    dispatcher = _dispatcher(MemoryServer())
     running = asyncio.create_task(run_dispatcher(dispatcher))
     await _until_running(dispatcher)
     running.cancel()

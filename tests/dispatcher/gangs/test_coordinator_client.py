@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Message, NoResponders
 from gangline.bus.rpc.listening import listen
 from gangline.dispatcher.gangs.coordinator_client import GangDesk
@@ -28,7 +28,7 @@ class Leader:
         self.left = unanswered
         self.asked_at: list[float] = []
 
-    async def serve(self, hub: MemoryHub, *, privately: bool = True) -> None:
+    async def serve(self, hub: MemoryServer, *, privately: bool = True) -> None:
         """
         Args:
             privately: as leaders of earlier versions do not.
@@ -51,7 +51,7 @@ class Leader:
 
 
 async def test_a_release_whose_leader_died_with_it_is_sent_again_soon() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     leader = Leader(unanswered=1)
     await leader.serve(hub)
     loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ async def test_a_release_whose_leader_died_with_it_is_sent_again_soon() -> None:
 
 
 async def test_a_release_that_nobody_ever_answers_is_given_up_after_the_grace_time_and_a_little() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     leader = Leader(unanswered=float("inf"))
     await leader.serve(hub)
     loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ async def test_a_release_that_nobody_ever_answers_is_given_up_after_the_grace_ti
 
 @pytest.mark.parametrize("watched", [False, True])
 async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(watched: bool) -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     if watched:
         await hub.connect("watcher").subscribe("gangline.>", lambda _: None)
     leader = Leader(unanswered=0)
@@ -87,7 +87,7 @@ async def test_a_coordinator_of_an_earlier_version_is_asked_where_it_listens(wat
 
 
 async def test_that_nobody_leads_is_known_soon_though_somebody_watches_and_a_new_leader_is_asked_privately() -> None:
-    hub, seen = MemoryHub(), list[str]()
+    hub, seen = MemoryServer(), list[str]()
     await hub.connect("watcher").subscribe("gangline.>", lambda message: seen.append(message.subject))
     desk, loop = GangDesk(hub.connect("owner"), NAMES), asyncio.get_running_loop()
     began_at = loop.time()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.faults import StorageFate
+from gangline.bus.memory.faults import WriteOutcome
 from gangline.dispatcher.gangs import gang as gang_module
 from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseExpired, WorkerLost
 from gangline.schemas.errors.gangs import GangEnded, GangNotFormed, GangRestarted
@@ -115,8 +115,8 @@ class LoseTheFirstAnswer:
             return ()
         return (0.0,)
 
-    def storage(self, client: str, now: float) -> StorageFate:
-        return StorageFate(0.0, 0.0)
+    def storage(self, client: str, now: float) -> WriteOutcome:
+        return WriteOutcome(0.0, 0.0)
 
 
 @on_gang_rig("w1")
@@ -230,8 +230,8 @@ class Deaf:
     def message(self, sender: str, receiver: str, subject: str, now: float) -> tuple[float, ...]:
         return () if receiver == "client" and ".event.gang." in subject else (0.0,)
 
-    def storage(self, client: str, now: float) -> StorageFate:
-        return StorageFate(0.0, 0.0)
+    def storage(self, client: str, now: float) -> WriteOutcome:
+        return WriteOutcome(0.0, 0.0)
 
 
 def hear_late(rig: GangRig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, Bus, KeyValue, KvEntry, KvWrite
 from gangline.dispatcher.gangs.set_discovery import SetFeed
 from gangline.schemas.errors.base import Unavailable
@@ -59,7 +59,7 @@ class Diary:
 
 
 class Scene:
-    def __init__(self, hub: MemoryHub, kv: KeyValue, diary: Diary, feed: SetFeed) -> None:
+    def __init__(self, hub: MemoryServer, kv: KeyValue, diary: Diary, feed: SetFeed) -> None:
         self.hub, self.kv, self.diary, self.feed = hub, kv, diary, feed
         self.bus = hub.connect("coordinator")
 
@@ -80,7 +80,7 @@ class Scene:
 
 @pytest.fixture
 async def scene() -> AsyncIterator[Scene]:
-    hub = MemoryHub()
+    hub = MemoryServer()
     bus = hub.connect("router")
     kv = await bus.bucket(NAMES.ledger_bucket, BucketSettings())
     diary = Diary()

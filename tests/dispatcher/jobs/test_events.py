@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import events as jobs_feed
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidRequest, StreamBroken
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
 from gangline.schemas.names import Names
@@ -158,7 +158,7 @@ async def test_an_item_that_others_have_overtaken_is_waited_for(rig: JobsRig) ->
 
 async def test_an_item_that_comes_after_the_end_is_waited_for() -> None:
     """Storage failed for it at first, and the end was stored before it."""
-    names, hub, ambient = Names(), MemoryHub(), Ambient()
+    names, hub, ambient = Names(), MemoryServer(), Environment()
     its = hub.connect("dispatcher")
     async with Client(hub.connect("client"), names=names, tasks=STORAGE, owns_bus=True) as client:
         rig = JobsRig(names, client, its, hub, ambient)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConsumerSettings, StorageUnavailable, StreamMessage
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs import queries as jobs_desk
@@ -164,7 +164,7 @@ async def test_a_job_that_vanished_is_given_up_after_a_while(rig: JobsRig) -> No
 
 
 async def test_waiting_goes_on_while_storage_is_away() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     job_id = ""
     async with Client(hub.connect("client"), tasks=STORAGE, owns_bus=True) as first:
         job_id = (await first.submit("images.echo")).id
@@ -183,7 +183,7 @@ async def test_waiting_goes_on_while_storage_is_away() -> None:
 
 
 async def test_closing_the_client_ends_its_waits() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     client = await Client(hub.connect("client"), tasks=STORAGE, owns_bus=True).start()
     job = await client.submit("images.echo")
     wait = await begin(job.result())

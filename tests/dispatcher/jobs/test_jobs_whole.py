@@ -10,7 +10,7 @@ import pytest
 
 from gangline import current_task
 from gangline.dispatcher.durable.settings import DispatcherSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import InvalidArguments, NonRetryable, StreamBroken, TaskFailed, UnknownMethod
 from gangline.schemas.errors.tasks import JobCancelled, JobDead, ResultNotKept, UnknownJob
 from gangline.schemas.records.jobs import JobEvent, JobProgress, JobState
@@ -71,7 +71,7 @@ class Scene:
 
     def cluster(self, **more: Any) -> Cluster:
         loop = asyncio.get_running_loop()
-        ambient = Ambient(wall=lambda: 1_700_000_000 + loop.time())
+        ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())
         settings = DispatcherSettings(backoff_s=0.5)
         return cluster(self.pool, dispatcher=True, dispatcher_settings=settings, ambient=ambient, **more)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.calls.options import SubmitOptions
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.body import loses_in_json, write_arguments
@@ -27,7 +27,7 @@ WALL = 1_700_000_000.25
 
 
 def message(target: str = "images.thumbnail", *args: Any, part: int | None = None, **options: Any) -> TaskMessage:
-    client = Client(MemoryHub().connect("x")).options(**options)
+    client = Client(MemoryServer().connect("x")).options(**options)
     return task_message(NAMES, target, args, {}, client._options, token="tok", wall=WALL, trace=None, part=part)
 
 
@@ -159,7 +159,7 @@ def test_an_option_out_of_its_bounds_is_refused_at_once(options: dict[str, Any])
 
 
 def test_options_add_up_and_a_time_replaces_another() -> None:
-    client = Client(MemoryHub().connect("x")).options(priority=3, cron="@daily").options(events=True)
+    client = Client(MemoryServer().connect("x")).options(priority=3, cron="@daily").options(events=True)
     assert client._options.submit == SubmitOptions(priority=3, cron="@daily", events=True)
     later = client.options(at=datetime(2030, 1, 1, tzinfo=UTC))
     assert later._options.submit is not None and later._options.submit.cron is None

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from gangline.bus.nats_bus import connect
-from gangline.bus.port.bus import Refused
+from gangline.bus.port.bus import PublishRefused
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.tasks import InvalidSchedule
@@ -67,7 +67,7 @@ async def test_the_server_takes_and_refuses_the_same(nats_url: str, namespace: s
             try:
                 await tasks.publish(subject, b"", headers=given)
                 taken[text] = True
-            except Refused:
+            except PublishRefused:
                 taken[text] = False
             await tasks.purge(subject)
     finally:

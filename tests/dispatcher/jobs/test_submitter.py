@@ -254,10 +254,10 @@ async def test_a_task_that_nobody_acknowledges_is_told_with_what_is_certain(rig:
 
 
 async def test_a_submission_waits_for_a_server_that_comes_back() -> None:
-    from gangline.bus.memory.server import MemoryHub
+    from gangline.bus.memory.server import MemoryServer
     from gangline.dispatcher.client.client import Client
 
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Client(hub.connect("client"), owns_bus=True) as client:
         await client.submit("images.echo", 1)
         hub.stop()

@@ -8,7 +8,7 @@ import random
 import pytest
 
 import gangline
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.candidates import Candidates, Demand
 from gangline.dispatcher.routing.policy import PowerOfTwo, Sticky
@@ -66,7 +66,7 @@ def _pool() -> gangline.Pool:
 async def test_a_policy_that_fails_is_never_in_the_way(seed: int) -> None:
     chance = random.Random(seed)
     policy = Failing(chance, set(chance.sample(HOOKS, chance.randint(1, 4))), chance.choice((0.1, 1.0)))
-    hub, names, pool = MemoryHub(), Names("policies"), _pool()
+    hub, names, pool = MemoryServer(), Names("policies"), _pool()
 
     def worker(name: str) -> Worker:
         return Worker(pool, bus=hub.connect(name), names=names, settings=WorkerSettings(id=name))
@@ -117,7 +117,7 @@ def test_our_own_policies_are_not_wrapped() -> None:
 
 
 async def test_a_selection_is_dispatched_only_by_the_client_that_made_it() -> None:
-    hub, names, pool = MemoryHub(), Names("selections"), _pool()
+    hub, names, pool = MemoryServer(), Names("selections"), _pool()
     async with (
         Worker(pool, bus=hub.connect("w1"), names=names),
         Client(hub.connect("one"), names=names) as one,

@@ -12,7 +12,7 @@ import pytest
 
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.testing import cluster
 from gangline.testing.in_memory import Cluster
 from gangline.worker.pool.pool import Pool
@@ -76,7 +76,7 @@ async def test_whatever_changes_every_request_is_served_and_the_books_are_straig
     running = cluster(
         *map(pool_of, POOLS),
         router_settings=RouterSettings(node="", zone=""),
-        ambient=Ambient(random=random.Random(seed)),
+        ambient=Environment(random=random.Random(seed)),
     )
     async with running as client:
         over = asyncio.Event()

@@ -16,7 +16,7 @@ from gangline.bus.port.bus import BucketSettings, ConnectionEvent, KeyValue, Sto
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec
@@ -81,7 +81,7 @@ class Rig:
             bus,
             names=self.names,
             settings=RouterSettings(**{"node": "", "zone": "", "reconcile_s": ONLY_LIVE_S, **settings}),
-            ambient=Ambient(random=random.Random(seed)),
+            ambient=Environment(random=random.Random(seed)),
         )
         return await self.stack.enter_async_context(made)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, KvWrite, Message, Storage
 from gangline.dispatcher.traffic.table import FIRST_PULL_S, RouteTable
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
@@ -25,7 +25,7 @@ class Rig:
     """A hub, an operator who writes routes, and a table that follows them."""
 
     def __init__(self, **settings: Any) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.operator = self.hub.connect("operator")
         self.bus: MemoryBus = self.hub.connect("router")
         self.table = RouteTable(self.bus, NAMES, **settings)

@@ -10,11 +10,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue, Message
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.routing.settings import RouterSettings
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, MethodInfo, Registration
 from gangline.schemas.wire.frames import Answer, Frame, Load, LoadFlag, Reason, Request, decode_request, encode_answer
@@ -196,14 +196,14 @@ class Rig:
     """A hub, a ledger, a client; `worker()` adds workers."""
 
     def __init__(self, **settings: Any) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.names = Names("test")
         self.kv: KeyValue = None  # type: ignore[assignment]
         self.settings = RouterSettings(**{"node": "", "zone": "", **settings})
         self.workers: list[FakeWorker] = []
         self.bus = self.hub.connect("client")
         # The same draws every time: tests that count shares would fail by chance now and then.
-        ambient = Ambient(random=random.Random(7))
+        ambient = Environment(random=random.Random(7))
         self.client = Client(self.bus, names=self.names, settings=self.settings, ambient=ambient)
 
     async def start(self) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.coordinator.service import Coordinator
 from gangline.dispatcher.client.client import Client
@@ -99,7 +99,7 @@ class GangRig:
     """Made and entered by `on_gang_rig`."""
 
     def __init__(self, **settings: Any) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.names = Names("test")
         self.probe = Probe()
         self.workers: dict[str, Worker] = {}

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.nats_bus import connect as connect_jetstream
 from gangline.bus.port.bus import Bus, ConsumerSettings, KeyValue, Message, Stream, StreamMessage
 from gangline.bus.rpc.listening import listen
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.dispatcher.client.client import Client
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.errors.tasks import UnknownJob
 from gangline.schemas.messages.jobs import CancelReply, JobInfo, QueueStats, WhyReply
@@ -34,7 +34,7 @@ class JobsRig:
     """What a test of the client's side has. The dispatcher's side is done by hand."""
 
     def __init__(
-        self, names: Names, client: Client, bus: Bus, hub: MemoryHub | None, ambient: Ambient | None = None
+        self, names: Names, client: Client, bus: Bus, hub: MemoryServer | None, ambient: Environment | None = None
     ) -> None:
         self.names = names
         self.client = client
@@ -42,7 +42,7 @@ class JobsRig:
         """The dispatcher's connection."""
         self.hub = hub
         """None: a real server, in real time."""
-        self.wall = (ambient or Ambient()).wall
+        self.wall = (ambient or Environment()).wall
         """Unix time, as client and server have it."""
         self.streams = TaskStreams(bus, names, STORAGE)
 
@@ -178,11 +178,11 @@ def on_both_buses(body: Body) -> Callable[..., Any]:
     """Run a test on a server in memory (on virtual time), and on a real one."""
 
     async def run(kind: str, request: pytest.FixtureRequest) -> None:
-        names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Ambient()
+        names, hub, ambient = Names(request.getfixturevalue("namespace")), None, Environment()
         if kind == "memory":
             loop = asyncio.get_running_loop()
-            ambient = Ambient(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
-            hub = MemoryHub(ambient=ambient)
+            ambient = Environment(wall=lambda: 1_700_000_000 + loop.time())  # delays pass on virtual time
+            hub = MemoryServer(ambient=ambient)
             ours, its = hub.connect("client"), hub.connect("dispatcher")
         else:
             how = ConnectionSettings.from_url(request.getfixturevalue("nats_url"))

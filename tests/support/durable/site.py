@@ -13,12 +13,12 @@ from typing import Any
 
 import gangline
 from gangline.bus.memory.connection import MemoryBus
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import NoResponders, RequestTimeout, StreamMessage
 from gangline.dispatcher.durable.service import Dispatcher
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, QueueOperation
 from gangline.schemas.records.jobs import ResultRecord
 from gangline.schemas.wire import headers
@@ -73,7 +73,7 @@ class Site:
         assert isinstance(loop, VirtualLoop)
         self.loop = loop
         self.names = Names("site")
-        self.hub = MemoryHub(ambient=self.ambient("hub", seed))
+        self.hub = MemoryServer(ambient=self.ambient("hub", seed))
         self.settings = DispatcherSettings(**{"node": "n", "backoff_s": 0.5, **settings})
         self.pool = pool
         self.seed = seed
@@ -88,10 +88,10 @@ class Site:
         self.own = self.hub.connect("test")
         self.streams = TaskStreams(self.own, self.names, TaskStorage())
 
-    def ambient(self, name: str, seed: int) -> Ambient:
+    def ambient(self, name: str, seed: int) -> Environment:
         chance = random.Random(f"{name} {seed}")
         tokens = itertools.count(1)
-        return Ambient(
+        return Environment(
             wall=lambda: WALL + self.loop.time(),
             random=chance,
             token=lambda: f"{name}-{next(tokens)}-{chance.getrandbits(32):08x}",

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import Bus, Message
 from gangline.schemas.names import Names, Operation
 from gangline.schemas.wire import codec, frames
@@ -175,7 +175,7 @@ class Rig:
     """One worker on a hub of its own."""
 
     def __init__(self, *, slots: int = 2, **settings: Any) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.gates = Gates()
         self.journal: list[dict[str, Any]] = []
         self.names = Names("rig")

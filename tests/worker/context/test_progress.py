@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.schemas.errors.base import InvalidResult, PayloadTooLarge
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.frames import Answer
@@ -176,7 +176,7 @@ async def test_a_child_process_says_how_far_it_is(monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(MODULES)
     import job_samples  # type: ignore[import-not-found]
 
-    hub = MemoryHub()
+    hub = MemoryServer()
     worker_bus, router_bus, listener = hub.connect("worker"), hub.connect("router"), hub.connect("listener")
     async with Worker(job_samples.pool, bus=worker_bus) as worker:
         reports: list[Any] = []

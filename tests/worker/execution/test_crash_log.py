@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.dispatcher.client.client import Client
 from gangline.schemas.errors.base import TaskCrashed
 from gangline.schemas.names import Names
@@ -23,7 +23,7 @@ async def test_a_crashed_child_is_logged_with_the_task_and_how_it_ended(monkeypa
     monkeypatch.syspath_prepend(MODULES)
     import process_samples  # type: ignore[import-not-found]
 
-    hub, names = MemoryHub(), Names("crash")
+    hub, names = MemoryServer(), Names("crash")
     async with (
         Worker(process_samples.pool, bus=hub.connect("w"), names=names, settings=WorkerSettings(id="w1")) as worker,
         Client(hub.connect("client"), names=names) as client,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings
 from gangline.schemas.errors.base import WorkerIdTaken
 from gangline.schemas.names import Names
@@ -19,7 +19,7 @@ from gangline.worker.settings import WorkerSettings
 NAMES = Names("slow")
 
 
-def make(hub: MemoryHub, start_s: float) -> Worker:
+def make(hub: MemoryServer, start_s: float) -> Worker:
     pool = Pool("images", slots=1)
 
     @pool.lifespan
@@ -35,13 +35,13 @@ def make(hub: MemoryHub, start_s: float) -> Worker:
     return Worker(pool, bus=hub.connect("worker"), names=NAMES, settings=WorkerSettings(id="w1"))
 
 
-async def keys(hub: MemoryHub) -> list[str]:
+async def keys(hub: MemoryServer) -> list[str]:
     kv = await hub.connect("operator").bucket(NAMES.ledger_bucket, BucketSettings())
     return sorted([entry.key for entry in await kv.entries(">")])
 
 
 async def test_a_slow_start_holds_its_id_and_is_not_found_before_it_serves() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     first, second = make(hub, 40), make(hub, 0)
     starting = asyncio.ensure_future(first.start())
     await asyncio.sleep(25)
@@ -56,7 +56,7 @@ async def test_a_slow_start_holds_its_id_and_is_not_found_before_it_serves() -> 
 
 
 async def test_who_lost_its_id_while_it_started_leaves_the_other_in_peace() -> None:
-    hub = MemoryHub()
+    hub = MemoryServer()
     first, second = make(hub, 12), make(hub, 0)
     starting = asyncio.ensure_future(first.start())
     await asyncio.sleep(1)

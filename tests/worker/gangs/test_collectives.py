@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import ConnectionEvent
 from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge
 from gangline.schemas.errors.gangs import GangEnded, StaleGeneration
@@ -20,8 +20,8 @@ NAMES = Names("test")
 
 
 @contextlib.asynccontextmanager
-async def members(size: int, hub: MemoryHub | None = None, *, generation: int = 1) -> AsyncIterator[list[GangTalks]]:
-    hub = hub or MemoryHub()
+async def members(size: int, hub: MemoryServer | None = None, *, generation: int = 1) -> AsyncIterator[list[GangTalks]]:
+    hub = hub or MemoryServer()
     buses = [hub.connect(f"m{rank}") for rank in range(size)]
     made = [
         GangTalks(bus, NAMES, gang="g", generation=generation, rank=rank, size=size) for rank, bus in enumerate(buses)
@@ -64,7 +64,7 @@ async def test_nobody_leaves_a_barrier_before_the_last_has_come():
 
 
 async def test_a_gang_of_one_needs_no_bus():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with members(1, hub) as made:
         [talk] = sessions(made)
         hub.stop()
@@ -81,7 +81,7 @@ async def test_large_values_travel_in_parts():
 
 
 async def test_runs_of_one_generation_and_generations_do_not_hear_each_other():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with members(2, hub) as old, members(2, hub, generation=2) as new:
         stuck = asyncio.ensure_future(sessions(old, run=1)[1].all_gather("half-way"))
         await asyncio.sleep(1)
@@ -117,7 +117,7 @@ async def test_the_first_end_counts():
 
 
 async def test_what_was_lost_with_the_connection_is_asked_for_when_it_is_back():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with members(3, hub) as made:
         talks = sessions(made)
         await on_all(talks, GangTalk.barrier)
@@ -178,7 +178,7 @@ async def test_values_without_a_form_on_the_wire_or_too_large_are_refused_at_onc
 
 
 async def test_the_hub_still_answers_for_a_while_after_its_task_has_ended():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with members(2, hub) as made:
         talks = sessions(made)
         await on_all(talks, GangTalk.barrier)

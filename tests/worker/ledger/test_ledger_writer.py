@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, StorageUnavailable
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, WorkerId
 from gangline.telemetry.logs import logger_for
 from gangline.worker.ledger.ledger_writer import Desired, LedgerWriter
@@ -19,7 +19,7 @@ class Bench:
     """A writer whose leases are a plain dict: token -> (text, when it ends)."""
 
     def __init__(self) -> None:
-        self.hub = MemoryHub(storage_timeout_s=1.0)
+        self.hub = MemoryServer(storage_timeout_s=1.0)
         self.bus = self.hub.connect("worker")
         self.names = Names("rig")
         self.leases: dict[str, tuple[str, float]] = {}
@@ -33,7 +33,7 @@ class Bench:
         kv = await self.bus.bucket(self.names.ledger_bucket, BucketSettings())
         self.kv = kv
         self.writer = LedgerWriter(
-            kv, self.names, WorkerId("images", "w1"), self.describe, ambient=Ambient(), log=logger_for("test")
+            kv, self.names, WorkerId("images", "w1"), self.describe, ambient=Environment(), log=logger_for("test")
         )
         return self
 

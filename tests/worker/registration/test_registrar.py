@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KvEntry, StorageUnavailable
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import WorkerIdTaken
 from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
@@ -26,7 +26,7 @@ NAMES = Names("rig")
 class Bench:
     """One process's presence; several may share a hub."""
 
-    def __init__(self, hub: MemoryHub, instance: str = "one", epoch: int = 7) -> None:
+    def __init__(self, hub: MemoryServer, instance: str = "one", epoch: int = 7) -> None:
         self.hub = hub
         self.instance = instance
         self.epoch = epoch
@@ -44,7 +44,7 @@ class Bench:
             ID,
             instance=self.instance,
             settings=WorkerSettings(),
-            ambient=Ambient(),
+            ambient=Environment(),
             registration=lambda: Registration(
                 pool="images", worker="w1", epoch=self.epoch, instance=self.instance, slots=self.slots
             ),
@@ -74,7 +74,7 @@ class Bench:
 
 
 async def test_both_keys_stand_while_it_lives_and_expire_when_it_is_gone():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         assert await bench.serve() == 0
         await asyncio.sleep(100.0)
         assert sorted(bench.values()) == ["alive.images.w1", "reg.images.w1"]
@@ -86,7 +86,7 @@ async def test_both_keys_stand_while_it_lives_and_expire_when_it_is_gone():
 
 
 async def test_a_change_is_written_at_once():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.serve()
         bench.slots = 9
         bench.presence.rewrite()
@@ -96,7 +96,7 @@ async def test_a_change_is_written_at_once():
 
 
 async def test_withdrawing_takes_both_keys_away():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.serve()
         await bench.presence.withdraw()
         await bench.presence.withdraw()
@@ -104,7 +104,7 @@ async def test_withdrawing_takes_both_keys_away():
 
 
 async def test_the_epoch_of_a_predecessor_is_learnt():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub, "one", epoch=41) as first:
         await first.serve()
     async with Bench(hub, "two") as second:
@@ -115,7 +115,7 @@ async def test_the_epoch_of_a_predecessor_is_learnt():
 
 
 async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_published_yet():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub, "one", epoch=41) as first:
         await first.serve()
     async with Bench(hub, "two") as second:
@@ -131,7 +131,7 @@ async def test_a_predecessors_registration_is_no_loss_to_one_that_has_not_publis
 
 
 async def test_a_living_id_is_refused_within_two_heartbeats():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub, "one") as first, Bench(hub, "two") as second:
         await first.serve()
         began = asyncio.get_running_loop().time()
@@ -143,7 +143,7 @@ async def test_a_living_id_is_refused_within_two_heartbeats():
 
 
 async def test_of_two_that_start_at_once_one_wins():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub, "one") as first, Bench(hub, "two") as second:
         results = await asyncio.gather(first.serve(), second.serve(), return_exceptions=True)
         assert sorted(type(result) for result in results if isinstance(result, Exception)) == [WorkerIdTaken]
@@ -152,7 +152,7 @@ async def test_of_two_that_start_at_once_one_wins():
 
 
 async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_writes_nothing_more():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub, "one") as first, Bench(hub, "two", epoch=8) as second:
         await first.serve()
         hub.partition(first.bus)
@@ -170,7 +170,7 @@ async def test_one_that_was_away_too_long_learns_that_its_id_was_taken_and_write
 
 
 async def test_one_that_was_away_goes_on_if_nobody_took_its_id():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.serve()
         bench.hub.partition(bench.bus)
         await asyncio.sleep(10.0)
@@ -183,7 +183,7 @@ async def test_one_that_was_away_goes_on_if_nobody_took_its_id():
 
 
 async def test_after_the_bucket_was_lost_both_keys_are_written_again():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.serve()
         bench.hub.stop()
         await asyncio.sleep(0.5)
@@ -194,7 +194,7 @@ async def test_after_the_bucket_was_lost_both_keys_are_written_again():
 
 
 async def test_heartbeats_are_seen_by_observers_every_second_while_storage_has_no_leader():
-    hub = MemoryHub()
+    hub = MemoryServer()
     async with Bench(hub) as bench:
         await bench.serve()
         seen: list[float] = []
@@ -211,7 +211,7 @@ async def test_heartbeats_are_seen_by_observers_every_second_while_storage_has_n
 
 
 async def test_events_are_broadcast_with_who_and_when():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         heard: list[Any] = []
         listener = bench.hub.connect("listener")
         await listener.subscribe(NAMES.events, lambda message: heard.append((message.subject, message.data)))
@@ -227,7 +227,7 @@ async def test_events_are_broadcast_with_who_and_when():
 
 
 async def test_a_start_without_storage_gives_up_after_its_time():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         bench.hub.storage_down()
         began = asyncio.get_running_loop().time()
         with pytest.raises(StorageUnavailable):
@@ -239,7 +239,7 @@ async def test_a_start_without_storage_gives_up_after_its_time():
 
 
 async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         key = OwnedKey(bench.kv, "alive.images.w1", "one")
         body = codec.to_json({"instance": "one"})
         await asyncio.gather(*(key.write(body, 60.0) for _ in range(3)))
@@ -250,7 +250,7 @@ async def test_several_writes_of_an_owner_at_once_do_not_hurt_each_other():
 
 
 async def test_an_owner_neither_overwrites_nor_deletes_anothers_key():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.kv.put("k", codec.to_json({"instance": "other"}))
         key = OwnedKey(bench.kv, "k", "one")
         with pytest.raises(KeyLost, match="belongs to instance other"):
@@ -266,7 +266,7 @@ def test_unreadable_entries_name_neither_owner_nor_epoch(value):
 
 
 async def test_only_the_last_confirmation_that_was_asked_for_comes():
-    async with Bench(MemoryHub()) as bench:
+    async with Bench(MemoryServer()) as bench:
         await bench.serve()
         told: list[str] = []
         bench.presence.confirm(lambda: told.append("first"))

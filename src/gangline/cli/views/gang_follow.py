@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from ...bus.port.bus import Bus, ConnectionEvent, Message
 from ...dispatcher.client.client import Client
 from ...dispatcher.gangs.coordinator_client import GangDesk
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.errors.base import Disconnected, GanglineError, LeaseError
 from ...schemas.errors.gangs import GangEnded, UnknownGang
 from ...schemas.messages.gangs import (
@@ -84,7 +84,7 @@ async def acquire(client: Client, body: dict[str, Any], stop: asyncio.Event) -> 
         KeyboardInterrupt: `stop` came first; the request was withdrawn.
         GanglineError: see Client.gang.
     """
-    token = Ambient().token
+    token = Environment().token
     owned = OwnedRequest(id=f"g{token()}", owner_token=token())
     names = {"id": owned.id, "owner_token": owned.owner_token, "traceparent": tracer.traceparent()}
     request = AcquireRequest.parse({**names, **body})

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ...bus.memory.faults import RandomFaults
-from ...bus.memory.server import MemoryHub
+from ...bus.memory.server import MemoryServer
 from ...dispatcher.leases.lease import Lease
 from ...dispatcher.leases.selection import Selection, State
-from ...runtime.clock import Ambient
+from ...runtime.clock import Environment
 from ...schemas.names import Names
 from ...schemas.records.workers import Heartbeat
 from ...worker.context.gang_context import GangContext
@@ -83,7 +83,7 @@ class World:
         self._over: asyncio.Future[None] = loop.create_future()
         self.checker = Checker(self.now, self.trace, self._end)
         self.faults = RandomFaults(random.Random(f"gangline faults {plan.seed}"), CALM_RATES, self._on_fault)
-        self.hub = MemoryHub(ambient=self.ambient("hub"), faults=self.faults)
+        self.hub = MemoryServer(ambient=self.ambient("hub"), faults=self.faults)
         self.names = Names("sim")
         self.outcomes = Outcomes(self.checker, self.now, self._excuses_doubt, self._may_be_lost, rate=self._rate)
         self.losses = LossWatch(self.checker, self._lives)
@@ -219,13 +219,13 @@ class World:
             self._machines[name] = machine = draw_machine(self.plan.seed, name, exact=exact)
             self.loop.set_clock(node, machine.monotonic)
 
-    def ambient(self, node: str, skew_s: float = 0.0) -> Ambient:
+    def ambient(self, node: str, skew_s: float = 0.0) -> Environment:
         """Chance, names and wall clock of one process."""
         source = random.Random(f"gangline {self.plan.seed} {node}")
         prefix = node.replace(".", "_")
         numbers = iter(range(1, 1 << 62))
         machine = self._machines.get(node.rpartition(".")[0], _TRUE)
-        return Ambient(
+        return Environment(
             wall=lambda: WALL_S + skew_s + self.now() + machine.wrong_s(self.now()),
             random=source,
             token=lambda: f"{prefix}-{next(numbers)}",

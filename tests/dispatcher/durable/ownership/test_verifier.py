@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, ConsumerLost, ConsumerState, KeyValue
 from gangline.dispatcher.durable.freeze_guard import Guard
 from gangline.dispatcher.durable.ownership.ownership_core import TRUST_S
 from gangline.dispatcher.durable.ownership.verifier import Possession, Turn
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.records.jobs import TurnRecord
 from gangline.telemetry.logs import logger_for
 
@@ -22,12 +22,12 @@ KEY = "turn.images"
 class Holder:
     """A dispatcher that has the queue, or believes so."""
 
-    def __init__(self, hub: MemoryHub, name: str) -> None:
+    def __init__(self, hub: MemoryServer, name: str) -> None:
         self.bus = hub.connect(name)
         self.guard = Guard(self.bus, 1.0)
         self.guard.start()
         self.told: list[str] = []
-        self.turn = Turn(self.bucket, KEY, dispatcher=name, ambient=Ambient(), log=logger_for("test"))
+        self.turn = Turn(self.bucket, KEY, dispatcher=name, ambient=Environment(), log=logger_for("test"))
         self.possession = Possession(
             self.guard,
             self.turn,
@@ -52,19 +52,19 @@ class Holder:
 
 
 @pytest.fixture
-async def hub() -> MemoryHub:
-    return MemoryHub()
+async def hub() -> MemoryServer:
+    return MemoryServer()
 
 
 @pytest.fixture
-async def holder(hub: MemoryHub) -> AsyncIterator[Holder]:
+async def holder(hub: MemoryServer) -> AsyncIterator[Holder]:
     made = Holder(hub, "d1")
     await made.turn.take()
     yield made
     await made.stop()
 
 
-def revision(hub: MemoryHub) -> int:
+def revision(hub: MemoryServer) -> int:
     return hub.peek("results")[0].revision
 
 
@@ -77,7 +77,7 @@ async def busy(holder: Holder, for_s: float) -> None:
 
 
 async def test_a_queue_with_something_to_do_is_proven_a_few_times_a_second_and_never_in_doubt(
-    hub: MemoryHub, holder: Holder
+    hub: MemoryServer, holder: Holder
 ) -> None:
     before = revision(hub)
     await busy(holder, 10.0)
@@ -85,7 +85,7 @@ async def test_a_queue_with_something_to_do_is_proven_a_few_times_a_second_and_n
 
 
 async def test_a_quiet_queue_writes_nothing_and_is_proven_anew_before_it_does_anything(
-    hub: MemoryHub, holder: Holder
+    hub: MemoryServer, holder: Holder
 ) -> None:
     before = revision(hub)
     await asyncio.sleep(60)
@@ -97,7 +97,7 @@ async def test_a_quiet_queue_writes_nothing_and_is_proven_anew_before_it_does_an
 
 
 async def test_who_is_not_heard_stops_believing_before_a_successor_may_ask_what_runs(
-    hub: MemoryHub, holder: Holder
+    hub: MemoryServer, holder: Holder
 ) -> None:
     await busy(holder, 1.0)
     loop = asyncio.get_running_loop()
@@ -115,7 +115,7 @@ async def test_who_is_not_heard_stops_believing_before_a_successor_may_ask_what_
     await successor.stop()
 
 
-async def test_a_proof_that_came_too_late_is_none(hub: MemoryHub, holder: Holder) -> None:
+async def test_a_proof_that_came_too_late_is_none(hub: MemoryServer, holder: Holder) -> None:
     hub.partition(holder.bus)
     await busy(holder, 0.9)
     assert holder.told == ["doubted"]
@@ -124,26 +124,26 @@ async def test_a_proof_that_came_too_late_is_none(hub: MemoryHub, holder: Holder
     assert holder.told == ["doubted", "sure"]
 
 
-async def test_an_own_write_whose_answer_was_lost_proves_nothing_wrong(hub: MemoryHub, holder: Holder) -> None:
+async def test_an_own_write_whose_answer_was_lost_proves_nothing_wrong(hub: MemoryServer, holder: Holder) -> None:
     bucket = await holder.bucket()
     await bucket.put(KEY, TurnRecord(dispatcher="d1", at=1.0).model_dump_json().encode())
     await busy(holder, 1.0)
     assert holder.told == []
 
 
-async def test_a_bucket_that_was_lost_is_written_anew(hub: MemoryHub, holder: Holder) -> None:
+async def test_a_bucket_that_was_lost_is_written_anew(hub: MemoryServer, holder: Holder) -> None:
     await (await holder.bucket()).delete(KEY)
     await busy(holder, 1.0)
     assert holder.told == [] and len(hub.peek("results")) == 1
 
 
-async def test_what_nobody_can_read_is_another_ones(hub: MemoryHub, holder: Holder) -> None:
+async def test_what_nobody_can_read_is_another_ones(hub: MemoryServer, holder: Holder) -> None:
     await (await holder.bucket()).put(KEY, b"{")
     with pytest.raises(ConsumerLost):
         await holder.turn.prove()
 
 
-async def test_nothing_is_proven_before_the_turn_was_taken(hub: MemoryHub) -> None:
+async def test_nothing_is_proven_before_the_turn_was_taken(hub: MemoryServer) -> None:
     made = Holder(hub, "d2")
     hub.disconnect(made.bus)
     hub.reconnect(made.bus)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import BucketSettings, KeyValue
 from gangline.dispatcher.durable.persistence.kv_write_batcher import Scribe
 from gangline.telemetry.logs import logger_for
@@ -15,7 +15,7 @@ from gangline.telemetry.logs import logger_for
 
 class Desk:
     def __init__(self) -> None:
-        self.hub = MemoryHub()
+        self.hub = MemoryServer()
         self.bus = self.hub.connect("scribe")
         self.sure = asyncio.Event()
         self.sure.set()

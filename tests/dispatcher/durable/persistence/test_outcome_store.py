@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gangline.bus.memory.server import MemoryHub
+from gangline.bus.memory.server import MemoryServer
 from gangline.bus.port.bus import StreamMessage
 from gangline.dispatcher.durable.core.effects import Bury, Look, Schedule, Store
 from gangline.dispatcher.durable.messages.entry import Entry
@@ -16,7 +16,7 @@ from gangline.dispatcher.durable.persistence.kv_write_batcher import Scribe
 from gangline.dispatcher.durable.persistence.outcome_store import Outcomes
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStreams
-from gangline.runtime.clock import Ambient
+from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError, TaskFailed
 from gangline.schemas.names import Names
 from gangline.schemas.records.jobs import DeadReason, JobState, ResultRecord
@@ -27,7 +27,7 @@ NAMES = Names("ns")
 
 class Desk:
     def __init__(self) -> None:
-        self.bus = MemoryHub().connect("outcomes")
+        self.bus = MemoryServer().connect("outcomes")
         self.streams = TaskStreams(self.bus, NAMES)
         log = logger_for("test")
         self.scribe = Scribe(self.streams.results, sure=self._sure, log=log)
@@ -37,7 +37,7 @@ class Desk:
             self.streams,
             scribe=self.scribe,
             settings=DispatcherSettings(node=""),
-            ambient=Ambient(),
+            ambient=Environment(),
             sure=self._sure,
             log=log,
         )

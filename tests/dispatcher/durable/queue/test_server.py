@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gangline
-from gangline.bus.nats_bus import JetStreamBus
+from gangline.bus.nats_bus import NatsBus
 from gangline.bus.nats_bus import connect as connect_bus
 from gangline.bus.port.bus import Bus, KeyValue, NoResponders, Stream, StreamMessage
 from gangline.bus.settings.connection import ConnectionSettings
@@ -50,10 +50,10 @@ class System:
     def __init__(self, url: str, namespace: str) -> None:
         self.url = url
         self.names = Names(namespace)
-        self.buses: list[JetStreamBus] = []
+        self.buses: list[NatsBus] = []
         self.ends: list[Callable[[], Any]] = []
 
-    async def bus(self, name: str) -> JetStreamBus:
+    async def bus(self, name: str) -> NatsBus:
         bus = await connect_bus(ConnectionSettings.from_url(self.url, reconnect_wait_s=0.05), name=name)
         self.buses.append(bus)
         return bus

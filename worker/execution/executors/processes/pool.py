@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .....runtime.tasks import Chores
+from .....runtime.tasks import TaskSet
 from .....schemas.errors.base import GanglineError, InvalidSettings, TaskCrashed
 from .....telemetry.logs import logger_for
 from ....context.task_context import TaskContext, gang_of, progress_of
@@ -44,7 +44,7 @@ class Processes:
         self._children: set[Child] = set()
         self._idle: list[Child] = []
         """Ready for a task; the most recently used last, and used first: its memory is warm."""
-        self._starting = Chores("start of a child process")
+        self._starting = TaskSet("start of a child process")
         self._open: Open | None = None
 
     async def start(self) -> None:
@@ -165,7 +165,7 @@ class ProcessRun(Run):
         self._processes = processes
         self._window = window
         self._child: Child | None = None
-        self._gang_calls = Chores("gang call of a child")
+        self._gang_calls = TaskSet("gang call of a child")
         self._outcome: Outcome | None = None
         """How it ended, when it did so while its child was being killed."""
         self.loop.call_soon(self._begin)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ....bus.memory.server import MemoryHub
+from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import KvEntry, KvOperation
 from ....schemas.names import Names
 from ....schemas.records.jobs import DeadReason, JobState, ResultRecord
@@ -37,7 +37,7 @@ class Ends:
         checker: Checker,
         trace: Trace,
         clock: Callable[[], float],
-        hub: MemoryHub,
+        hub: MemoryServer,
         names: Names,
         troubles: Troubles,
         models: Mapping[str, JobModel],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ....bus.memory.server import MemoryHub
+from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import KvEntry, StreamMessage
 from ....schemas.errors.base import GanglineError
 from ....schemas.names import Names
@@ -64,7 +64,7 @@ class JobWatch:
         checker: Checker,
         trace: Trace,
         clock: Callable[[], float],
-        hub: MemoryHub,
+        hub: MemoryServer,
         names: Names,
         traffic: DurableTraffic | None,
         troubles: Troubles,

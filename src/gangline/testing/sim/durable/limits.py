@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ....bus.memory.server import MemoryHub
+from ....bus.memory.server import MemoryServer
 from ....bus.port.bus import StreamMessage
 from ....schemas.names import Names
 from ....worker.context.task_context import TaskContext
@@ -29,7 +29,7 @@ class Limits:
         self,
         checker: Checker,
         clock: Callable[[], float],
-        hub: MemoryHub,
+        hub: MemoryServer,
         names: Names,
         traffic: DurableTraffic,
         watch: JobWatch,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import json
 
-from ....bus.memory.server import MemoryHub
+from ....bus.memory.server import MemoryServer
 from ....bus.memory.stream_store import StreamStore
-from ....bus.port.subjects import Pattern
+from ....bus.port.subjects import SubjectPattern
 from ....schemas.names import Names
 
 
 class Objects:
     """Reads the object store without asking over a connection. See bus/object_store.py for how it is kept."""
 
-    def __init__(self, hub: MemoryHub, names: Names) -> None:
+    def __init__(self, hub: MemoryServer, names: Names) -> None:
         self._hub = hub
         self._bucket = names.objects_store
 
@@ -25,7 +25,7 @@ class Objects:
         told = {} if described is None else json.loads(described.data)
         if stream is None or not told or told.get("deleted"):
             return None
-        pieces = [message.data for message in stream.after(1, Pattern(f"$O.{self._bucket}.C.{told['nuid']}"))]
+        pieces = [message.data for message in stream.after(1, SubjectPattern(f"$O.{self._bucket}.C.{told['nuid']}"))]
         body = b"".join(pieces)
         return body if (len(pieces), len(body)) == (told["chunks"], told["size"]) else None
 

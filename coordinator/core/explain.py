@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...schemas.messages.gangs import Obstacle, WhyReply
+from ...schemas.messages.gangs import GangObstacle, GangWhyReply
 from ...schemas.names import WorkerId
 from ...schemas.text import count_of
 from ..model.gang import Gang
@@ -15,17 +15,17 @@ from ..scheduling.queue import target_of
 from .state import Books
 
 
-def why(books: Books, gang_id: str) -> WhyReply | None:
+def why(books: Books, gang_id: str) -> GangWhyReply | None:
     """None: no such gang."""
     gang = books.gangs.get(gang_id)
     if gang is None:
         ended = books.ended.get(gang_id)
-        return None if ended is None else WhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
+        return None if ended is None else GangWhyReply(id=gang_id, step=Step.ENDED.value, lacks=(ended.reply.reason,))
     head = books.head if books.head is not None and books.head.gang == gang_id else None
     target: Mapping[WorkerId, int] = head.target.slots if head is not None else {}
     if not target and gang.step is Step.QUEUED:
         target = target_of(gang.spec, books.inventory).slots
-    return WhyReply(
+    return GangWhyReply(
         id=gang_id,
         step=gang.step.value,
         place=books.queue.place_of(gang_id),
@@ -78,21 +78,21 @@ def _lacks(books: Books, gang: Gang) -> list[str]:
             return []
 
 
-def _obstacles(books: Books, gang_id: str, worker: WorkerId) -> list[Obstacle]:
+def _obstacles(books: Books, gang_id: str, worker: WorkerId) -> list[GangObstacle]:
     view = books.inventory.workers.get(worker)
     if view is None:
         return []
-    found: list[Obstacle] = []
+    found: list[GangObstacle] = []
     for gang_id in books.on.get(worker, {}):
         slots = sum(seat.slots for seat in books.gangs[gang_id].seats_by_worker[worker])
-        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
+        found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=f"gang {gang_id}", slots=slots))
     head = books.head
     kept = head.kept.get(worker, 0) if head is not None else 0
     if head is not None and kept and head.gang != gang_id:
         holder = f"gang {head.gang} (kept for it at the head of the queue)"
-        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
+        found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder=holder, slots=kept))
     others = view.ongoing - view.granted - kept
     if others > 0:
         # Which leases these are the ledger knows; the shell puts them in place of this line.
-        found.append(Obstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))
+        found.append(GangObstacle(pool=worker.pool, worker=worker.worker, holder="tasks", slots=others))
     return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from ...schemas.messages.gangs import GangReply, WhyReply
+from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.names import WorkerId
 from ..model import events as on
 from ..model.effects import Effect, Stop, WakeAt
@@ -101,7 +101,7 @@ class GangCore:
         """All gangs that have not ended, in order of age."""
         return [gang.describe() for gang in sorted(self._books.gangs.values(), key=lambda g: (g.created_at, g.id))]
 
-    def why(self, gang: str) -> WhyReply | None:
+    def why(self, gang: str) -> GangWhyReply | None:
         """What a gang waits for; None if it is not known. Looks at all workers: for people, not for loops."""
         return why(self._books, gang)
 

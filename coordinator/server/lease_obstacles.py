@@ -6,7 +6,7 @@ from collections.abc import Set
 from typing import Final
 
 from ...bus.port.bus import KeyValue
-from ...schemas.messages.gangs import Obstacle, WhyReply
+from ...schemas.messages.gangs import GangObstacle, GangWhyReply
 from ...schemas.names import Names, WorkerId
 from ...schemas.public_id import public_id
 from ...schemas.records.workers import LeaseRecord
@@ -18,8 +18,8 @@ _MOST_WORKERS: Final = 64
 
 
 async def name_leases(
-    kv: KeyValue, names: Names, reply: WhyReply, *, members: Set[str], wall: float, log: Log
-) -> WhyReply:
+    kv: KeyValue, names: Names, reply: GangWhyReply, *, members: Set[str], wall: float, log: Log
+) -> GangWhyReply:
     """`reply` with leases, each with its end, in place of the lines that only say how many slots are in use.
 
     Args:
@@ -33,14 +33,14 @@ async def name_leases(
     asked = list(unnamed)[:_MOST_WORKERS]
     if not asked:
         return reply
-    leases: dict[WorkerId, list[Obstacle]] = {worker: [] for worker in asked}
+    leases: dict[WorkerId, list[GangObstacle]] = {worker: [] for worker in asked}
     for entry in await kv.entries(*(names.leases_of(worker.pool, worker.worker) for worker in asked)):
         lease = parse(LeaseRecord, entry, log)
         if lease is None or lease.token in members:
             continue
         worker = WorkerId(lease.pool, lease.worker)
         leases.setdefault(worker, []).append(
-            Obstacle(
+            GangObstacle(
                 pool=lease.pool,
                 worker=lease.worker,
                 holder=f"lease {public_id(lease.token)}",
@@ -49,7 +49,7 @@ async def name_leases(
                 ends_in_s=round(max(0.0, lease.expires_at - wall), 3),
             )
         )
-    found: list[Obstacle] = []
+    found: list[GangObstacle] = []
     for item in reply.obstacles:
         worker = WorkerId(item.pool, item.worker)
         if item.holder != "tasks" or worker not in leases:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError
 from ...schemas.names import WorkerId
-from ...schemas.wire.frames import Request, TaskFlag
+from ...schemas.wire.frames import RequestOp, TaskFlag
 from ...telemetry.tracing import NO_SPAN, Span, tracer
 from ..pools.pool import RoutedPool
 from ..routing.outcome import Fate
@@ -358,7 +358,7 @@ class Caller:
             flight.settle()
             flight.books.pump()
             return False
-        exchange.post(flight.worker, (Request.CANCEL, flight.id))
+        exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
         return True
 
     def expire(self, order: Order, flight: TaskFlight) -> None:
@@ -370,14 +370,14 @@ class Caller:
     def _credit(self, flight: StreamFlight) -> None:
         flight.credited += 1
         if flight.credited * 2 >= self.window and flight.end is None:
-            self.exchange.post(flight.worker, (Request.CREDIT, flight.id, flight.credited))
+            self.exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, flight.credited))
             flight.credited = 0
 
     def _credit_anew(self, flight: StreamFlight) -> None:
         """All that came was read: the whole window is free again, of which the worker takes what it has sent. If the
         last items were lost, the next one shows the gap."""
         flight.credited = 0
-        self.exchange.post(flight.worker, (Request.CREDIT, flight.id, self.window))
+        self.exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, self.window))
 
 
 def _attempt_span(worker: Worker, attempt: int, parent: Span) -> Span:

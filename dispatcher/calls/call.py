@@ -19,16 +19,16 @@ from ...schemas.errors.base import (
 from ...schemas.limits import MAX_DEADLINE_S
 from ...schemas.names import check_name
 from ...schemas.text import plain
-from ...schemas.wire.frames import Answer, Frame, Request
+from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ..routing.outcome import Fate
 from ..routing.request import Ticket
 from ..transport.flights import Outcome
 from .options import SUBMIT_ONLY, ClientOptions, SubmitOptions, check_names, submit_options
 
-_TASK: Final = int(Request.TASK)
-_OK: Final = int(Answer.OK)
-_ERROR: Final = int(Answer.ERROR)
-_REJECTED: Final = int(Answer.REJECTED)
+_TASK: Final = int(RequestOp.TASK)
+_OK: Final = int(AnswerOp.OK)
+_ERROR: Final = int(AnswerOp.ERROR)
+_REJECTED: Final = int(AnswerOp.REJECTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ def result_of(frame: Frame) -> Any:
     """
     if frame[0] == _OK:
         return frame[2]
-    if frame[0] == Answer.ERROR:
+    if frame[0] == AnswerOp.ERROR:
         raise error_of(frame)
     raise GanglineError(f"the worker answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from ...runtime.timeouts import TimeoutQueue
 from ...schemas.deadline import UNDER
 from ...schemas.errors.base import GanglineError
-from ...schemas.wire.frames import Answer, Frame, Request
+from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import tracer
 from ..pools.pool import RoutedPool
@@ -27,9 +27,9 @@ from .attempts import Caller
 from .call import CallOptions, too_late
 from .telemetry import code_of
 
-_TASK: Final = int(Request.TASK)
-_OK: Final = int(Answer.OK)
-_HELD: Final = int(Answer.HELD)
+_TASK: Final = int(RequestOp.TASK)
+_OK: Final = int(AnswerOp.OK)
+_HELD: Final = int(AnswerOp.HELD)
 _under: Final = UNDER.get
 _traced: Final = tracer.on
 

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, StreamBroken
-from ...schemas.wire.frames import Answer, Frame
+from ...schemas.wire.frames import AnswerOp, Frame
 from ..routing.outcome import Fate, error_of_fate
 from ..routing.request import Ticket
 from ..routing.worker_table import Worker
 from ..transport.flights import Books, Flight, Outcome
 from .call import Order, error_of, fate_of
 
-_ITEM: Final = int(Answer.ITEM)
+_ITEM: Final = int(AnswerOp.ITEM)
 
 
 class StreamFlight(Flight):
@@ -51,7 +51,7 @@ class StreamFlight(Flight):
                 self.items.append(frame[3])
                 self._wake()
             return False
-        if frame[0] == Answer.END and frame[2] != self.received:
+        if frame[0] == AnswerOp.END and frame[2] != self.received:
             self._finish(self._broken(f"{frame[2]} items were sent, {self.received} came"))
         else:
             self._finish(frame)
@@ -141,9 +141,9 @@ def stream_end(flight: StreamFlight) -> Outcome:
             raise error_of_fate(Fate.LOST, str(flight.worker.id), attempts=flight.ticket.attempts)
         return end
     assert not isinstance(end, Fate)
-    if end[0] == Answer.END:
+    if end[0] == AnswerOp.END:
         return end
-    if end[0] == Answer.ERROR:
+    if end[0] == AnswerOp.ERROR:
         raise error_of(end)
     raise StreamBroken(
         "the task answered with one result, not with items: use call() for it",

@@ -12,7 +12,7 @@ import asyncio
 from typing import Final
 
 from ...schemas.errors.base import LeaseBusy
-from ...schemas.wire.frames import Request
+from ...schemas.wire.frames import RequestOp
 from ..transport.flights import TaskFlight
 from .attempts import Caller
 
@@ -55,7 +55,7 @@ class Together:
             self.begun = True
             self._timer.cancel()
             for one in self._flights:
-                self._caller.exchange.post(one.worker, (Request.BEGIN, one.id))
+                self._caller.exchange.post(one.worker, (RequestOp.BEGIN, one.id))
 
     def _give_up(self) -> None:
         for flight, held in self._flights.items():

@@ -14,7 +14,7 @@ from ...bus.port.bus import BucketSettings
 from ...runtime.loop_thread import OwningProxy, SyncContext, SyncProxy, iterate
 from ...schemas.errors.base import GanglineError
 from ...schemas.messages.gangs import GangEvent
-from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
+from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
 from ...schemas.messages.operations import DrainReply, ResizeReply, StatsReply
 from ...schemas.records.gangs import HostPort
 from ...schemas.records.jobs import JobEvent, JobProgress
@@ -279,7 +279,7 @@ class SyncJob(SyncProxy[Job]):
         """Cancel the job (or schedule). Returns False if it had already ended. See Job.cancel."""
         return self._thread.run(self._target.cancel())
 
-    def why(self) -> WhyReply:
+    def why(self) -> JobWhyReply:
         """Explain what the job is waiting for. See Job.why."""
         return self._thread.run(self._target.why())
 

@@ -22,7 +22,7 @@ from ...schemas.errors.base import (
     WorkerLost,
 )
 from ...schemas.errors.gangs import GangFailed
-from ...schemas.wire.frames import Answer, TaskFlag
+from ...schemas.wire.frames import AnswerOp, TaskFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, Caller, TaskTarget
 from ..calls.call import Order
@@ -35,8 +35,8 @@ from ..routing.worker_table import Worker
 from ..transport.flights import Books, Outcome
 from .members import Formation, HeldSlots, MemberLine
 
-_OK: Final = int(Answer.OK)
-_END: Final = int(Answer.END)
+_OK: Final = int(AnswerOp.OK)
+_END: Final = int(AnswerOp.END)
 _STREAM: Final = int(TaskFlag.STREAM)
 
 

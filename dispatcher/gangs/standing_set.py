@@ -25,7 +25,7 @@ from ...schemas.errors.gangs import GangFailed
 from ...schemas.names import WorkerId
 from ...schemas.records.gangs import GangRecord, GangSetRecord, GangState, Route
 from ...schemas.records.workers import MethodInfo, Registration
-from ...schemas.wire.frames import Answer, Load, ReserveFlag, TaskFlag
+from ...schemas.wire.frames import AnswerOp, Load, ReserveFlag, TaskFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, Caller, PoolTarget
 from ..calls.call import Order
@@ -39,8 +39,8 @@ from .collective_call import Arguments, run_on_all, same_for_all
 from .member_slots import attempt_on, cause_of, for_rank, hold_members, items_of, no_stream_of_all
 from .members import Formation, HeldSlots, LineMaker
 
-_OK: Final = int(Answer.OK)
-_END: Final = int(Answer.END)
+_OK: Final = int(AnswerOp.OK)
+_END: Final = int(AnswerOp.END)
 _STREAM: Final = int(TaskFlag.STREAM)
 _WORD_S: Final = 1.0
 """How long a task that was cancelled, by nobody here, waits for the news that its gang was torn down."""

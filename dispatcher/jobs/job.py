@@ -8,7 +8,7 @@ from typing import Any
 
 from ...schemas.errors.base import DeadlineExceeded, InvalidRequest
 from ...schemas.errors.tasks import ResultNotKept
-from ...schemas.messages.jobs import JobInfo, WhyReply
+from ...schemas.messages.jobs import JobInfo, JobWhyReply
 from ...schemas.names import check_name
 from ...schemas.records.jobs import JobEvent, JobProgress
 from .events import events_of, items_of
@@ -94,7 +94,7 @@ class Job:
         """
         return await self._desk.cancel(self._ref, ASK_TIMEOUT_S)
 
-    async def why(self) -> WhyReply:
+    async def why(self) -> JobWhyReply:
         """Explain what the job is waiting for.
 
         Raises:

@@ -13,7 +13,7 @@ from ...bus.rpc.requester import read_answer
 from ...runtime.clock import Environment
 from ...schemas.errors.base import GanglineError, InvalidName, MalformedMessage, Unavailable
 from ...schemas.errors.tasks import NoDispatcher, UnknownJob
-from ...schemas.messages.jobs import CancelReply, JobInfo, JobRequest, Obstacle, QueueStats, WhyReply
+from ...schemas.messages.jobs import CancelReply, JobInfo, JobObstacle, JobRequest, JobWhyReply, QueueStats
 from ...schemas.names import QueueOperation, check_name
 from ...schemas.records.jobs import JobState, ResultRecord
 from ...schemas.wire import codec
@@ -104,7 +104,7 @@ class JobDesk:
         await self._stop_started(ref, timeout_s)
         return True
 
-    async def why(self, ref: JobRef, timeout_s: float) -> WhyReply:
+    async def why(self, ref: JobRef, timeout_s: float) -> JobWhyReply:
         """What it waits for.
 
         Raises:
@@ -112,19 +112,19 @@ class JobDesk:
         """
         for endpoint in await self._endpoints_of(ref):
             try:
-                return await self._ask(endpoint, QueueOperation.WHY, JobRequest(job=ref.id), WhyReply, timeout_s)
+                return await self._ask(endpoint, QueueOperation.WHY, JobRequest(job=ref.id), JobWhyReply, timeout_s)
             except (NoDispatcher, UnknownJob):
                 continue
         info = await self.status(ref, timeout_s)
-        obstacles: tuple[Obstacle, ...] = ()
+        obstacles: tuple[JobObstacle, ...] = ()
         if info.state is JobState.SCHEDULED:
             obstacles = (
-                Obstacle(kind="schedule", text=info.reason or "its time has not come", until=info.next_try_at),
+                JobObstacle(kind="schedule", text=info.reason or "its time has not come", until=info.next_try_at),
             )
         elif info.state is JobState.QUEUED:
             text = info.reason or "its dispatcher has not looked so far down the queue yet"
-            obstacles = (Obstacle(kind="position", text=text),)
-        return WhyReply(job=info, obstacles=obstacles)
+            obstacles = (JobObstacle(kind="position", text=text),)
+        return JobWhyReply(job=info, obstacles=obstacles)
 
     async def in_hand(self, ref: JobRef, timeout_s: float) -> bool:
         """Whether the dispatcher of its endpoint has that very message of it in hand, or cannot say yet."""

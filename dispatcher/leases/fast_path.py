@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ...runtime.timeouts import TimeoutQueue
 from ...schemas.limits import MIN_TTL_S
-from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ..calls.call import CallOptions
 from ..calls.fast_path import Express, PlainFlight, ShortFlight
@@ -23,8 +23,8 @@ from .held_slots import Hold, Terms
 from .lease_slots import LeaseSlots
 from .selection import OPEN, Selection
 
-_OK: Final = int(Answer.OK)
-_RESERVE: Final = int(Request.RESERVE)
+_OK: Final = int(AnswerOp.OK)
+_RESERVE: Final = int(RequestOp.RESERVE)
 _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 
 

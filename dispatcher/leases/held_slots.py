@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 from ...runtime.timeouts import TimeoutQueue
 from ...schemas.deadline import margin_s
 from ...schemas.errors.base import GanglineError, LeaseExpired, WorkerLost
-from ...schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+from ...schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, Caller, PoolTarget, TaskTarget
 from ..calls.call import Order, error_of
@@ -251,7 +251,7 @@ class Hold:
         """
         if not self._ended:
             self.consume()
-            self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+            self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
             if aside_s > 0:
                 self._exchange.loop.call_later(aside_s, self._settle_and_pump)
             else:
@@ -275,7 +275,7 @@ class Hold:
 
     def give_back(self) -> None:
         """After `consume`: the task may not have arrived, so that the token may still hold the slot."""
-        self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+        self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
 
     def _settle_and_pump(self) -> None:
         self.settle()
@@ -290,7 +290,7 @@ class Hold:
         now, terms = self._exchange.loop.time(), self.terms
         flight = RenewFlight(self._exchange.new_id(), self.worker, self, now)
         self._renewal = flight
-        self._exchange.launch(flight, (Request.RENEW, flight.id, self.token, terms.ttl_ms))
+        self._exchange.launch(flight, (RequestOp.RENEW, flight.id, self.token, terms.ttl_ms))
         # Unanswered, it is asked again sooner; answered, the answer schedules the next.
         self._schedule(now + terms.ttl_s / _RENEWALS_PER_TTL / 4)
 
@@ -299,11 +299,11 @@ class Hold:
         if self._ended or flight is not self._renewal:
             return
         self._renewal = None
-        if frame[0] == Answer.RENEWED:
+        if frame[0] == AnswerOp.RENEWED:
             ttl_s = frame[2] / 1000
             self.trusted_until = max(self.trusted_until, flight.sent_at + ttl_s - margin_s(ttl_s))
             self._schedule(flight.sent_at + ttl_s / _RENEWALS_PER_TTL)
-        elif frame[0] == Answer.ERROR:
+        elif frame[0] == AnswerOp.ERROR:
             self._fail(error_of(frame))
         elif Fate.of_reason(frame[2]) is Fate.STALE:
             self._fail(stale(self.worker, self.epoch))
@@ -396,7 +396,7 @@ class Reserver:
         exchange.launch(
             flight,
             (
-                Request.RESERVE,
+                RequestOp.RESERVE,
                 flight.id,
                 ticket.cost,
                 terms.ttl_ms,
@@ -409,7 +409,7 @@ class Reserver:
         timer = loop.call_later(probe_s, exchange.lose, flight, Fate.SLOW)
         try:
             outcome = await flight.future
-            if isinstance(outcome, Fate) or outcome[0] != Answer.GRANTED:
+            if isinstance(outcome, Fate) or outcome[0] != AnswerOp.GRANTED:
                 return self.refused(flight, outcome)
             hold = (make or Hold)(exchange, pool, worker, flight.id, outcome, terms, asked_at)
             return hold.charged(flight.ticket)
@@ -431,7 +431,7 @@ class Reserver:
                 self.undo(flight)
             # A reservation starts nothing: what was lost with its worker may be asked for elsewhere.
             return Fate.GONE if outcome.may_have_started else outcome
-        if outcome[0] == Answer.REJECTED:
+        if outcome[0] == AnswerOp.REJECTED:
             return Fate.of_reason(outcome[2])
         raise error_of(outcome)
 
@@ -440,7 +440,7 @@ class Reserver:
         exchange = self._exchange
         if not exchange.recall(flight):
             exchange.forget(flight)
-            exchange.post(flight.worker, (Request.RELEASE, flight.id, None))
+            exchange.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
         flight.settle()
         flight.books.pump()
 

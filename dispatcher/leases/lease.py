@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Protocol
 
 from ...schemas.errors.base import GanglineError, LeaseExpired, SelectionUsed, WrongPool
-from ...schemas.wire.frames import Answer
+from ...schemas.wire.frames import AnswerOp
 from ...telemetry.tracing import Span
 from ..calls.attempts import AttemptTarget, Caller
 from ..calls.call import CallOptions, Order, fate_of, refuses_token
@@ -22,7 +22,7 @@ from .fast_path import HeldExpress
 from .held_slots import Held, HeldTarget, Hold
 from .lease_slots import LeaseSlots
 
-_OK: Final = int(Answer.OK)
+_OK: Final = int(AnswerOp.OK)
 _COMES_BACK_S: Final = 3.0
 """For so long after a server's restart a worker that is not there may only be later than we are."""
 _ASK_AGAIN_S: Final = 0.05

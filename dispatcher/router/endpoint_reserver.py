@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ...schemas.errors.base import ClosedError
-from ...schemas.wire.frames import Answer, ReserveFlag
+from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.tracing import tracer
 from ..calls.attempts import AttemptTarget, Caller
 from ..calls.call import CallOptions
@@ -84,7 +84,7 @@ class Reserving:
             raise
         finally:
             express.reserved(asked)
-        if type(outcome) is not list or outcome[0] != Answer.GRANTED:
+        if type(outcome) is not list or outcome[0] != AnswerOp.GRANTED:
             return choosing.chosen(self._held(await self._go_on(endpoint, asked, outcome)))
         hold = express.granted(asked, outcome)
         holds.keep_briefly(hold)

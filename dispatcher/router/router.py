@@ -14,7 +14,7 @@ from ...schemas.errors.base import ClosedError, InvalidSettings, WrongClient
 from ...schemas.limits import MAX_SLOTS, MAX_TTL_S, MIN_TTL_S
 from ...schemas.names import Names, check_name, split_target
 from ...schemas.text import plain
-from ...schemas.wire.frames import Answer, ReserveFlag
+from ...schemas.wire.frames import AnswerOp, ReserveFlag
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import Span
@@ -36,7 +36,7 @@ from .wiring import Parts
 
 _log = logger_for("dispatcher")
 
-_OK: Final = int(Answer.OK)
+_OK: Final = int(AnswerOp.OK)
 _DEFAULTS = CallOptions()
 _MAX_TARGETS = 4096
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError
 from ...schemas.records.routes import RouteRecord
-from ...schemas.wire.frames import Answer, Frame, Request
+from ...schemas.wire.frames import AnswerOp, Frame, RequestOp
 from ...telemetry.logs import logger_for
 from ...telemetry.metrics.router_and_worker import RouterMetrics
 from ...telemetry.tracing import NO_SPAN, Span, tracer
@@ -61,15 +61,15 @@ class ShadowFlight(Flight):
         self.span: Span = NO_SPAN
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] == Answer.ITEM:
+        if frame[0] == AnswerOp.ITEM:
             self.items += 1
             if self.items % _CREDIT_EVERY == 0:
                 self.shadows.credit(self, _CREDIT_EVERY)
             return False
-        if frame[0] == Answer.REJECTED:
+        if frame[0] == AnswerOp.REJECTED:
             self.shadows.ended(self, "refused")
         else:
-            self.shadows.ended(self, "failed" if frame[0] == Answer.ERROR else "ok")
+            self.shadows.ended(self, "failed" if frame[0] == AnswerOp.ERROR else "ok")
         return True
 
     def lose(self, fate: Fate) -> None:
@@ -129,7 +129,7 @@ class Shadows:
 
     def credit(self, flight: ShadowFlight, items: int) -> None:
         """So many items were read."""
-        self._exchange.post(flight.worker, (Request.CREDIT, flight.id, items))
+        self._exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, items))
 
     def ended(self, flight: ShadowFlight, outcome: str) -> None:
         """The worker is done with it, or gone."""
@@ -188,7 +188,7 @@ class Shadows:
         limit_ms = round(self._settings.shadow_timeout_s * 1000)
         trace = flight.span.traceparent()
         return (
-            int(Request.TASK),
+            int(RequestOp.TASK),
             flight.id,
             order.method,
             order.args or None,
@@ -208,7 +208,7 @@ class Shadows:
         if self._exchange.recall(flight):
             self.ended(flight, "late")
         else:
-            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+            self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
 
     def _count(self, endpoint: str, pool: str, outcome: str) -> None:
         self._counts.setdefault((endpoint, pool), Counter())[outcome] += 1

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from ...bus.port.bus import Bus, NotPermitted
 from ...schemas.errors.base import ClosedError, Disconnected, PayloadTooLarge
 from ...schemas.wire.codec import pack
-from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, Frame, Request, encode_frame, join_request
+from ...schemas.wire.frames import REQUEST_ENVELOPE_BYTES, Frame, RequestOp, encode_frame, join_request
 from ..routing.outcome import Fate
 from ..routing.worker_table import Worker
 
@@ -196,7 +196,7 @@ class Channel:
         self.doubted_to = self.messages
         check.parcel = Parcel(self)
         check.parcel.epoch = self.worker.epoch
-        frame = encode_frame((Request.CHECK, check.id, task_ids))
+        frame = encode_frame((RequestOp.CHECK, check.id, task_ids))
         data = join_request(self.worker.epoch, self._sink.sender, [frame])
         self._sink.bus.publish(self.subject, data, reply=f"{self.reply}.{self.checks}")
 

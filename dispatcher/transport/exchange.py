@@ -14,11 +14,11 @@ from ...schemas.errors.base import ClosedError, Disconnected, MalformedMessage
 from ...schemas.limits import MAX_CHECKED
 from ...schemas.names import Names, Operation
 from ...schemas.wire.frames import (
-    Answer,
     AnswerEnvelope,
+    AnswerOp,
     Frame,
     Load,
-    Request,
+    RequestOp,
     TaskState,
     decode_answer,
     encode_request,
@@ -69,7 +69,7 @@ class CheckFlight(Flight):
         self.tasks = tasks
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] == Answer.CHECKED:
+        if frame[0] == AnswerOp.CHECKED:
             self.exchange.checked(self, frame[2])
         return True
 
@@ -139,9 +139,9 @@ class Exchange:
         for flight in list(self._flights.values()):
             sent = not self.recall(flight)
             if sent and flight.checked:
-                self.post(flight.worker, (Request.CANCEL, flight.id))
+                self.post(flight.worker, (RequestOp.CANCEL, flight.id))
             elif sent and flight.reserves:
-                self.post(flight.worker, (Request.RELEASE, flight.id, None))
+                self.post(flight.worker, (RequestOp.RELEASE, flight.id, None))
             flight.fail(ClosedError("this router was stopped", may_have_started=sent))
         self._flights.clear()
         for channel in self._channels.values():
@@ -313,7 +313,7 @@ class Exchange:
         for worker, ids in by_worker.items():
             for start in range(0, len(ids), _CHECK_BATCH):
                 check = CheckFlight(self.new_id(), worker, self, ids[start : start + _CHECK_BATCH])
-                self.launch(check, (Request.CHECK, check.id, check.tasks))
+                self.launch(check, (RequestOp.CHECK, check.id, check.tasks))
                 self.loop.call_later(self._settings.check_after_s, self.forget, check)
 
     def _not_alone(self) -> None:
@@ -380,7 +380,7 @@ class Exchange:
         """
         if epoch < flight.epoch:
             return True
-        if frame[0] == Answer.REJECTED and epoch > flight.worker.confirmed:
+        if frame[0] == AnswerOp.REJECTED and epoch > flight.worker.confirmed:
             self._unbelieved[flight.id] = epoch, frame
             return True
         return False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from ...schemas.errors.base import GanglineError
-from ...schemas.wire.frames import Answer, Frame
+from ...schemas.wire.frames import AnswerOp, Frame
 from ..routing.outcome import Fate
 from ..routing.worker_table import Worker
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..routing.request import Ticket
     from .channel import Parcel
 
-_HELD: Final = int(Answer.HELD)
-_GRANTED: Final = int(Answer.GRANTED)
+_HELD: Final = int(AnswerOp.HELD)
+_GRANTED: Final = int(AnswerOp.GRANTED)
 Outcome = Frame | Fate
 """An answer frame, or why there is none."""
 

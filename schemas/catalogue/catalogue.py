@@ -118,13 +118,13 @@ _GANG_REQUESTS: Final[dict[GangOperation, tuple[Body, Body]]] = {
     GangOperation.END: (gang_messages.EndRequest, gang_messages.GangReply),
     GangOperation.GET: (gang_messages.GetRequest, gang_messages.GangReply),
     GangOperation.LIST: (gang_messages.GangListRequest, gang_messages.GangListReply),
-    GangOperation.WHY: (gang_messages.GangQuery, gang_messages.WhyReply),
+    GangOperation.WHY: (gang_messages.GangQuery, gang_messages.GangWhyReply),
     GangOperation.REPORT: (gang_messages.MemberReport, gang_messages.ReportReply),
 }
 _QUEUE_REQUESTS: Final[dict[QueueOperation, tuple[Body, Body]]] = {
     QueueOperation.GET: (job_messages.JobRequest, job_messages.JobInfo),
     QueueOperation.CANCEL: (job_messages.JobRequest, job_messages.CancelReply),
-    QueueOperation.WHY: (job_messages.JobRequest, job_messages.WhyReply),
+    QueueOperation.WHY: (job_messages.JobRequest, job_messages.JobWhyReply),
     QueueOperation.STATS: (None, job_messages.QueueStats),
 }
 _FEEDS: Final[dict[JobFeed, type[BaseModel]]] = {

@@ -143,7 +143,7 @@ class ShardReply(Reply):
     known: bool
 
 
-class Obstacle(Reply):
+class GangObstacle(Reply):
     """One holder of slots that a gang waits for."""
 
     pool: str
@@ -157,7 +157,7 @@ class Obstacle(Reply):
     """When it ends if it is not renewed. None: not known."""
 
 
-class WhyReply(Reply):
+class GangWhyReply(Reply):
     """`why`: what a gang waits for."""
 
     id: str
@@ -170,7 +170,7 @@ class WhyReply(Reply):
     """Slots by `pool.worker` that it waits for."""
     kept: dict[str, int] = Field(default_factory=dict)
     """... of which so many are already kept free for it."""
-    obstacles: tuple[Obstacle, ...] = ()
+    obstacles: tuple[GangObstacle, ...] = ()
 
 
 # -- the leader -> a worker: <ns>.worker.<pool>.<worker>.<operation> ---------------------------------------------------

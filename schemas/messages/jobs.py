@@ -44,7 +44,7 @@ class CancelReply(Reply):
     state: JobState
 
 
-class Obstacle(Reply):
+class JobObstacle(Reply):
     """One thing that stands in a job's way."""
 
     kind: Literal[
@@ -58,11 +58,11 @@ class Obstacle(Reply):
     """Jobs that are in the way (some of them)."""
 
 
-class WhyReply(Reply):
+class JobWhyReply(Reply):
     job: JobInfo
     position: int | None = None
     """How many of its queue go before it, as far as the dispatcher has looked."""
-    obstacles: tuple[Obstacle, ...] = ()
+    obstacles: tuple[JobObstacle, ...] = ()
 
 
 class QueueStats(Reply):

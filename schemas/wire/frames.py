@@ -22,7 +22,7 @@ BEGIN      `[8, id]`, a task that was to be held begins now
 ACK        `[9, endpoint, job, sequence, rank, attempt]`, never answered: that end of a durable task is stored
 =========  ==============================================================================================
 
-Answer envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
+AnswerOp envelope `[version, epoch, load, frames]`; `load` is `[running, reserved, total, flags]`, as of sending. One
 without frames is an invitation: there is room now for a sender that was refused (REJECTED "full") a moment ago.
 
 =========  ==============================================================================================
@@ -82,7 +82,7 @@ Frame = list[Any] | tuple[Any, ...]
 """One frame; the first place is its operation."""
 
 
-class Request(IntEnum):
+class RequestOp(IntEnum):
     """Operations of frames from SDK to worker."""
 
     TASK = 1
@@ -96,7 +96,7 @@ class Request(IntEnum):
     ACK = 9
 
 
-class Answer(IntEnum):
+class AnswerOp(IntEnum):
     """Operations of frames from worker to SDK."""
 
     OK = 1
@@ -259,7 +259,7 @@ def decode_request(data: bytes) -> RequestEnvelope:
         if _is_plain_task(frame) or _is_plain_reserve(frame):
             continue
         _check(frame, _REQUEST_PLACES)
-        if frame[0] == Request.CHECK:
+        if frame[0] == RequestOp.CHECK:
             checked += len(frame[2])
     if checked > MAX_CHECKED:
         raise MalformedMessage(f"{checked} task ids to CHECK: at most {MAX_CHECKED} in one message")
@@ -369,7 +369,7 @@ def _any(x: Any) -> bool:
 _Places = tuple[tuple[str, Any], ...]
 
 _REQUEST_PLACES: dict[int, _Places] = {
-    Request.TASK: (
+    RequestOp.TASK: (
         ("id", _id),
         ("method", _text),
         ("args", _list),
@@ -380,7 +380,7 @@ _REQUEST_PLACES: dict[int, _Places] = {
         ("flags", _int),
         ("meta", _map),
     ),
-    Request.RESERVE: (
+    RequestOp.RESERVE: (
         ("id", _id),
         ("slots", _slots),
         ("ttl_ms", _ms),
@@ -389,31 +389,31 @@ _REQUEST_PLACES: dict[int, _Places] = {
         ("deadline_ms", _deadline),
         ("meta", _map),
     ),
-    Request.RENEW: (("id", _id), ("token", _token), ("ttl_ms", _ms)),
-    Request.RELEASE: (("reserve_id", _maybe_id), ("token", _maybe_token)),
-    Request.CANCEL: (("id", _id),),
-    Request.CHECK: (("id", _id), ("task_ids", _ints)),
-    Request.CREDIT: (("id", _id), ("items", _int)),
-    Request.BEGIN: (("id", _id),),
-    Request.ACK: (("endpoint", _text), ("job", _text), ("sequence", _int), ("rank", _int), ("attempt", _int)),
+    RequestOp.RENEW: (("id", _id), ("token", _token), ("ttl_ms", _ms)),
+    RequestOp.RELEASE: (("reserve_id", _maybe_id), ("token", _maybe_token)),
+    RequestOp.CANCEL: (("id", _id),),
+    RequestOp.CHECK: (("id", _id), ("task_ids", _ints)),
+    RequestOp.CREDIT: (("id", _id), ("items", _int)),
+    RequestOp.BEGIN: (("id", _id),),
+    RequestOp.ACK: (("endpoint", _text), ("job", _text), ("sequence", _int), ("rank", _int), ("attempt", _int)),
 }
 
 _ANSWER_PLACES: dict[int, _Places] = {
-    Answer.OK: (("id", _id), ("result", _any)),
-    Answer.ERROR: (
+    AnswerOp.OK: (("id", _id), ("result", _any)),
+    AnswerOp.ERROR: (
         ("id", _id),
         ("code", _text),
         ("message", _text),
         ("details", _map),
         ("may_have_started", _bool),
     ),
-    Answer.GRANTED: (("id", _id), ("token", _token), ("fence", _int), ("ttl_ms", _ms)),
-    Answer.REJECTED: (("id", _id), ("reason", _text)),
-    Answer.RENEWED: (("id", _id), ("ttl_ms", _ms)),
-    Answer.CHECKED: (("id", _id), ("states", _ints)),
-    Answer.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
-    Answer.END: (("id", _id), ("count", _int)),
-    Answer.HELD: (("id", _id),),
+    AnswerOp.GRANTED: (("id", _id), ("token", _token), ("fence", _int), ("ttl_ms", _ms)),
+    AnswerOp.REJECTED: (("id", _id), ("reason", _text)),
+    AnswerOp.RENEWED: (("id", _id), ("ttl_ms", _ms)),
+    AnswerOp.CHECKED: (("id", _id), ("states", _ints)),
+    AnswerOp.ITEM: (("id", _id), ("sequence", _int), ("value", _any)),
+    AnswerOp.END: (("id", _id), ("count", _int)),
+    AnswerOp.HELD: (("id", _id),),
 }
 
 
@@ -476,12 +476,12 @@ def _is_plain_grant(frame: Any) -> bool:
 
 
 # Small numbers are one object each in CPython; should they not be, the quick look says no and the other one decides.
-_TASK: Final = int(Request.TASK)
-_TASK_PLACES: Final = len(_REQUEST_PLACES[Request.TASK]) + 1
-_RESERVE: Final = int(Request.RESERVE)
-_RESERVE_PLACES: Final = len(_REQUEST_PLACES[Request.RESERVE]) + 1
-_OK: Final = int(Answer.OK)
-_GRANTED: Final = int(Answer.GRANTED)
+_TASK: Final = int(RequestOp.TASK)
+_TASK_PLACES: Final = len(_REQUEST_PLACES[RequestOp.TASK]) + 1
+_RESERVE: Final = int(RequestOp.RESERVE)
+_RESERVE_PLACES: Final = len(_REQUEST_PLACES[RequestOp.RESERVE]) + 1
+_OK: Final = int(AnswerOp.OK)
+_GRANTED: Final = int(AnswerOp.GRANTED)
 _MAX_ID: Final = 1 << 63
 _MAX_MS: Final = 1 << 40
 

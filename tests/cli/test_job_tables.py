@@ -7,7 +7,7 @@ import time
 from gangline.bus.port.bus import StreamMessage
 from gangline.cli.views.jobs import event_line, job_lines, letter_json, letter_lines, queue_lines, why_lines
 from gangline.dispatcher.jobs.dead_letters import DeadLetter
-from gangline.schemas.messages.jobs import JobInfo, Obstacle, QueueStats, WhyReply
+from gangline.schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply, QueueStats
 from gangline.schemas.records.jobs import JobEvent, JobFailure, JobProgress, JobState
 from gangline.schemas.wire import headers
 
@@ -47,17 +47,17 @@ def test_events_are_one_line_each() -> None:
 
 
 def test_why_says_what_stands_in_the_way() -> None:
-    obstacle = Obstacle(kind="key", text="3 of key 'u' run, and 3 may", jobs=("j2", "j3"))
-    lines = list(why_lines(WhyReply(job=info(JobState.QUEUED), position=0, obstacles=(obstacle,))))
+    obstacle = JobObstacle(kind="key", text="3 of key 'u' run, and 3 may", jobs=("j2", "j3"))
+    lines = list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=0, obstacles=(obstacle,))))
     assert lines == ["j1 (words.count) is queued", "it is next", "- 3 of key 'u' run, and 3 may (j2, j3)"]
-    assert list(why_lines(WhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 of its queue go before it"
-    sentence = Obstacle(kind="no_workers", text="Pool 'words' has no worker.", until=time.time() + 3600)
+    assert list(why_lines(JobWhyReply(job=info(JobState.QUEUED), position=7)))[1] == "7 of its queue go before it"
+    sentence = JobObstacle(kind="no_workers", text="Pool 'words' has no worker.", until=time.time() + 3600)
     assert (
         "- Pool 'words' has no worker, until "
-        in list(why_lines(WhyReply(job=info(JobState.QUEUED), obstacles=(sentence,))))[1]
+        in list(why_lines(JobWhyReply(job=info(JobState.QUEUED), obstacles=(sentence,))))[1]
     )
     running = info(JobState.RUNNING, worker="words.w1")
-    assert list(why_lines(WhyReply(job=running))) == ["j1 (words.count) is running on words.w1"]
+    assert list(why_lines(JobWhyReply(job=running))) == ["j1 (words.count) is running on words.w1"]
 
 
 def test_a_queue_without_a_dispatcher_shows_only_what_the_stream_knows() -> None:

@@ -20,7 +20,7 @@ from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.records.workers import Heartbeat, Registration
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.codec import CONTENT_TYPE, Format
-from gangline.schemas.wire.frames import Answer, AnswerEnvelope, Frame, Request
+from gangline.schemas.wire.frames import AnswerEnvelope, AnswerOp, Frame, RequestOp
 
 from ..processes import ForkedProcess, ForkServer
 from ..waiting import PATIENCE_S, until
@@ -109,7 +109,7 @@ class Router:
         data = frames.encode_request(self.epoch if epoch is None else epoch, self.sender, list(given))
         self.bus.publish(self.subject, data, reply=self.reply)
 
-    async def answer(self, id: int, *operations: Answer) -> Frame:
+    async def answer(self, id: int, *operations: AnswerOp) -> Frame:
         """The first answer to that id that was not taken yet (of these operations, if any are named)."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
@@ -120,13 +120,13 @@ class Router:
                 self._news.clear()
                 await self._news.wait()
 
-    async def ask(self, frame: Frame, *operations: Answer, epoch: int | None = None) -> Frame:
+    async def ask(self, frame: Frame, *operations: AnswerOp, epoch: int | None = None) -> Frame:
         self.send(frame, epoch=epoch)
         return await self.answer(frame[1], *operations)
 
     async def silence(self) -> None:
         """Nothing more comes: a round trip later there is no answer that was not taken."""
-        await self.ask((Request.CHECK, 9_999_999, []))
+        await self.ask((RequestOp.CHECK, 9_999_999, []))
         assert self.answers == []
 
 
@@ -139,14 +139,14 @@ def task(
     flags: int = 0,
     **meta: Any,
 ) -> Frame:
-    return (Request.TASK, id, method, list(args), None, deadline_ms, token, None, flags, meta or None)
+    return (RequestOp.TASK, id, method, list(args), None, deadline_ms, token, None, flags, meta or None)
 
 
 def reserve(
     id: int, slots: int = 1, *, ttl_ms: int = 600_000, claim_ms: int = 300_000, flags: int = 0, deadline_ms: Any = None
 ) -> Frame:
     """A lease that does not end by itself while a test waits."""
-    return (Request.RESERVE, id, slots, ttl_ms, claim_ms, flags, deadline_ms, None)
+    return (RequestOp.RESERVE, id, slots, ttl_ms, claim_ms, flags, deadline_ms, None)
 
 
 class Subject:

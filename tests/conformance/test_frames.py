@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from gangline.schemas.wire.frames import Answer, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag, TaskState
 
 from ..waiting import PATIENCE_S, until
 from .conftest import Subject, reserve, task
@@ -17,13 +17,13 @@ pytestmark = [pytest.mark.server, pytest.mark.processes]
 
 async def test_a_task_is_answered_with_its_result_and_the_load(subject: Subject):
     router = await subject.router()
-    assert await router.ask(task(1, "count", "lease before you send")) == [Answer.OK, 1, 4]
+    assert await router.ask(task(1, "count", "lease before you send")) == [AnswerOp.OK, 1, 4]
     assert router.loads[-1].total == 2
 
 
 async def test_named_arguments_are_taken(subject: Subject):
     router = await subject.router()
-    frame = (Request.TASK, 1, "count", None, {"text": "a b"}, None, None, None, 0, None)
+    frame = (RequestOp.TASK, 1, "count", None, {"text": "a b"}, None, None, None, 0, None)
     assert (await router.ask(frame))[2] == 2
 
 
@@ -36,7 +36,7 @@ async def test_many_tasks_of_one_message_are_all_answered(subject: Subject):
 async def test_a_full_worker_rejects_and_starts_nothing(subject: Subject):
     router = await subject.router()
     router.send(task(1, "pause", 60.0), task(2, "pause", 60.0))
-    assert await router.ask(task(3, "count", "a")) == [Answer.REJECTED, 3, "full"]
+    assert await router.ask(task(3, "count", "a")) == [AnswerOp.REJECTED, 3, "full"]
     assert (await subject.load())["running"] == 2
 
 
@@ -58,21 +58,21 @@ async def test_a_deadline_that_has_passed_is_refused_and_one_that_passes_cancels
     router = await subject.router()
     assert (await router.ask(task(1, "count", "a", deadline_ms=-5)))[2] == "expired"
     late = await router.ask(task(2, "pause", 60.0, deadline_ms=100))
-    assert late[0] == Answer.ERROR and late[2] == "deadline_exceeded" and late[5] is True
+    assert late[0] == AnswerOp.ERROR and late[2] == "deadline_exceeded" and late[5] is True
     await until(lambda: _idle(subject))
 
 
 async def test_a_cancelled_task_stops_and_its_slot_comes_back(subject: Subject):
     router = await subject.router()
     router.send(task(1, "pause", 60.0))
-    router.send((Request.CANCEL, 1))
+    router.send((RequestOp.CANCEL, 1))
     assert (await router.answer(1))[2] == "task_cancelled"
     await until(lambda: _idle(subject))
 
 
 async def test_a_cancel_that_overtakes_its_task_refuses_it(subject: Subject):
     router = await subject.router()
-    router.send((Request.CANCEL, 1))
+    router.send((RequestOp.CANCEL, 1))
     assert (await router.ask(task(1, "count", "a")))[2] == "expired"
 
 
@@ -80,9 +80,9 @@ async def test_check_tells_what_became_of_tasks_and_refuses_those_never_seen(sub
     router = await subject.router()
     await router.ask(task(1, "count", "a"))
     router.send(task(2, "pause", 60.0))
-    checked = await router.ask((Request.CHECK, 10, [1, 2, 3]), Answer.CHECKED)
+    checked = await router.ask((RequestOp.CHECK, 10, [1, 2, 3]), AnswerOp.CHECKED)
     assert checked[2] == [TaskState.ANSWERED, TaskState.RUNNING, TaskState.UNKNOWN]
-    assert await router.answer(1) == [Answer.OK, 1, 1]  # sent again
+    assert await router.answer(1) == [AnswerOp.OK, 1, 1]  # sent again
     assert (await router.ask(task(3, "count", "a")))[2] == "expired"
 
 
@@ -94,7 +94,7 @@ async def test_what_cannot_be_run_is_answered_with_an_error(subject: Subject):
         (task(3, "fail", "no paper"), "task_failed"),
     ):
         answer = await router.ask(frame)
-        assert answer[0] == Answer.ERROR and answer[2] == code
+        assert answer[0] == AnswerOp.ERROR and answer[2] == code
         assert answer[5] is (code == "task_failed"), code
         if code == "task_failed":
             assert "no paper" in answer[3]
@@ -112,16 +112,16 @@ async def test_a_malformed_envelope_is_refused_whole_and_the_worker_goes_on(subj
 async def test_items_of_a_stream_stay_within_the_credit(subject: Subject):
     router = await subject.router()
     router.send(task(1, "upto", 10, flags=TaskFlag.STREAM, window=3))
-    assert [(await router.answer(1, Answer.ITEM))[2:] for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
+    assert [(await router.answer(1, AnswerOp.ITEM))[2:] for _ in range(3)] == [[0, 0], [1, 1], [2, 2]]
     await router.silence()
-    router.send((Request.CREDIT, 1, 100))  # no more than were sent: the window cannot be talked larger
-    assert [(await router.answer(1, Answer.ITEM))[3] for _ in range(3)] == [3, 4, 5]
+    router.send((RequestOp.CREDIT, 1, 100))  # no more than were sent: the window cannot be talked larger
+    assert [(await router.answer(1, AnswerOp.ITEM))[3] for _ in range(3)] == [3, 4, 5]
     await router.silence()
-    router.send((Request.CREDIT, 1, 3))
-    assert [(await router.answer(1, Answer.ITEM))[3] for _ in range(3)] == [6, 7, 8]
-    router.send((Request.CREDIT, 1, 3))
-    assert (await router.answer(1, Answer.ITEM))[3] == 9
-    assert await router.answer(1) == [Answer.END, 1, 10]
+    router.send((RequestOp.CREDIT, 1, 3))
+    assert [(await router.answer(1, AnswerOp.ITEM))[3] for _ in range(3)] == [6, 7, 8]
+    router.send((RequestOp.CREDIT, 1, 3))
+    assert (await router.answer(1, AnswerOp.ITEM))[3] == 9
+    assert await router.answer(1) == [AnswerOp.END, 1, 10]
 
 
 async def test_a_stream_without_a_reader_is_answered_with_the_list(subject: Subject):
@@ -139,7 +139,7 @@ async def test_after_a_freeze_what_piled_up_is_refused_and_what_ran_goes_on(subj
     await subject.bus.flush()
     subject.process.send_signal(signal.SIGCONT)
     assert [(await router.answer(id))[2] for id in (3, 4)] == ["stale", "stale"]
-    assert (await router.answer(1))[0] == Answer.OK
+    assert (await router.answer(1))[0] == AnswerOp.OK
 
     async def newer() -> bool:
         return (await subject.registration()).epoch > router.epoch

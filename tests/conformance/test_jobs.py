@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gangline.schemas.wire.frames import Answer, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag, TaskState
 
 from ..waiting import until
 from .conftest import Subject, task
@@ -19,8 +19,8 @@ async def test_while_a_job_runs_another_task_of_it_starts_nothing_and_gets_the_s
     first.send(task(1, "pause", 0.6, job="j1", endpoint="shop", attempt=1))
     await until(lambda: _running(subject))
     second.send(task(7, "pause", 0.6, job="j1", endpoint="shop", attempt=2))
-    assert await first.answer(1) == [Answer.OK, 1, 0.6]
-    assert await second.answer(7) == [Answer.OK, 7, 0.6]
+    assert await first.answer(1) == [AnswerOp.OK, 1, 0.6]
+    assert await second.answer(7) == [AnswerOp.OK, 7, 0.6]
     assert (await subject.request("stats"))["tasks"]["started"] == 1
 
 
@@ -65,7 +65,7 @@ async def test_whoever_attached_can_cancel_the_job(subject: Subject):
     first.send(task(1, "pause", 60.0, job="j1", attempt=1))
     await until(lambda: _running(subject))
     second.send(task(7, "pause", flags=ATTACH, job="j1", attempt=1))
-    second.send((Request.CANCEL, 7))
+    second.send((RequestOp.CANCEL, 7))
     assert (await first.answer(1))[2] == "task_cancelled"
     assert (await second.answer(7))[2] == "task_cancelled"
 
@@ -74,12 +74,12 @@ async def test_a_reader_that_attaches_gets_the_items_that_nobody_took(subject: S
     first, second = await subject.router(), await subject.router()
     first.send(task(1, "upto", 10, flags=TaskFlag.STREAM, window=4, job="j1", attempt=1))
     for _ in range(4):
-        await first.answer(1, Answer.ITEM)
+        await first.answer(1, AnswerOp.ITEM)
     second.send(task(7, "upto", flags=TaskFlag.STREAM | ATTACH, job="j1", attempt=1, items=2))
-    assert [(await second.answer(7, Answer.ITEM))[2] for _ in range(4)] == [2, 3, 4, 5]
-    second.send((Request.CREDIT, 7, 4))
-    assert [(await second.answer(7, Answer.ITEM))[2] for _ in range(4)] == [6, 7, 8, 9]
-    assert await second.answer(7) == [Answer.END, 7, 10]
+    assert [(await second.answer(7, AnswerOp.ITEM))[2] for _ in range(4)] == [2, 3, 4, 5]
+    second.send((RequestOp.CREDIT, 7, 4))
+    assert [(await second.answer(7, AnswerOp.ITEM))[2] for _ in range(4)] == [6, 7, 8, 9]
+    assert await second.answer(7) == [AnswerOp.END, 7, 10]
 
 
 async def test_it_lists_the_jobs_that_run_and_those_that_ended_a_moment_ago(subject: Subject):
@@ -98,15 +98,15 @@ async def test_it_lists_the_jobs_that_run_and_those_that_ended_a_moment_ago(subj
 async def test_the_answer_of_an_attached_request_can_be_asked_for(subject: Subject):
     router = await subject.router()
     router.send(task(1, "upto", 2, flags=TaskFlag.STREAM, window=1, job="j1", attempt=1))
-    await router.answer(1, Answer.ITEM)
+    await router.answer(1, AnswerOp.ITEM)
     router.send(task(2, "upto", flags=TaskFlag.STREAM | ATTACH, job="j1", attempt=1))
-    checked = await router.ask((Request.CHECK, 10, [2]), Answer.CHECKED)
+    checked = await router.ask((RequestOp.CHECK, 10, [2]), AnswerOp.CHECKED)
     assert checked[2] == [TaskState.RUNNING]
-    router.send((Request.CREDIT, 2, 2))
-    assert await router.answer(2, Answer.END) == [Answer.END, 2, 2]
-    checked = await router.ask((Request.CHECK, 11, [2]), Answer.CHECKED)
+    router.send((RequestOp.CREDIT, 2, 2))
+    assert await router.answer(2, AnswerOp.END) == [AnswerOp.END, 2, 2]
+    checked = await router.ask((RequestOp.CHECK, 11, [2]), AnswerOp.CHECKED)
     assert checked[2] == [TaskState.ANSWERED]
-    assert await router.answer(2, Answer.END) == [Answer.END, 2, 2], "sent again"
+    assert await router.answer(2, AnswerOp.END) == [AnswerOp.END, 2, 2], "sent again"
 
 
 async def _running(subject: Subject) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.schemas.wire.codec import Format
-from gangline.schemas.wire.frames import Answer, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 
 from ..waiting import until
 from .conftest import Refusal, Subject, reserve, task
@@ -57,7 +57,7 @@ async def test_the_same_reserve_again_gets_the_same_lease(subject: Subject):
 
 async def test_a_release_that_overtakes_its_reserve_refuses_it(subject: Subject):
     router = await subject.router()
-    router.send((Request.RELEASE, 1, None))
+    router.send((RequestOp.RELEASE, 1, None))
     assert (await router.ask(reserve(1)))[2] == "expired"
     await subject.request("release", {"rid": "r1"})
     assert (await subject.request("reserve", {"rid": "r1"}))["reason"] == "expired"
@@ -69,7 +69,7 @@ async def test_a_single_use_token_admits_one_task(subject: Subject):
     token = (await router.ask(reserve(1, flags=ReserveFlag.SINGLE_USE)))[2]
     assert (await router.ask(task(2, "count", "a", token=token)))[2] == 1
     again = await router.ask(task(3, "count", "a", token=token))
-    assert again[0] == Answer.ERROR and again[2] == "unknown_token"
+    assert again[0] == AnswerOp.ERROR and again[2] == "unknown_token"
     await until(lambda: _none_seen(subject))
 
 
@@ -99,7 +99,7 @@ async def test_a_lease_that_is_not_renewed_ends_and_its_slots_come_back(subject:
 async def test_renewing_keeps_a_lease(subject: Subject):
     router = await subject.router()
     token = (await router.ask(reserve(1, ttl_ms=60_000, claim_ms=400)))[2]
-    assert (await router.ask((Request.RENEW, 2, token, 60_000)))[0] == Answer.RENEWED
+    assert (await router.ask((RequestOp.RENEW, 2, token, 60_000)))[0] == AnswerOp.RENEWED
     assert (await subject.request("stats"))["leases"][0]["expires_in_s"] > 50
 
 

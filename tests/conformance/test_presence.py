@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from gangline.bus.port.bus import Message
-from gangline.schemas.wire.frames import Answer, Request, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
 from ..waiting import PATIENCE_S, until, until_nobody_responds
 from .conftest import Launch, Refusal, Subject, task
@@ -60,13 +60,13 @@ async def test_a_second_process_with_its_id_is_refused(subject: Subject, launch:
 async def test_it_drains_at_sigterm_finishes_and_takes_its_keys_away(subject: Subject):
     router = await subject.router()
     router.send(task(1, "upto", 2, flags=TaskFlag.STREAM, window=1))  # it ends when it was given credit
-    await router.answer(1, Answer.ITEM)
+    await router.answer(1, AnswerOp.ITEM)
     subject.process.send_signal(signal.SIGTERM)
     await until(lambda: _draining(subject))
     assert (await router.ask(task(2, "count", "a b")))[2] == "draining"
-    router.send((Request.CREDIT, 1, 1))
-    assert (await router.answer(1, Answer.ITEM))[3] == 1
-    assert await router.answer(1) == [Answer.END, 1, 2]
+    router.send((RequestOp.CREDIT, 1, 1))
+    assert (await router.answer(1, AnswerOp.ITEM))[3] == 1
+    assert await router.answer(1) == [AnswerOp.END, 1, 2]
     assert await subject.exit_code() == 0
     assert await subject.ledger.get(subject.names.registration_key(subject.id)) is None
     assert await subject.ledger.get(subject.names.alive_key(subject.id)) is None

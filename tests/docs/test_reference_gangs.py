@@ -22,6 +22,7 @@ from gangline.schemas.messages.gangs import (
     GangListRequest,
     GangQuery,
     GangReply,
+    GangWhyReply,
     GetRequest,
     HoldReply,
     HoldRequest,
@@ -37,7 +38,6 @@ from gangline.schemas.messages.gangs import (
     TeardownReply,
     TeardownRequest,
     UnholdRequest,
-    WhyReply,
 )
 from gangline.schemas.names import GangOperation, Operation
 from gangline.schemas.records.gangs import (
@@ -80,7 +80,7 @@ ASKED: dict[tuple[str, str], type[BaseModel]] = {
 }
 ANSWERED: dict[tuple[str, str], type[BaseModel]] = {
     (OWNERS, GangOperation.LIST): GangListReply,
-    (OWNERS, GangOperation.WHY): WhyReply,
+    (OWNERS, GangOperation.WHY): GangWhyReply,
     (OWNERS, GangOperation.REPORT): ReportReply,
     (WORKERS, Operation.HOLD): HoldReply,
     (WORKERS, Operation.KEEP): KeepReply,

@@ -24,7 +24,7 @@ from gangline.dispatcher.transport.exchange import Exchange
 from gangline.runtime.failure_detector import FailureDetector
 from gangline.runtime.freeze import FreezeDetector
 from gangline.schemas.errors.base import GanglineError
-from gangline.schemas.wire.frames import Request
+from gangline.schemas.wire.frames import RequestOp
 from gangline.testing.sim.calls.slots import WorkerModel
 from gangline.testing.sim.plan.plan import Accident, Plan, draw_plan
 from gangline.testing.sim.run import Report, run
@@ -367,7 +367,7 @@ def a_router_forgets_to_count_down(patch: pytest.MonkeyPatch) -> None:
         if not self._ended:
             self._ended = True
             self._stop()
-            self._exchange.post(self.worker, (Request.RELEASE, self.reserve_id, self.token))
+            self._exchange.post(self.worker, (RequestOp.RELEASE, self.reserve_id, self.token))
 
     patch.setattr(Hold, "release", release)
 

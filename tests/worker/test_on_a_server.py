@@ -17,7 +17,7 @@ from gangline.schemas.errors.base import Disconnected, WorkerIdTaken
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec
 from gangline.schemas.wire.codec import Format
-from gangline.schemas.wire.frames import Answer, Load, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
@@ -26,7 +26,7 @@ from ..waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.server
 
-OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
 class Real:
@@ -104,7 +104,7 @@ async def test_calls_leases_and_single_use_tokens_leave_nothing_behind(nats_url:
         await until(only_the_lease)
         record = await rig.value(key)
         assert (record["epoch"], record["slots"], record["single_use"]) == (rig.worker.core.epoch, 1, False)
-        rig.hand.send((int(Request.RELEASE), None, lease))
+        rig.hand.send((int(RequestOp.RELEASE), None, lease))
         await until(rig.at_rest)
 
 
@@ -118,7 +118,7 @@ async def test_the_ledger_shows_each_grant_and_its_end_in_order(nats_url: str, n
         for number in range(1, 21):
             token = await rig.hand.grant(number, claim_ms=60_000)
             assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("put", token)
-            rig.hand.send((int(Request.RELEASE), None, token))
+            rig.hand.send((int(RequestOp.RELEASE), None, token))
             assert await asyncio.wait_for(seen.get(), PATIENCE_S) == ("delete", token)
         await watch.unsubscribe()
         assert seen.empty()
@@ -199,7 +199,7 @@ async def test_after_a_server_restart_everything_is_recorded_again_and_no_slot_l
         assert await rig.hand.ask(*task(3, "double", [4], token=lease)) == [OK, 3, 8]
         rig.gates.open.set()
         assert await rig.hand.answer(2) == [OK, 2, "through done"]
-        rig.hand.send((int(Request.RELEASE), None, lease))
+        rig.hand.send((int(RequestOp.RELEASE), None, lease))
         await until(rig.at_rest)
 
 
@@ -217,7 +217,7 @@ async def test_answers_that_fell_into_a_disconnection_come_afterwards(nats_serve
 
         def answered() -> bool:
             with contextlib.suppress(Disconnected):
-                rig.hand.send((int(Request.CHECK), next(numbers), [1]))
+                rig.hand.send((int(RequestOp.CHECK), next(numbers), [1]))
             return bool(rig.hand.answers_to(1))
 
         await until(answered)
@@ -264,5 +264,5 @@ async def test_a_hundred_leases_come_and_go_and_the_ledger_ends_empty(nats_url: 
         await rig.hand.answer(99)
         await until(rig.has_leases(100))
         tokens = [answer[2] for answer in rig.hand.answers]
-        rig.hand.send(*((int(Request.RELEASE), None, token) for token in tokens))
+        rig.hand.send(*((int(RequestOp.RELEASE), None, token) for token in tokens))
         await until(rig.at_rest)

@@ -19,7 +19,7 @@ from gangline.bus.port.bus import BucketSettings, Message
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names, Operation, WorkerId
 from gangline.schemas.wire import codec, frames
-from gangline.schemas.wire.frames import Answer, Request
+from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ..processes import ForkedProcess, ForkServer
 from ..support.worker.rig import reserve, task
@@ -163,10 +163,10 @@ async def drains(other: Other) -> None:
         number = len(other.answers) + 100
         other.send(reserve(number))
         answer = await other.answer(number)
-        if answer == [Answer.REJECTED, number, "draining"]:
+        if answer == [AnswerOp.REJECTED, number, "draining"]:
             return
-        assert answer[0] == Answer.GRANTED, "the signal has not come yet"
-        other.send((int(Request.RELEASE), None, answer[2]))
+        assert answer[0] == AnswerOp.GRANTED, "the signal has not come yet"
+        other.send((int(RequestOp.RELEASE), None, answer[2]))
 
 
 async def test_the_first_sigterm_drains_and_nothing_is_lost(other_process: Start):
@@ -176,7 +176,7 @@ async def test_the_first_sigterm_drains_and_nothing_is_lost(other_process: Start
         other.signal(signal.SIGTERM)
         await drains(other)
         other.signal(signal.SIGUSR1)
-        assert await other.answer(1) == [Answer.OK, 1, "done"]
+        assert await other.answer(1) == [AnswerOp.OK, 1, "done"]
         assert await other.exit_code() == 0
         assert await other.keys() == []
 
@@ -217,13 +217,13 @@ async def test_nothing_runs_of_what_piled_up_while_the_process_was_stopped(other
         await asyncio.sleep(FREEZE_AFTER_S + 0.5)
         other.signal(signal.SIGCONT)
         for number in range(2, 40):
-            assert await other.answer(number) == [Answer.REJECTED, number, "stale"]
+            assert await other.answer(number) == [AnswerOp.REJECTED, number, "stale"]
         assert other.lines.empty(), "none of them ran"
         event = await asyncio.wait_for(events.get(), PATIENCE_S)
         assert event["event"] == "epoch"
         other.epoch = event["epoch"]
         other.send(task(50, "quick"))
-        assert await other.answer(50) == [Answer.OK, 50, "done"]
+        assert await other.answer(50) == [AnswerOp.OK, 50, "done"]
         stats = await other.bus.request(other.names.worker(other.id, Operation.STATS), timeout_s=PATIENCE_S)
         assert token.encode() not in stats.data
 

@@ -10,14 +10,14 @@ import pytest
 from gangline.bus.port.bus import NoResponders
 from gangline.schemas.errors.base import ClosedError, Unavailable, WorkerIdTaken
 from gangline.schemas.wire import codec, frames
-from gangline.schemas.wire.frames import Answer, Load, LoadFlag, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp, ReserveFlag
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker, WorkerState
 from gangline.worker.settings import WorkerSettings
 
 from ..support.worker.rig import Hand, Rig, on_rig, reserve, task
 
-OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
 # -- start and stop ---------------------------------------------------------------------------------------------------
@@ -358,7 +358,7 @@ async def test_a_draining_worker_honours_what_it_granted_and_then_leaves(rig: Ri
     rig.gates.open.set()
     assert await rig.hand.answer(2) == [OK, 2, "running done"]
     assert not draining.done(), "the lease is still held"
-    rig.hand.send((int(Request.RELEASE), None, token))
+    rig.hand.send((int(RequestOp.RELEASE), None, token))
     await asyncio.wait_for(draining, 0.5)
     assert rig.keys() == []
     assert rig.events("drain", "leave") == ["drain", "leave"]
@@ -383,8 +383,8 @@ async def test_renewals_do_not_hold_up_a_drain(rig: Rig):
     token = await rig.hand.grant(1, claim_ms=60_000)
     draining = asyncio.create_task(rig.worker.drain(2.0))
     await rig.hand.quiet(0.5)
-    answer = await rig.hand.ask(int(Request.RENEW), 2, token, 60_000)
-    assert answer[0] == Answer.RENEWED
+    answer = await rig.hand.ask(int(RequestOp.RENEW), 2, token, 60_000)
+    assert answer[0] == AnswerOp.RENEWED
     assert answer[2] <= 1500, "no longer than the grace"
     await asyncio.wait_for(draining, 2.0)
 
@@ -446,7 +446,7 @@ async def test_unsent_answers_are_bounded_and_the_newest_stay(rig: Rig):
     await rig.hand.quiet()
     assert rig.worker.statistics().answers["kept_bytes"] == 0
     assert rig.worker.statistics().answers["dropped"] >= 1
-    checked = await rig.hand.ask(int(Request.CHECK), 50, list(range(5)))
+    checked = await rig.hand.ask(int(RequestOp.CHECK), 50, list(range(5)))
     assert checked[2] == [2] * 5, "and each can still be asked for"
 
 
@@ -460,7 +460,7 @@ async def test_everything_is_recorded_again_after_the_server_lost_its_memory(rig
     await asyncio.sleep(1.0)
     assert sorted(rig.keys()) == ["alive.images.w1", f"lease.images.w1.{token}", "reg.images.w1"]
     assert await rig.hand.ask(*task(2, "double", [4], token=token)) == [OK, 2, 8]
-    rig.hand.send((int(Request.RELEASE), None, token))
+    rig.hand.send((int(RequestOp.RELEASE), None, token))
     await rig.hand.quiet(0.1)
     assert rig.at_rest()
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ...bus.port.bus import Bus
 from ...schemas.errors.base import ClosedError, Disconnected, GanglineError, InvalidResult, PayloadTooLarge
 from ...schemas.wire.codec import unpack
-from ...schemas.wire.frames import ENVELOPE_BYTES, Answer, Load, join_answer
+from ...schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, Load, join_answer
 from ...telemetry.logs import Log
 from ..slots.capacity_waiters import Contenders
 from .error_frames import error_frame
@@ -167,7 +167,7 @@ class Outbox:
         """Checked when it was made: the server that is there now takes less. Whoever waits for the result is told; of a
         stream the gap tells."""
         kind, number = unpack(frames[0])[:2]
-        if len(frames) > 1 or kind != Answer.OK:
+        if len(frames) > 1 or kind != AnswerOp.OK:
             self.dropped += len(frames)
             return
         error = InvalidResult(f"the result cannot be sent to its caller: {refused.message}", details=refused.details)

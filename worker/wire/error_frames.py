@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest
-from ...schemas.wire.frames import Answer, encode_frame
+from ...schemas.wire.frames import AnswerOp, encode_frame
 
 MAX_MESSAGE_CHARS: Final = 2000
 """An error's text is cut to so many characters if its frame does not fit a message."""
@@ -21,7 +21,7 @@ def error_frame(task_id: int, error: GanglineError, limit: int) -> bytes:
 
 def _error(task_id: int, error: GanglineError, message: str, details: dict[str, Any] | None) -> bytes:
     try:
-        return encode_frame((Answer.ERROR, task_id, error.code, message, details, error.may_have_started))
+        return encode_frame((AnswerOp.ERROR, task_id, error.code, message, details, error.may_have_started))
     except InvalidRequest:  # details of somebody's own error, or text that is not Unicode
         clean = message.encode("utf-8", "backslashreplace").decode()
-        return encode_frame((Answer.ERROR, task_id, error.code, clean, None, error.may_have_started))
+        return encode_frame((AnswerOp.ERROR, task_id, error.code, clean, None, error.may_have_started))

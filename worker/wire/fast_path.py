@@ -15,7 +15,7 @@ from contextvars import copy_context
 from typing import Any, Final
 
 from ...schemas.wire.codec import pack
-from ...schemas.wire.frames import Answer, Frame, TaskFlag
+from ...schemas.wire.frames import AnswerOp, Frame, TaskFlag
 from ...telemetry.metrics.instruments import metrics_enabled
 from ...telemetry.tracing import tracer
 from ..context.task_context import report_to, stop
@@ -30,7 +30,7 @@ from .answer_batcher import Outbox
 from .durable_jobs import ID_BYTES, JobRun
 from .frame_responder import FrameCaller
 
-_OK: Final = int(Answer.OK)
+_OK: Final = int(AnswerOp.OK)
 _JSON: Final = int(TaskFlag.JSON)
 _NONE: Final[frozenset[DeclaredTask]] = frozenset()
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ...schemas.errors.base import GanglineError, InvalidRequest, InvalidResult, TaskCancelled
-from ...schemas.wire.frames import Answer, Frame, encode_frame
+from ...schemas.wire.frames import AnswerOp, Frame, encode_frame
 from ..execution.runner import Run
 from ..ledger.core_driver import Books
 from ..pool.declared_task import Outcome
 from .answer_batcher import Outbox
 from .error_frames import error_frame
 
-_OK: Final = int(Answer.OK)
+_OK: Final = int(AnswerOp.OK)
 
 
 class FrameCaller:
@@ -49,7 +49,7 @@ class FrameCaller:
 
     def held(self, run: Run) -> None:
         """Say that it waits for BEGIN."""
-        self.send_frame((Answer.HELD, run.record.id))
+        self.send_frame((AnswerOp.HELD, run.record.id))
 
     def send_frame(self, frame: Frame) -> None:
         self.send(encode_frame(frame))
@@ -83,7 +83,7 @@ class FrameCaller:
         Raises:
             InvalidResult: it cannot be written, or is too large.
         """
-        return self._fitting((Answer.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
+        return self._fitting((AnswerOp.ITEM, run.record.id, sequence, value), f"item {sequence}", run, spare)
 
     def frame(self, run: Run, outcome: Outcome, spare: int = 0) -> bytes:
         """Write the answer, to leave so many bytes of a message free.
@@ -95,7 +95,7 @@ class FrameCaller:
         if outcome.error is not None:
             return error_frame(task_id, outcome.error, self._outbox.largest_frame - spare)
         if outcome.items is not None:
-            return encode_frame((Answer.END, task_id, outcome.items))
+            return encode_frame((AnswerOp.END, task_id, outcome.items))
         return self._fitting((_OK, task_id, outcome.value), "the result", run, spare)
 
     def _fitting(self, frame: Frame, what: str, run: Run, spare: int) -> bytes:

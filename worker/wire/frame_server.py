@@ -10,7 +10,7 @@ from typing import Final
 from ...bus.port.bus import Message
 from ...schemas.errors.base import GanglineError, InvalidRequest, MalformedMessage, ResultLost, TaskCancelled
 from ...schemas.wire import frames
-from ...schemas.wire.frames import Answer, Frame, Reason, Request, ReserveFlag, TaskFlag, TaskState
+from ...schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, ReserveFlag, TaskFlag, TaskState
 from ...telemetry.logs import Log
 from ..execution.runner import Run, Runs
 from ..ledger.core_driver import Books
@@ -28,10 +28,10 @@ from .fast_path import Express
 from .frame_responder import FrameCaller
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a look at a frame.
-_TASK: Final = int(Request.TASK)
-_CHECK: Final = int(Request.CHECK)
-_RESERVE: Final = int(Request.RESERVE)
-_GRANTED: Final = int(Answer.GRANTED)
+_TASK: Final = int(RequestOp.TASK)
+_CHECK: Final = int(RequestOp.CHECK)
+_RESERVE: Final = int(RequestOp.RESERVE)
+_GRANTED: Final = int(AnswerOp.GRANTED)
 _SINGLE_USE: Final = int(ReserveFlag.SINGLE_USE)
 _SYNC: Final = int(ReserveFlag.SYNC)
 _JSON: Final = int(TaskFlag.JSON)
@@ -121,17 +121,17 @@ class Intake:
         operation = frame[0]
         if operation == _RESERVE:
             self._reserve(sender, caller, frame, stale, now, stall_s)
-        elif operation == Request.RELEASE:
+        elif operation == RequestOp.RELEASE:
             self._core.release(sender, frame[1], frame[2], now)
-        elif operation == Request.RENEW:
+        elif operation == RequestOp.RENEW:
             self._renew(caller, frame, stale, now)
-        elif operation == Request.CREDIT:
+        elif operation == RequestOp.CREDIT:
             self._credit(sender, frame)
-        elif operation == Request.BEGIN:
+        elif operation == RequestOp.BEGIN:
             self._begin(sender, frame)
-        elif operation == Request.CANCEL:
+        elif operation == RequestOp.CANCEL:
             self._cancel(sender, frame, now)
-        elif operation == Request.ACK:
+        elif operation == RequestOp.ACK:
             self._jobs.stored(frame, now)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Intake:
             states.append(int(TaskState.FORGOTTEN if lost else known.state))
             if known.state is TaskState.ANSWERED:
                 caller.send_again(task_id, known.answer)
-        caller.send_frame((Answer.CHECKED, frame[1], states))
+        caller.send_frame((AnswerOp.CHECKED, frame[1], states))
 
     # -- leases ---------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class Intake:
             if lease is None:
                 self._reject(caller, rid, Reason.EXPIRED)
             else:
-                caller.send_frame((Answer.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
+                caller.send_frame((AnswerOp.GRANTED, rid, token, lease.fence, round(lease.ttl_s * 1000)))
 
     def _not_granted(self, caller: FrameCaller, rid: int, refusal: Refusal, slots: int, seat: str | None) -> None:
         reason = REASONS.get(refusal)
@@ -394,12 +394,12 @@ class Intake:
         except GanglineError as error:
             caller.send(error_frame(request_id, error, self._outbox.largest_frame))
         else:
-            caller.send_frame((Answer.RENEWED, request_id, max(1, int(left_s * 1000))))
+            caller.send_frame((AnswerOp.RENEWED, request_id, max(1, int(left_s * 1000))))
 
     # -- refusals -------------------------------------------------------------------------------------------------
 
     def _reject(self, caller: FrameCaller, request_id: int, reason: Reason) -> bytes:
-        frame = frames.encode_frame((Answer.REJECTED, request_id, str(reason)))
+        frame = frames.encode_frame((AnswerOp.REJECTED, request_id, str(reason)))
         caller.send(frame)
         self.rejected += 1
         self._books.metrics.rejected(reason)
@@ -408,13 +408,13 @@ class Intake:
 
     def _broken(self, sender: Sender, caller: FrameCaller, frame: Frame, error: Exception, now: float) -> None:
         """Answer a frame that failed inside, unless it cannot be answered."""
-        if frame[0] in (Request.RELEASE, Request.CREDIT, Request.CANCEL, Request.BEGIN):
+        if frame[0] in (RequestOp.RELEASE, RequestOp.CREDIT, RequestOp.CANCEL, RequestOp.BEGIN):
             return
         answer = error_frame(
             frame[1],
             GanglineError(f"the worker failed on this request ({type(error).__name__}); its log says more"),
             self._outbox.largest_frame,
         )
-        if frame[0] == Request.TASK and frame[1] not in sender.done:
+        if frame[0] == RequestOp.TASK and frame[1] not in sender.done:
             self._core.settle(sender, frame[1], answer, now)
         caller.send(answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ....schemas.messages.jobs import JobInfo, Obstacle, WhyReply
+from ....schemas.messages.jobs import JobInfo, JobObstacle, JobWhyReply
 from ....schemas.records.jobs import JobFailure, JobState
 from ....schemas.text import count_of, plain
 from .pool_credit import PoolView
@@ -100,7 +100,7 @@ def _wall(books: Books, mono: float) -> float:
     return books.wall + (mono - books.now)
 
 
-def why(books: Books, job: str) -> WhyReply | None:
+def why(books: Books, job: str) -> JobWhyReply | None:
     task = books.tasks.get(books.jobs.get(job, -1))
     if task is None:
         return None
@@ -109,27 +109,29 @@ def why(books: Books, job: str) -> WhyReply | None:
     obstacles = [*_of_queue(books), *_of_task(books, task)] if waits else []
     if task.step is Step.LINED:
         obstacles += _of_line(books, task, ahead)
-    return WhyReply(job=_info(books, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
+    return JobWhyReply(job=_info(books, task), position=len(ahead) if waits else None, obstacles=tuple(obstacles))
 
 
-def _of_queue(books: Books) -> list[Obstacle]:
-    found: list[Obstacle] = []
+def _of_queue(books: Books) -> list[JobObstacle]:
+    found: list[JobObstacle] = []
     if not books.open:
-        found.append(Obstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
+        found.append(JobObstacle(kind="paused", text="A dispatcher has just taken the queue over, and asks what runs."))
     elif not books.sure:
-        found.append(Obstacle(kind="paused", text="The dispatcher asks the server whether the queue is still its own."))
+        found.append(
+            JobObstacle(kind="paused", text="The dispatcher asks the server whether the queue is still its own.")
+        )
     if books.rules.paused:
-        found.append(Obstacle(kind="paused", text="The route says that the queue is paused."))
+        found.append(JobObstacle(kind="paused", text="The route says that the queue is paused."))
     return found
 
 
-def _of_task(books: Books, task: Task) -> list[Obstacle]:
+def _of_task(books: Books, task: Task) -> list[JobObstacle]:
     key = task.key or ""
     match task.step:
         case Step.BEHIND:
             head = books.lanes.head(key)
             return [
-                Obstacle(
+                JobObstacle(
                     kind="order",
                     text=f"Tasks of key {key!r} run in order, and an older one has not ended.",
                     jobs=() if head is None else _jobs(books, (head,)),
@@ -137,7 +139,7 @@ def _of_task(books: Books, task: Task) -> list[Obstacle]:
             ]
         case Step.CAPPED if books.caps is not None:
             return [
-                Obstacle(
+                JobObstacle(
                     kind="key",
                     text=f"At most {books.caps.limit} of key {key!r} run at once.",
                     jobs=_jobs(books, books.caps.ahead(key)),
@@ -145,7 +147,7 @@ def _of_task(books: Books, task: Task) -> list[Obstacle]:
             ]
         case Step.NOTING | Step.WAITING:
             return [
-                Obstacle(
+                JobObstacle(
                     kind="backoff",
                     text=f"Attempt {task.attempts} failed; it waits for the next."
                     if task.error is None or task.error.may_have_started
@@ -158,33 +160,33 @@ def _of_task(books: Books, task: Task) -> list[Obstacle]:
             at = books.agenda.at((Due.MISFIT, task.seq))
             needs = count_of(task.cost, "slot")
             text = f"It takes {needs}, and no worker of pool {task.pool!r} has more than {largest}."
-            return [Obstacle(kind="slots", text=text, until=None if at is None else _wall(books, at))]
+            return [JobObstacle(kind="slots", text=text, until=None if at is None else _wall(books, at))]
         case _:
             return []
 
 
-def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[Obstacle]:
-    found: list[Obstacle] = []
+def _of_line(books: Books, task: Task, ahead: list[Task]) -> list[JobObstacle]:
+    found: list[JobObstacle] = []
     pool = books.pools[task.pool]
     if not pool.workers:
         at = books.agenda.at((Due.UNKNOWN, task.seq))
         until = None if at is None else _wall(books, at)
-        found.append(Obstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
+        found.append(JobObstacle(kind="no_workers", text=f"Pool {pool.name!r} has no worker.", until=until))
     most = books.rules.max_running
     if most is not None and books.running >= most:
-        found.append(Obstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
+        found.append(JobObstacle(kind="slots", text=f"At most {plain(most)} of the endpoint's tasks run at once."))
     if pool.full:
-        found.append(Obstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
+        found.append(JobObstacle(kind="pool_limit", text=f"At most {pool.limit} of them run in pool {pool.name!r}."))
     if books.gate is not None and not books.gate.ready(books.now):
         text = f"At most {plain(books.gate.rate_per_s)} tasks a second are started."
-        found.append(Obstacle(kind="rate", text=text, until=_wall(books, books.gate.next_at)))
+        found.append(JobObstacle(kind="rate", text=text, until=_wall(books, books.gate.next_at)))
     before = sorted((other for other in ahead if other.pool == task.pool and other.step is Step.LINED), key=_place)
     if before:
         text = f"{len(before)} in line for pool {pool.name!r} go before it."
-        found.append(Obstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
+        found.append(JobObstacle(kind="position", text=text, jobs=tuple(other.job for other in before[:_SOME])))
     elif _wants_slots(books, pool):
         text = f"No lease in pool {pool.name!r} has {count_of(task.cost, 'slot')} free for it: its workers are busy."
-        found.append(Obstacle(kind="slots", text=text))
+        found.append(JobObstacle(kind="slots", text=text))
     return found
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
-from ....schemas.messages.jobs import JobInfo, WhyReply
+from ....schemas.messages.jobs import JobInfo, JobWhyReply
 from ..policies.prefetch_window import AT_ONCE
 from ..policies.rate_limit import RateGate
 from ..settings import DispatcherSettings
@@ -74,7 +74,7 @@ class QueueCore:
         """Whether a cancellation that was asked for survives us: it is written down, or has ended the job."""
         return promised(self._books, job)
 
-    def why(self, job: str) -> WhyReply | None:
+    def why(self, job: str) -> JobWhyReply | None:
         """What a job waits for. Looks at all tasks: for people, not for loops."""
         return why(self._books, job)
 

@@ -15,7 +15,7 @@ from ....bus.rpc.listening import listen
 from ....bus.rpc.responder import CountingResponder
 from ....schemas.errors.base import GanglineError, InvalidRequest
 from ....schemas.errors.tasks import NoDispatcher, UnknownJob
-from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, QueueStats, WhyReply
+from ....schemas.messages.jobs import CancelReply, JobInfo, JobRequest, JobWhyReply, QueueStats
 from ....schemas.messages.operations import parse_request
 from ....schemas.names import Names, QueueOperation
 from ....schemas.records.jobs import JobState
@@ -52,7 +52,7 @@ class Desk:
         if operation == QueueOperation.CANCEL:
             self._responder.serve_later(message, self._cancel)
             return
-        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | WhyReply]] = {
+        handlers: dict[str, Callable[[Any], JobInfo | QueueStats | JobWhyReply]] = {
             QueueOperation.GET: self._get,
             QueueOperation.STATS: self._stats,
             QueueOperation.WHY: self._why,
@@ -76,7 +76,7 @@ class Desk:
     def _stats(self, body: Any) -> QueueStats:
         return self._queue.statistics(self._depth(self._queue.endpoint))
 
-    def _why(self, body: Any) -> WhyReply:
+    def _why(self, body: Any) -> JobWhyReply:
         request = parse_request(JobRequest, body)
         why = self._queue.core.why(request.job)
         if why is None:

@@ -28,7 +28,7 @@ from ....schemas.names import WorkerId
 from ....schemas.text import count_of
 from ....schemas.wire import codec
 from ....schemas.wire.codec import Format
-from ....schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
+from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 from ....telemetry.logs import Log
 from ....telemetry.tracing import NO_SPAN, tracer
 from ...calls.call import refuses_token
@@ -48,9 +48,9 @@ from .joint_attempt import JointFlight
 from .slot_lessor import Feeder
 
 # Plain numbers: arithmetic with flags of an enum takes longer than all the rest of a frame.
-_TASK: Final = int(Request.TASK)
-_ACK: Final = int(Request.ACK)
-_OK: Final = int(Answer.OK)
+_TASK: Final = int(RequestOp.TASK)
+_ACK: Final = int(RequestOp.ACK)
+_OK: Final = int(AnswerOp.OK)
 _JSON: Final = int(TaskFlag.JSON)
 _STREAM: Final = int(TaskFlag.STREAM)
 _ATTACH: Final = int(TaskFlag.ATTACH)
@@ -237,7 +237,7 @@ class Flights:
         flight = self._flight(entry, worker, attached=True)
         self._send(entry, flight, self._attach_frame(entry, flight))
         if entry.stopped == entry.attempt:
-            self._exchange.post(worker, (Request.CANCEL, flight.id))
+            self._exchange.post(worker, (RequestOp.CANCEL, flight.id))
 
     def _flight(self, entry: Entry, worker: Worker, *, attached: bool) -> JobFlight:
         exchange = self._exchange
@@ -358,7 +358,7 @@ class Flights:
             self._finish(entry, flight)
             self._ended(entry, attempt, TaskCancelled("it was cancelled before it was sent", may_have_started=False))
         else:
-            self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+            self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
 
     def let_go(self) -> None:
         """Hear nothing more of any try. What was not sent yet is not sent."""
@@ -408,7 +408,7 @@ class Flights:
 
     def _break_off(self, entry: Entry, flight: JobFlight, error: GanglineError) -> None:
         self._exchange.forget(flight)
-        self._exchange.post(flight.worker, (Request.CANCEL, flight.id))
+        self._exchange.post(flight.worker, (RequestOp.CANCEL, flight.id))
         self._finish(entry, flight)
         self._ended(entry, flight.attempt, error)
 
@@ -435,7 +435,7 @@ class Flights:
     def _credit(self, entry: Entry, count: ItemCount, index: int) -> None:
         more, flight = count.stored(index), entry.flight
         if more and flight is not None and entry.item_count is count:
-            self._exchange.post(flight.worker, (Request.CREDIT, flight.id, more))
+            self._exchange.post(flight.worker, (RequestOp.CREDIT, flight.id, more))
 
     def _attach_anew(self, entry: Entry, flight: JobFlight) -> None:
         """Have the items that are not stored sent again."""
@@ -458,11 +458,11 @@ class Flights:
         entry = self._entries.get(flight.seq)
         if entry is None or entry.flight is not flight:
             return
-        if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        if flight.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
             self._finish(entry, flight)
             self._ask_again(entry, flight)
             return
-        if frame[0] == Answer.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
+        if frame[0] == AnswerOp.END and entry.item_count.lacks(frame[2]) and entry.item_count.may_ask():
             self._attach_anew(entry, flight)
             return
         fine = frame[0] == _OK
@@ -474,7 +474,7 @@ class Flights:
         self._finish(entry, flight)
         if entry.span is not NO_SPAN:
             entry.span.end(error)
-        if error is None and frame[0] == Answer.END:
+        if error is None and frame[0] == AnswerOp.END:
             # The end counts when all that was yielded can be read.
             self._feed.when_stored(lambda: self._ended(entry, flight.attempt, None))
         else:
@@ -483,7 +483,7 @@ class Flights:
     def _take_result(self, entry: Entry, frame: Frame) -> GanglineError | None:
         """Keep what it returned, as it will be stored."""
         assert entry.submission is not None
-        if frame[0] == Answer.END:
+        if frame[0] == AnswerOp.END:
             if entry.item_count.known and entry.item_count.lacks(frame[2]):
                 return StreamBroken(f"some of the {frame[2]} items got lost", may_have_started=True)
             entry.body, entry.items = None, frame[2]

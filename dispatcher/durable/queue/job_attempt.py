@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ....schemas.errors.base import GanglineError, ResultLost, TaskCancelled, WorkerLost
-from ....schemas.wire.frames import Answer, Frame, Reason
+from ....schemas.wire.frames import AnswerOp, Frame, Reason
 from ...calls.call import error_of
 from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
@@ -52,10 +52,10 @@ class JobFlight(Flight):
         self.sent_at = sent_at
 
     def deliver(self, frame: Frame) -> bool:
-        if frame[0] == Answer.ITEM:
+        if frame[0] == AnswerOp.ITEM:
             self.pilot.item(self, frame)
             return False
-        if frame[0] == Answer.HELD:
+        if frame[0] == AnswerOp.HELD:
             self.pilot.held(self)
             return False
         self.pilot.landed(self, frame)
@@ -70,11 +70,11 @@ class JobFlight(Flight):
 
 def error_of_answer(frame: Frame, worker: str) -> GanglineError | None:
     """The error that an answer carries; None: it is a result."""
-    if frame[0] in (Answer.OK, Answer.END):
+    if frame[0] in (AnswerOp.OK, AnswerOp.END):
         return None
-    if frame[0] == Answer.ERROR:
+    if frame[0] == AnswerOp.ERROR:
         return error_of(frame)
-    if frame[0] != Answer.REJECTED:
+    if frame[0] != AnswerOp.REJECTED:
         return GanglineError(f"{worker} answered a task with frame {frame[0]}: versions differ?", may_have_started=True)
     if frame[2] == Reason.UNKNOWN_JOB:
         return ResultLost(f"{worker} does not know the job any more", details={"worker": worker})

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ....schemas.errors.base import GanglineError, TaskCancelled, WorkerLost
-from ....schemas.wire.frames import Answer, Frame, Reason, Request
+from ....schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 from ...routing.outcome import Fate, error_of_fate
 from ...routing.worker_table import Worker
 from ...transport.exchange import Exchange
@@ -91,7 +91,7 @@ class JointFlight(JobFlight):
             if self._exchange.recall(part):
                 self._end(self._take(part), _not_sent())
             else:
-                self._exchange.post(part.worker, (Request.CANCEL, part.id))
+                self._exchange.post(part.worker, (RequestOp.CANCEL, part.id))
 
     def let_go(self) -> None:
         """Hear nothing more of it; what was not sent yet is not sent."""
@@ -109,11 +109,11 @@ class JointFlight(JobFlight):
         if flight not in self._parts:
             return
         rank = self._take(flight)
-        if flight.attached and frame[0] == Answer.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
+        if flight.attached and frame[0] == AnswerOp.REJECTED and frame[2] != Reason.UNKNOWN_JOB:
             self._ask_again(rank)
             return
         error = error_of_answer(frame, self._names[rank])
-        self._end(rank, error, frame[2] if frame[0] == Answer.OK else None)
+        self._end(rank, error, frame[2] if frame[0] == AnswerOp.OK else None)
 
     def crashed(self, flight: JobFlight, fate: Fate) -> None:
         if flight not in self._parts:
@@ -135,7 +135,7 @@ class JointFlight(JobFlight):
             if len(self._held | self._results.keys()) == len(self._names):
                 self._begun = True
                 for part in self._parts:
-                    self._exchange.post(part.worker, (Request.BEGIN, part.id))
+                    self._exchange.post(part.worker, (RequestOp.BEGIN, part.id))
 
     def item(self, flight: JobFlight, frame: Frame) -> None:
         """None is asked for."""
@@ -173,7 +173,7 @@ class JointFlight(JobFlight):
             self._end(self._take(part), error)
             return
         if self._failed is not None and attached:
-            exchange.post(worker, (Request.CANCEL, part.id))
+            exchange.post(worker, (RequestOp.CANCEL, part.id))
 
     def _ask_again(self, rank: int) -> None:
         """That the question got lost, or was not taken, says nothing about the job."""

@@ -22,7 +22,7 @@ from gangline.schemas.errors.base import (
     UnknownMethod,
     WorkerLost,
 )
-from gangline.schemas.wire.frames import Answer, Frame, Load, Reason, Request, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, rejects, silent, turns
 
@@ -63,7 +63,7 @@ async def test_an_oversize_call_fails_alone_and_nothing_is_sent(rig: Rig) -> Non
     results = await asyncio.gather(big, small, return_exceptions=True)
     assert isinstance(results[0], PayloadTooLarge) and "2000" in str(results[0])
     assert results[1] == ["w1", "echo"]
-    assert len(worker.heard_of(Request.TASK)) == 1
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()
 
 
@@ -78,7 +78,7 @@ async def test_arguments_that_have_no_form_on_the_wire_fail_before_sending(rig: 
 
 @on_rig()
 async def test_a_task_that_raised_is_told_with_its_type(rig: Rig) -> None:
-    await rig.worker(behave=lambda _, f: [(Answer.ERROR, f[1], "task_failed", "boom", {"type": "ValueError"}, True)])
+    await rig.worker(behave=lambda _, f: [(AnswerOp.ERROR, f[1], "task_failed", "boom", {"type": "ValueError"}, True)])
     with pytest.raises(TaskFailed) as caught:
         await rig.client.call("images.echo")
     assert caught.value.remote_type == "ValueError" and caught.value.may_have_started
@@ -113,9 +113,9 @@ async def test_probes_of_a_full_worker_back_off_to_half_a_second(rig: Rig) -> No
     worker.load = Load(2, 0, 2)
     call = asyncio.ensure_future(rig.client.options(timeout_s=20).call("images.echo"))
     await asyncio.sleep(1)
-    early = len(worker.heard_of(Request.TASK))
+    early = len(worker.heard_of(RequestOp.TASK))
     await asyncio.sleep(10)
-    late = len(worker.heard_of(Request.TASK)) - early
+    late = len(worker.heard_of(RequestOp.TASK)) - early
     assert 4 <= early <= 10  # 25, 50, 100, 200, 400 ms, with jitter
     assert 20 <= late <= 40  # every 0.25 to 0.5 s
     call.cancel()
@@ -154,7 +154,7 @@ async def test_max_attempts_bounds_the_tries(rig: Rig) -> None:
     worker.load = Load(2, 0, 2)
     with pytest.raises(Saturated) as caught:
         await rig.client.options(max_attempts=3).call("images.echo")
-    assert len(worker.heard_of(Request.TASK)) == 3
+    assert len(worker.heard_of(RequestOp.TASK)) == 3
     assert caught.value.details["attempts"] == 3
     rig.balanced()
 
@@ -227,8 +227,8 @@ async def test_a_new_epoch_of_the_same_worker_is_learnt_from_the_refusal(rig: Ri
     worker.epoch = 9
 
     def strict(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK and worker.epochs[-1] != worker.epoch:
-            return [(Answer.REJECTED, frame[1], "stale")]
+        if frame[0] == RequestOp.TASK and worker.epochs[-1] != worker.epoch:
+            return [(AnswerOp.REJECTED, frame[1], "stale")]
         return obedient(worker, frame)
 
     worker.behave = strict
@@ -244,7 +244,7 @@ async def test_a_new_epoch_of_the_same_worker_is_learnt_from_the_refusal(rig: Ri
 async def test_the_deadline_travels_as_what_is_left(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.options(timeout_s=5).call("images.echo")
-    [task] = worker.heard_of(Request.TASK)
+    [task] = worker.heard_of(RequestOp.TASK)
     assert 4900 <= task[5] <= 5000
 
 
@@ -254,12 +254,12 @@ async def test_at_the_deadline_the_task_is_told_to_stop(rig: Rig) -> None:
     with pytest.raises(DeadlineExceeded) as caught:
         await rig.client.options(timeout_s=1).call("images.echo")
     assert caught.value.may_have_started
-    [task] = worker.heard_of(Request.TASK)
-    [cancel] = await worker.hears(Request.CANCEL)
+    [task] = worker.heard_of(RequestOp.TASK)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == task[1]
     # The slot counts until the worker says that the task has stopped.
     assert rig.router.pools["images"].core.placed == 1
-    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
     await turns()
     rig.balanced()
 
@@ -268,13 +268,13 @@ async def test_at_the_deadline_the_task_is_told_to_stop(rig: Rig) -> None:
 async def test_a_cancelled_call_cancels_its_task(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    [cancel] = await worker.hears(Request.CANCEL)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == task[1]
-    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
     await turns()
     rig.balanced()
 
@@ -289,19 +289,19 @@ async def test_a_call_whose_frame_is_not_out_yet_is_taken_back_when_the_router_s
     with pytest.raises(ClosedError) as caught:
         await call
     await turns()
-    assert caught.value.may_have_started == bool(worker.heard_of(Request.TASK))
+    assert caught.value.may_have_started == bool(worker.heard_of(RequestOp.TASK))
 
 
 @on_rig()
 async def test_a_cancelled_wait_leaves_the_line_to_the_next(rig: Rig) -> None:
     worker = await rig.worker(slots=1, behave=silent)
     running, first, second = (asyncio.ensure_future(rig.client.call("images.echo", n)) for n in range(3))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     first.cancel()
-    worker.answer((Answer.OK, task[1], None))
-    tasks = await worker.hears(Request.TASK, 2)
+    worker.answer((AnswerOp.OK, task[1], None))
+    tasks = await worker.hears(RequestOp.TASK, 2)
     assert tasks[1][3] == [2]
-    worker.answer((Answer.OK, tasks[1][1], "second"))
+    worker.answer((AnswerOp.OK, tasks[1][1], "second"))
     assert await second == "second"
     await running
     rig.balanced()
@@ -312,7 +312,7 @@ async def test_waiting_calls_are_served_in_order(rig: Rig) -> None:
     worker = await rig.worker(slots=1)
     results = await asyncio.gather(*(rig.client.call("images.echo", n) for n in range(20)))
     assert len(results) == 20
-    assert [frame[3] for frame in worker.heard_of(Request.TASK)] == [[n] for n in range(20)]
+    assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [[n] for n in range(20)]
 
 
 # -- connection ---------------------------------------------------------------------------------------------------
@@ -349,13 +349,13 @@ async def test_a_deadline_ends_the_wait_for_a_connection(rig: Rig) -> None:
 async def test_after_a_reconnection_everything_in_flight_is_asked_for(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     rig.hub.disconnect(rig.bus)
     await asyncio.sleep(0.5)
     rig.hub.reconnect(rig.bus)
-    [check] = await worker.hears(Request.CHECK)
+    [check] = await worker.hears(RequestOp.CHECK)
     assert check[2] == [task[1]]
-    worker.answer((Answer.OK, task[1], "kept"), (Answer.CHECKED, check[1], [int(TaskState.ANSWERED)]))
+    worker.answer((AnswerOp.OK, task[1], "kept"), (AnswerOp.CHECKED, check[1], [int(TaskState.ANSWERED)]))
     assert await call == "kept"
 
 
@@ -363,13 +363,13 @@ async def test_after_a_reconnection_everything_in_flight_is_asked_for(rig: Rig) 
 async def test_cancellations_made_while_disconnected_are_sent_afterwards(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     rig.hub.disconnect(rig.bus)
     await turns()
     call.cancel()
     await turns()
     rig.hub.reconnect(rig.bus)
-    [cancel] = await worker.hears(Request.CANCEL)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == task[1]
 
 
@@ -377,12 +377,12 @@ async def test_cancellations_made_while_disconnected_are_sent_afterwards(rig: Ri
 async def test_a_long_disconnection_does_not_make_workers_lost(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     rig.hub.disconnect(rig.bus)
     await asyncio.sleep(30)
     rig.hub.reconnect(rig.bus)
     await asyncio.sleep(1)
-    worker.answer((Answer.OK, task[1], "still there"))
+    worker.answer((AnswerOp.OK, task[1], "still there"))
     assert await call == "still there"
 
 
@@ -394,12 +394,12 @@ async def test_closing_ends_running_and_waiting_calls_and_stops_the_tasks(rig: R
     worker = await rig.worker(slots=1, behave=silent)
     running = asyncio.ensure_future(rig.client.call("images.echo"))
     waiting = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await rig.client.close()
     results = await asyncio.gather(running, waiting, return_exceptions=True)
     assert all(isinstance(result, ClosedError) for result in results), results
     assert [result.may_have_started for result in results] == [True, False]  # type: ignore[union-attr]
-    await worker.hears(Request.CANCEL)
+    await worker.hears(RequestOp.CANCEL)
     with pytest.raises(ClosedError):
         await rig.client.call("images.echo")
 
@@ -414,16 +414,16 @@ async def test_a_client_that_was_not_started_says_so() -> None:
 @on_rig()
 async def test_a_router_alone_with_its_worker_never_sends_what_must_be_refused(rig: Rig) -> None:
     def busy(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK:
+        if frame[0] == RequestOp.TASK:
             later = asyncio.get_running_loop().call_later
-            later(0.3, worker.answer, (Answer.OK, frame[1], None))
+            later(0.3, worker.answer, (AnswerOp.OK, frame[1], None))
         return None
 
     worker = await rig.worker(slots=3, behave=busy)
     calls = asyncio.gather(*(rig.client.call("images.echo") for _ in range(30)))
     for _ in range(30):
         await asyncio.sleep(0.1)
-        open_tasks = len(worker.heard_of(Request.TASK)) - sum(call.done() for call in calls._children)  # type: ignore[attr-defined]
+        open_tasks = len(worker.heard_of(RequestOp.TASK)) - sum(call.done() for call in calls._children)  # type: ignore[attr-defined]
         assert open_tasks <= 3
     await calls
     rig.balanced()
@@ -489,7 +489,7 @@ async def test_a_task_that_may_not_be_moved_is_not(rig: Rig) -> None:
         with pytest.raises(WorkerLost, match="chosen with move=False") as caught:
             await rig.client.dispatch(selection, "echo")
         assert (caught.value.may_have_started, selection.worker) == (False, "images.w2")
-    assert other.heard_of(Request.TASK) == []
+    assert other.heard_of(RequestOp.TASK) == []
     third = await rig.worker("w3")
     async with rig.client.choose_worker("images", move=False) as selection:
         third.behave = rejects(Reason.STALE)
@@ -525,7 +525,7 @@ async def test_who_may_not_wait_goes_on_to_a_worker_with_room_when_one_refuses(r
     other = await rig.worker("w2", slots=0)
     with pytest.raises(Saturated, match="the worker is full"):
         await rig.client.options(queue=False).call("images.echo")
-    assert len(full.heard_of(Request.TASK)) == 1 and other.heard_of(Request.TASK) == []
+    assert len(full.heard_of(RequestOp.TASK)) == 1 and other.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
@@ -556,5 +556,5 @@ async def test_a_call_that_found_no_room_names_the_time_it_was_given_however_oft
     worker = await rig.worker("w1", behave=rejects(Reason.FULL))
     with pytest.raises(Saturated, match=r"had room by its deadline, 4 s after it was asked for"):
         await rig.client.options(timeout_s=4).call("images.echo")
-    assert len(worker.heard_of(Request.TASK)) > 2
+    assert len(worker.heard_of(RequestOp.TASK)) > 2
     rig.balanced()

@@ -17,7 +17,7 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.schemas.deadline import deadline
 from gangline.schemas.errors.base import ClosedError, InvalidRequest, PayloadTooLarge, TaskFailed, WorkerLost
 from gangline.schemas.records.workers import MethodInfo, Registration
-from gangline.schemas.wire.frames import Answer, Reason, Request
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.dispatcher.fakes import Rig, on_rig, rejects, silent, turns
 
@@ -128,7 +128,7 @@ async def test_each_call_is_counted_once_however_it_goes(rig: Rig) -> None:
     assert await rig.client.call("images.echo", 1, x=2) == ["w1", "echo"]
     assert worker.heard[-1][2:5] == ["echo", [1], {"x": 2}]
     assert counts(rig) == (2, 0)
-    worker.behave = lambda _, frame: [(Answer.ERROR, frame[1], "task_failed", "no", None, True)]
+    worker.behave = lambda _, frame: [(AnswerOp.ERROR, frame[1], "task_failed", "no", None, True)]
     with pytest.raises(TaskFailed):
         await rig.client.call("images.echo", 1)
     assert counts(rig) == (3, 1)
@@ -163,7 +163,7 @@ async def test_a_lost_worker_is_told_with_the_doubt_that_it_may_have_started(rig
     await warm(rig)
     worker.behave = silent
     call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await call
@@ -177,7 +177,7 @@ async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> N
     await warm(rig)
     worker.behave = silent
     call = asyncio.create_task(rig.client.call("images.again", 1))
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
@@ -190,14 +190,14 @@ async def test_a_cancelled_call_tells_the_worker_and_settles_when_that_answers(r
     await warm(rig)
     worker.behave = silent
     call = asyncio.create_task(rig.client.call("images.echo", 1))
-    [_, sent] = await worker.hears(Request.TASK, 2)
+    [_, sent] = await worker.hears(RequestOp.TASK, 2)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    [cancel] = await worker.hears(Request.CANCEL)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == sent[1]
     assert rig.router.pools["images"].core.placed == 1
-    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
     await turns()
     assert counts(rig) == (2, 1)
     rig.balanced()
@@ -223,7 +223,7 @@ async def test_a_router_that_stops_ends_its_calls_with_closed(rig: Rig) -> None:
     await warm(rig)
     worker.behave = silent
     call = asyncio.create_task(rig.client.call("images.echo", 1))
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
     await rig.client.close()
     with pytest.raises(ClosedError) as caught:
         await call

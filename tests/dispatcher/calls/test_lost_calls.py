@@ -10,7 +10,7 @@ import pytest
 from gangline.bus.port.bus import Conflict
 from gangline.schemas.errors.base import InvalidRequest, NoWorkers, ResultLost, WorkerLost
 from gangline.schemas.records.workers import Registration
-from gangline.schemas.wire.frames import Answer, Frame, Request, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 
@@ -19,7 +19,7 @@ from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silen
 async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_unknown(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     loop = asyncio.get_running_loop()
     began = loop.time()
     worker.stop_beating()
@@ -34,11 +34,11 @@ async def test_a_silent_worker_is_lost_after_three_seconds_and_the_outcome_is_un
 async def test_an_idempotent_task_of_a_lost_worker_runs_elsewhere(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await rig.worker("w2")
     worker.stop_beating()
     assert await call == ["w2", "again"]
-    assert rig.workers[1].heard_of(Request.TASK)[0][9]["attempt"] == 2
+    assert rig.workers[1].heard_of(RequestOp.TASK)[0][9]["attempt"] == 2
     rig.balanced()
 
 
@@ -47,7 +47,7 @@ async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> 
     worker = await rig.worker("w1", silent)
     yes = asyncio.ensure_future(rig.client.options(idempotent=True).call("images.echo"))
     no = asyncio.ensure_future(rig.client.options(idempotent=False).call("images.again"))
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
     await rig.worker("w2")
     worker.stop_beating()
     assert await yes == ["w2", "echo"]
@@ -59,20 +59,20 @@ async def test_the_caller_may_say_that_a_task_is_idempotent_or_not(rig: Rig) -> 
 async def test_a_call_to_a_process_that_was_not_registered_yet_is_not_lost_by_its_registration(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     before = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     # Another process takes its place. Its answers come at once; what the ledger says of it does not.
     worker.epoch, worker.behave = 9, obedient
     assert await rig.client.call("images.echo") == ["w1", "echo"]
     worker.behave = silent
     since = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK, 3)
+    await worker.hears(RequestOp.TASK, 3)
     worker.instance = "w1-2"
     await worker.register()
     with pytest.raises(WorkerLost):
         await before  # its process is no more
     await turns()
     assert not since.done()
-    worker.answer((Answer.OK, worker.heard_of(Request.TASK)[2][1], "done"))
+    worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[2][1], "done"))
     assert await since == "done"
     rig.balanced()
 
@@ -96,7 +96,7 @@ async def test_what_nobody_received_is_sent_elsewhere_at_once(rig: Rig) -> None:
 async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, slots=3)
     first = asyncio.ensure_future(rig.client.call("images.echo", 1))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await worker.die()
     second = asyncio.ensure_future(rig.client.call("images.echo", 2))
     await turns()
@@ -111,7 +111,7 @@ async def test_what_a_worker_received_before_it_died_is_not_taken_for_unheard(ri
 async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> None:
     old = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     await old.die()
     await rig.worker("w1", instance="w1-2", epoch=2)
     with pytest.raises(WorkerLost):
@@ -124,7 +124,7 @@ async def test_a_restarted_worker_ends_what_the_old_process_had(rig: Rig) -> Non
 async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     key = rig.names.alive_key(worker.id)
     with pytest.raises(Conflict):  # the write is refused, but whoever observes sees it pass
         await rig.kv.put(key, b'{"epoch": 5, "instance": "w1-2", "running": 0, "reserved": 0, "total": 2}', revision=1)
@@ -132,7 +132,7 @@ async def test_a_second_process_that_only_claims_the_id_replaces_nobody(rig: Rig
     with pytest.raises(Conflict):
         await rig.kv.put(rig.names.registration_key(worker.id), record.model_dump_json().encode(), revision=99)
     await asyncio.sleep(1)
-    worker.answer((Answer.OK, task[1], "done"))
+    worker.answer((AnswerOp.OK, task[1], "done"))
     assert await call == "done"
 
 
@@ -141,7 +141,7 @@ async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> N
     worker = await rig.worker(slots=1, behave=silent)
     running = asyncio.ensure_future(rig.client.call("images.echo"))
     waiting = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await worker.die()
     results = await asyncio.gather(running, waiting, return_exceptions=True)
     assert isinstance(results[0], WorkerLost) and isinstance(results[1], NoWorkers)
@@ -155,16 +155,16 @@ async def test_when_the_last_worker_is_lost_whoever_waits_is_told(rig: Rig) -> N
 async def test_a_task_that_the_worker_never_saw_is_sent_again(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
 
     def unknown(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
         return obedient(worker, frame)
 
     worker.behave = unknown
     assert await call == ["w1", "echo"]
-    assert len(worker.heard_of(Request.CHECK)) == 1
+    assert len(worker.heard_of(RequestOp.CHECK)) == 1
     rig.balanced()
 
 
@@ -173,11 +173,11 @@ async def test_a_forgotten_answer_is_lost_unless_the_task_is_idempotent(rig: Rig
     worker = await rig.worker(behave=silent)
     once = asyncio.ensure_future(rig.client.call("images.echo"))
     often = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
 
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.FORGOTTEN)] * len(frame[2]))]
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.FORGOTTEN)] * len(frame[2]))]
         return obedient(worker, frame)
 
     worker.behave = forgetful
@@ -190,16 +190,16 @@ async def test_a_forgotten_answer_is_lost_unless_the_task_is_idempotent(rig: Rig
 @on_rig()
 async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
     def busy(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
         return None
 
     worker = await rig.worker(behave=busy)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(120)
-    assert 5 <= len(worker.heard_of(Request.CHECK)) <= 11  # after 2, 4, 8, 16, 16, ... seconds
-    worker.answer((Answer.OK, task[1], "late"))
+    assert 5 <= len(worker.heard_of(RequestOp.CHECK)) <= 11  # after 2, 4, 8, 16, 16, ... seconds
+    worker.answer((AnswerOp.OK, task[1], "late"))
     assert await call == "late"
 
 
@@ -207,7 +207,7 @@ async def test_a_long_task_is_asked_for_less_and_less_often(rig: Rig) -> None:
 async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_says_so(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     worker.stop_beating()
     with pytest.raises(WorkerLost) as caught:
         await call
@@ -219,8 +219,8 @@ async def test_an_idempotent_task_that_may_have_run_and_finds_no_other_worker_sa
 async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_first_may_have_run(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.again"))
-    await worker.hears(Request.TASK)
-    await rig.worker("w2", lambda _, f: [(Answer.ERROR, f[1], "invalid_arguments", "no", None, False)])
+    await worker.hears(RequestOp.TASK)
+    await rig.worker("w2", lambda _, f: [(AnswerOp.ERROR, f[1], "invalid_arguments", "no", None, False)])
     worker.stop_beating()
     with pytest.raises(InvalidRequest) as caught:
         await call
@@ -232,11 +232,11 @@ async def test_a_second_try_that_is_refused_for_good_does_not_hide_that_the_firs
 async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
 
     def another_process(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
         return None
 
     worker.stop_beating()
@@ -244,7 +244,7 @@ async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig
     worker.answer()  # now the router knows that epoch, and its next CHECK names it
     with pytest.raises(WorkerLost):
         await call
-    assert worker.heard_of(Request.CHECK) and len(worker.heard_of(Request.TASK)) == 1
+    assert worker.heard_of(RequestOp.CHECK) and len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()
 
 
@@ -252,11 +252,11 @@ async def test_never_seen_counts_only_from_the_process_that_was_sent_to(rig: Rig
 async def test_never_seen_counts_from_a_later_epoch_of_the_same_process(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
 
     def thawed(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.UNKNOWN)] * len(frame[2]))]
         return obedient(worker, frame)
 
     worker.behave, worker.epoch = thawed, 9  # its heartbeats say so

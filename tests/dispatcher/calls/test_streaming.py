@@ -17,7 +17,7 @@ from gangline.schemas.errors.base import (
     TaskFailed,
     WorkerLost,
 )
-from gangline.schemas.wire.frames import Answer, Frame, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, TaskFlag, TaskState
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 
@@ -26,13 +26,13 @@ def yields(count: int, **changes: Any) -> Any:
     """Sends so many items at once, and the end."""
 
     def behave(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] != Request.TASK:
+        if frame[0] != RequestOp.TASK:
             return obedient(worker, frame)
-        items = [(Answer.ITEM, frame[1], n, n * 10) for n in range(count)]
+        items = [(AnswerOp.ITEM, frame[1], n, n * 10) for n in range(count)]
         for index in changes.get("without", ()):
             items[index] = None  # type: ignore[call-overload]
         doubled = [item for item in items if item for _ in range(changes.get("times", 1))]
-        return [*doubled, (Answer.END, frame[1], changes.get("says", count))]
+        return [*doubled, (AnswerOp.END, frame[1], changes.get("says", count))]
 
     return behave
 
@@ -45,8 +45,8 @@ async def collect(items: Any) -> list[Any]:
 async def test_items_come_in_order_to_the_end(rig: Rig) -> None:
     worker = await rig.worker(behave=yields(5))
     assert await collect(rig.client.stream("images.items", 5)) == [0, 10, 20, 30, 40]
-    assert worker.heard_of(Request.TASK)[0][8] & TaskFlag.STREAM
-    assert worker.heard_of(Request.CANCEL) == []
+    assert worker.heard_of(RequestOp.TASK)[0][8] & TaskFlag.STREAM
+    assert worker.heard_of(RequestOp.CANCEL) == []
     rig.balanced()
 
 
@@ -73,7 +73,7 @@ async def test_a_lost_item_breaks_the_stream_and_stops_the_task(rig: Rig) -> Non
             read.append(item)
     assert read == [0, 10]
     await turns()
-    assert len(worker.heard_of(Request.CANCEL)) == 1
+    assert len(worker.heard_of(RequestOp.CANCEL)) == 1
     rig.balanced()
 
 
@@ -94,18 +94,18 @@ async def test_credit_is_given_as_items_are_read(rig: Rig) -> None:
             await anext(items)
         await turns()
     # The end was there before the first was read: nothing to give credit for.
-    assert worker.heard_of(Request.CREDIT) == []
+    assert worker.heard_of(RequestOp.CREDIT) == []
 
     worker.behave = silent
     worker.heard.clear()
     items = rig.client.stream("images.items")
     reading = asyncio.ensure_future(anext(items))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     assert task[9] == {"window": 8}, "a worker that went by its own would wait for credit that never comes"
-    worker.answer(*((Answer.ITEM, task[1], n, n) for n in range(8)))
+    worker.answer(*((AnswerOp.ITEM, task[1], n, n) for n in range(8)))
     assert [await reading, *[await anext(items) for _ in range(7)]] == list(range(8))
-    credits = await worker.hears(Request.CREDIT, 2)
-    assert credits == [[Request.CREDIT, task[1], 4]] * 2
+    credits = await worker.hears(RequestOp.CREDIT, 2)
+    assert credits == [[RequestOp.CREDIT, task[1], 4]] * 2
     await items.aclose()
 
 
@@ -123,9 +123,9 @@ class Meters:
         """So many CREDITs get lost."""
 
     def __call__(self, worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.CHECK:
-            return [(Answer.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
-        if frame[0] == Request.CREDIT:
+        if frame[0] == RequestOp.CHECK:
+            return [(AnswerOp.CHECKED, frame[1], [int(TaskState.RUNNING)] * len(frame[2]))]
+        if frame[0] == RequestOp.CREDIT:
             if self.deaf_to:
                 self.deaf_to -= 1
                 return None
@@ -133,14 +133,14 @@ class Meters:
             self.uncredited -= items
             self.room += items
             return self.send(frame[1])
-        return self.send(frame[1]) if frame[0] == Request.TASK else None
+        return self.send(frame[1]) if frame[0] == RequestOp.TASK else None
 
     def send(self, id: int) -> list[Frame]:
         going, self.left = self.left[: self.room], self.left[self.room :]
         self.room -= len(going)
         self.uncredited += len(going)
-        answers: list[Frame] = [(Answer.ITEM, id, n, n) for n in going if n not in self.without]
-        return answers if self.left else [*answers, (Answer.END, id, self.count)]
+        answers: list[Frame] = [(AnswerOp.ITEM, id, n, n) for n in going if n not in self.without]
+        return answers if self.left else [*answers, (AnswerOp.END, id, self.count)]
 
 
 @on_rig(stream_window=8)
@@ -158,7 +158,7 @@ async def test_the_last_items_of_a_window_are_missed_when_they_were_lost(rig: Ri
         with pytest.raises(StreamBroken, match="item 3 is missing"):
             await collect(rig.client.stream("images.items"))
     await turns()
-    assert len(worker.heard_of(Request.CANCEL)) == 1
+    assert len(worker.heard_of(RequestOp.CANCEL)) == 1
     rig.balanced()
 
 
@@ -168,7 +168,7 @@ async def test_a_stream_of_which_nothing_is_read_gets_no_credit_for_that(rig: Ri
     items = rig.client.stream("images.items")
     assert await anext(items) == 0
     await asyncio.sleep(60)
-    assert worker.heard_of(Request.CHECK) and not worker.heard_of(Request.CREDIT)
+    assert worker.heard_of(RequestOp.CHECK) and not worker.heard_of(RequestOp.CREDIT)
     await items.aclose()
 
 
@@ -177,13 +177,13 @@ async def test_leaving_the_loop_early_cancels_the_task(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     items = rig.client.stream("images.items")
     reading = asyncio.ensure_future(anext(items))
-    [task] = await worker.hears(Request.TASK)
-    worker.answer((Answer.ITEM, task[1], 0, "first"))
+    [task] = await worker.hears(RequestOp.TASK)
+    worker.answer((AnswerOp.ITEM, task[1], 0, "first"))
     assert await reading == "first"
     await items.aclose()
-    [cancel] = await worker.hears(Request.CANCEL)
+    [cancel] = await worker.hears(RequestOp.CANCEL)
     assert cancel[1] == task[1]
-    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
     await turns()
     rig.balanced()
 
@@ -192,15 +192,15 @@ async def test_leaving_the_loop_early_cancels_the_task(rig: Rig) -> None:
 async def test_a_cancelled_read_cancels_the_task(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     reading = asyncio.ensure_future(collect(rig.client.stream("images.items")))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     reading.cancel()
-    await worker.hears(Request.CANCEL)
+    await worker.hears(RequestOp.CANCEL)
 
 
 @on_rig()
 async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
     def failing(worker: FakeWorker, frame: Frame) -> Any:
-        return [(Answer.ITEM, frame[1], 0, 1), (Answer.ERROR, frame[1], "task_failed", "boom", None, True)]
+        return [(AnswerOp.ITEM, frame[1], 0, 1), (AnswerOp.ERROR, frame[1], "task_failed", "boom", None, True)]
 
     await rig.worker(behave=failing)
     read = []
@@ -213,7 +213,7 @@ async def test_an_error_comes_after_the_items_before_it(rig: Rig) -> None:
 
 @on_rig()
 async def test_a_refused_stream_is_tried_elsewhere(rig: Rig) -> None:
-    await rig.worker("w1", lambda _, f: [(Answer.REJECTED, f[1], "draining")])
+    await rig.worker("w1", lambda _, f: [(AnswerOp.REJECTED, f[1], "draining")])
     await rig.worker("w2", yields(3))
     assert await collect(rig.client.stream("images.items")) == [0, 10, 20]
     rig.balanced()
@@ -229,8 +229,8 @@ async def test_a_worker_lost_in_the_middle_is_never_repeated(rig: Rig) -> None:
             read.append(item)
 
     task = asyncio.ensure_future(reading())
-    [frame] = await worker.hears(Request.TASK)
-    worker.answer((Answer.ITEM, frame[1], 0, "a"))
+    [frame] = await worker.hears(RequestOp.TASK)
+    worker.answer((AnswerOp.ITEM, frame[1], 0, "a"))
     await rig.worker("w2", yields(3))
     worker.stop_beating()
     with pytest.raises(WorkerLost):
@@ -243,7 +243,7 @@ async def test_a_worker_lost_in_the_middle_is_never_repeated(rig: Rig) -> None:
 async def test_before_the_first_item_an_idempotent_stream_is_repeated(rig: Rig) -> None:
     worker = await rig.worker("w1", silent)
     task = asyncio.ensure_future(collect(rig.client.options(idempotent=True).stream("images.items")))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await rig.worker("w2", yields(3))
     worker.stop_beating()
     assert await task == [0, 10, 20]
@@ -254,11 +254,11 @@ async def test_before_the_first_item_an_idempotent_stream_is_repeated(rig: Rig) 
 async def test_the_deadline_covers_the_whole_stream(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     task = asyncio.ensure_future(collect(rig.client.options(timeout_s=2).stream("images.items")))
-    [frame] = await worker.hears(Request.TASK)
-    worker.answer((Answer.ITEM, frame[1], 0, "a"))
+    [frame] = await worker.hears(RequestOp.TASK)
+    worker.answer((AnswerOp.ITEM, frame[1], 0, "a"))
     with pytest.raises(DeadlineExceeded):
         await task
-    await worker.hears(Request.CANCEL)
+    await worker.hears(RequestOp.CANCEL)
 
 
 @on_rig()
@@ -269,7 +269,7 @@ async def test_a_task_that_does_not_stream_is_refused_before_anything_is_sent(ri
     async with rig.client.lease("images") as lease:
         with pytest.raises(InvalidRequest, match="images.echo does not stream"):
             await collect(lease.stream("echo"))
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
@@ -281,7 +281,7 @@ async def test_a_task_that_turns_out_not_to_stream_is_refused_too(rig: Rig) -> N
     worker = await rig.worker()  # only now it is known what the pool has
     with pytest.raises(InvalidRequest, match="does not stream"):
         await waiting
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
@@ -298,7 +298,7 @@ async def test_a_stream_on_a_lease(rig: Rig) -> None:
     worker = await rig.worker(behave=yields(3))
     async with rig.client.lease("images") as lease:
         assert await collect(lease.stream("items")) == [0, 10, 20]
-        assert worker.heard_of(Request.TASK)[0][6] == lease.token
+        assert worker.heard_of(RequestOp.TASK)[0][6] == lease.token
         assert lease.used == 0
     rig.balanced()
 
@@ -307,7 +307,7 @@ async def test_a_stream_on_a_lease(rig: Rig) -> None:
 async def test_closing_the_client_ends_a_stream(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     task = asyncio.ensure_future(collect(rig.client.stream("images.items")))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await rig.client.close()
     with pytest.raises(ClosedError):
         await task
@@ -321,12 +321,12 @@ async def test_items_stream_from_a_worker_that_was_chosen_on_its_token(rig: Rig)
     worker = await rig.worker(behave=yields(3))
     async with rig.client.choose_worker("images") as selection:
         assert await collect(rig.client.stream(selection, "items", 3)) == [0, 10, 20]
-        (task,) = worker.heard_of(Request.TASK)
+        (task,) = worker.heard_of(RequestOp.TASK)
         assert task[6] == selection.token and task[8] & TaskFlag.STREAM and task[3] == [3]
         with pytest.raises(SelectionUsed):
             await collect(rig.client.stream(selection, "items"))
     await turns()
-    assert worker.heard_of(Request.RELEASE) == [], "the task has used the slot up"
+    assert worker.heard_of(RequestOp.RELEASE) == [], "the task has used the slot up"
     with pytest.raises(InvalidRequest, match="give the name of the method next"):
         rig.client.stream(selection)
     rig.balanced()
@@ -343,7 +343,7 @@ async def test_leaving_a_stream_from_a_selection_early_stops_the_task_and_gives_
         with contextlib.suppress(asyncio.CancelledError):
             await reading
     await turns()
-    assert len(worker.heard_of(Request.CANCEL)) == 1 and len(worker.heard_of(Request.RELEASE)) == 1
+    assert len(worker.heard_of(RequestOp.CANCEL)) == 1 and len(worker.heard_of(RequestOp.RELEASE)) == 1
 
 
 @on_rig()
@@ -353,7 +353,7 @@ async def test_what_cannot_be_sent_leaves_no_slot_behind(rig: Rig) -> None:
         with pytest.raises(InvalidRequest):
             await collect(rig.client.stream(selection, "items", object()))
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == 1 and worker.heard_of(Request.TASK) == []
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 

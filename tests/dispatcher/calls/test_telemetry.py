@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated, UnknownMethod
-from gangline.schemas.wire.frames import Load, Request
+from gangline.schemas.wire.frames import Load, RequestOp
 from gangline.telemetry.tracing import tracer
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
@@ -128,7 +128,7 @@ async def test_queue_size_and_reserved_slots_go_up_and_come_back(read: Read) -> 
         async with rig.client.options(timeout_s=3).choose_worker("queued"):
             pass
     assert now() == (0, 0)
-    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE)) - 1
+    assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE)) - 1
     await rig.stop()
 
 
@@ -154,6 +154,6 @@ async def test_tasks_on_a_lease_are_counted_and_traced(read: Read, spans: InMemo
     assert read("gangline.router.attempts")["leased", "leased"] == 3
     names = [span.name for span in spans.get_finished_spans()]
     assert names.count("gangline.call leased.echo") == names.count("gangline.attempt") == 3
-    traced = [frame[7] for frame in rig.workers[0].heard_of(Request.TASK)]
+    traced = [frame[7] for frame in rig.workers[0].heard_of(RequestOp.TASK)]
     assert all(traced) and len(set(traced)) == 3
     await rig.stop()

@@ -9,7 +9,7 @@ import pytest
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.calls.fast_path import Deadlines
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidRequest, Saturated
-from gangline.schemas.wire.frames import Answer, Reason, Request
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp
 
 from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
 from .test_calls import rejects
@@ -48,10 +48,10 @@ async def test_at_the_deadline_the_worker_is_told_once_to_stop_and_the_slot_coun
     assert asyncio.get_running_loop().time() - began_at == pytest.approx(1.5)
     assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
     await turns()
-    [sent] = [frame for frame in worker.heard_of(Request.TASK) if frame[3] == [1]]
-    assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
+    [sent] = [frame for frame in worker.heard_of(RequestOp.TASK) if frame[3] == [1]]
+    assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
     assert rig.router.pools["images"].core.placed == 1
-    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
     await turns()
     assert alarms(rig) == 0
     numbers = rig.router.metrics.statistics()
@@ -68,7 +68,7 @@ async def test_a_refused_call_has_what_is_left_of_its_time_and_no_more(rig: Rig)
     began_at = loop.time()
     call = asyncio.ensure_future(rig.client.options(timeout_s=2).call("images.echo", 1))
     await asyncio.sleep(1)
-    tries = [frame[5] for frame in worker.heard_of(Request.TASK)[1:]]
+    tries = [frame[5] for frame in worker.heard_of(RequestOp.TASK)[1:]]
     assert tries[0] == 2000 and tries == sorted(tries, reverse=True) and tries[-1] < 1500, tries
     with pytest.raises(Saturated):
         await call
@@ -99,13 +99,13 @@ async def test_one_that_was_cancelled_is_left_alone_at_its_deadline(rig: Rig) ->
     await warm(rig)
     worker.behave = silent
     call = asyncio.create_task(rig.client.options(timeout_s=1).call("images.echo", 1))
-    [_, sent] = await worker.hears(Request.TASK, 2)
+    [_, sent] = await worker.hears(RequestOp.TASK, 2)
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
     await asyncio.sleep(1.5)
-    assert len(worker.heard_of(Request.CANCEL)) == 1
-    worker.answer((Answer.OK, sent[1], "too late"))
+    assert len(worker.heard_of(RequestOp.CANCEL)) == 1
+    worker.answer((AnswerOp.OK, sent[1], "too late"))
     await turns()
     assert alarms(rig) == 0
     rig.balanced()
@@ -129,13 +129,13 @@ async def test_so_many_different_times_are_kept_apart_and_the_others_go_the_gene
     flights = [express.launch("images.echo", (), {}, CallOptions(timeout_s=100 + n), 0) for n in range(64)]
     assert None not in flights
     assert express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0) is None
-    [*_, last] = await worker.hears(Request.TASK, 65)
-    worker.answer((Answer.OK, last[1], None))
+    [*_, last] = await worker.hears(RequestOp.TASK, 65)
+    worker.answer((AnswerOp.OK, last[1], None))
     await flights[-1].future
     other = express.launch("images.echo", (), {}, CallOptions(timeout_s=99), 0)
     assert other is not None, "the times of those that were answered are forgotten"
-    [*_, last] = await worker.hears(Request.TASK, 66)
-    worker.answer(*((Answer.OK, frame[1], None) for frame in worker.heard_of(Request.TASK)[1:]))
+    [*_, last] = await worker.hears(RequestOp.TASK, 66)
+    worker.answer(*((AnswerOp.OK, frame[1], None) for frame in worker.heard_of(RequestOp.TASK)[1:]))
     await turns()
     assert alarms(rig) == 0
     rig.balanced()

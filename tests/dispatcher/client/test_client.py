@@ -32,7 +32,7 @@ from gangline.schemas.errors.base import (
 )
 from gangline.schemas.messages.gangs import AcquireRequest
 from gangline.schemas.public_id import public_id
-from gangline.schemas.wire.frames import Request
+from gangline.schemas.wire.frames import RequestOp
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
@@ -48,7 +48,7 @@ async def test_options_make_a_copy_and_add_up(rig: Rig) -> None:
     bound = rig.client.options(timeout_s=5, key="k").options(model="m", labels={"gpu": "yes"})
     await bound.call("images.echo")
     await rig.client.call("images.echo")
-    first, second = worker.heard_of(Request.TASK)
+    first, second = worker.heard_of(RequestOp.TASK)
     assert first[5] is not None and first[9] == {"attempt": 1, "key": "k", "model": "m"}
     assert second[5] is None and second[9] is None
 
@@ -58,7 +58,7 @@ async def test_a_model_is_refused_where_no_worker_has_any(rig: Rig) -> None:
     worker = await rig.worker("w1")
     with pytest.raises(InvalidRequest, match="'images' has no models"):
         await rig.client.options(model="m").call("images.echo")
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     await rig.worker("w2", max_models=1)
     await turns()
     await rig.client.options(model="m").call("images.echo")
@@ -101,7 +101,7 @@ async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
         for hold in (client.choose_worker, client.lease):
             with pytest.raises(InvalidRequest, match="^priority, delay_s: these options are for submit alone"):
                 hold("images")
-    assert len(worker.heard_of(Request.TASK)) == 1
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()
 
 
@@ -109,7 +109,7 @@ async def test_what_only_submit_heeds_is_refused_with_a_call(rig: Rig) -> None:
 async def test_arguments_of_the_task_may_have_any_name(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo", self=1, target=2, method=3, options=4, timeout_s=5)
-    assert worker.heard_of(Request.TASK)[0][4] == {"self": 1, "target": 2, "method": 3, "options": 4, "timeout_s": 5}
+    assert worker.heard_of(RequestOp.TASK)[0][4] == {"self": 1, "target": 2, "method": 3, "options": 4, "timeout_s": 5}
     async with rig.client.choose_worker("images") as selection:
         await rig.client.dispatch(selection, "echo", selection=1, method=2)
     async with rig.client.lease("images") as lease:
@@ -125,14 +125,14 @@ async def test_the_deadline_of_the_surrounding_task_is_inherited(rig: Rig) -> No
     loop = asyncio.get_running_loop()
     with deadline(loop.time() + 2), pytest.raises(DeadlineExceeded):
         await rig.client.options(timeout_s=60).call("images.echo")
-    assert worker.heard_of(Request.TASK)[0][5] <= 2000
+    assert worker.heard_of(RequestOp.TASK)[0][5] <= 2000
 
 
 @on_rig(default_timeout_s=9)
 async def test_the_default_timeout_is_the_deadline_of_calls_without_one(rig: Rig) -> None:
     worker = await rig.worker()
     await rig.client.call("images.echo")
-    assert 8900 < worker.heard_of(Request.TASK)[0][5] <= 9000
+    assert 8900 < worker.heard_of(RequestOp.TASK)[0][5] <= 9000
 
 
 # -- operating, on a real worker ----------------------------------------------------------------------------------

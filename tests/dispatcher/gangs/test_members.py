@@ -14,9 +14,9 @@ from gangline.dispatcher.leases.lease_slots import LeaseSlots
 from gangline.dispatcher.routing.outcome import Fate
 from gangline.dispatcher.routing.request import Ticket
 from gangline.schemas.errors.base import DeadlineExceeded, GanglineError, LeaseBusy, WorkerLost
-from gangline.schemas.wire.frames import Answer
+from gangline.schemas.wire.frames import AnswerOp
 
-BUSY = [int(Answer.ERROR), 1, LeaseBusy.code, "its slots are in use", None, False]
+BUSY = [int(AnswerOp.ERROR), 1, LeaseBusy.code, "its slots are in use", None, False]
 
 
 class Line:

@@ -16,7 +16,7 @@ from gangline.dispatcher.gateway.gateway import Gateway
 from gangline.dispatcher.gateway.settings import GatewaySettings
 from gangline.schemas.errors.base import ClosedError
 from gangline.schemas.wire import codec, headers
-from gangline.schemas.wire.frames import Answer, Request, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
 from ...support.dispatcher.fakes import Rig, on_rig, silent, turns
 
@@ -46,7 +46,7 @@ async def test_a_call_in_json_is_answered_with_the_bare_result(rig: Rig) -> None
         answer = await ask(rig, "images.echo", b'{"x": 1}')
     assert json.loads(answer.data) == ["w1", "echo"]
     assert dict(answer.headers or {}) == {headers.WORKER: "images.w1"}
-    [task] = worker.heard_of(Request.TASK)
+    [task] = worker.heard_of(RequestOp.TASK)
     assert task[4] == {"x": 1} and task[8] == TaskFlag.JSON and 29_000 < task[5] <= 30_000
 
 
@@ -57,7 +57,7 @@ async def test_a_call_in_msgpack_is_answered_in_msgpack(rig: Rig) -> None:
         answer = await ask(rig, "images.echo", codec.pack([b"\x00\xff"]), {"Content-Type": "application/msgpack"})
     assert codec.unpack(answer.data) == ["w1", "echo"]
     assert (answer.headers or {})["Content-Type"] == "application/msgpack"
-    [task] = worker.heard_of(Request.TASK)
+    [task] = worker.heard_of(RequestOp.TASK)
     assert task[3] == [b"\x00\xff"] and task[8] == 0
 
 
@@ -66,7 +66,7 @@ async def test_headers_travel(rig: Rig) -> None:
     worker = await rig.worker(max_models=1)
     async with gateway(rig):
         await ask(rig, "images.echo", b"", {headers.TIMEOUT: "3", headers.KEY: "k", headers.MODEL: "m"})
-    [task] = worker.heard_of(Request.TASK)
+    [task] = worker.heard_of(RequestOp.TASK)
     assert 2900 < task[5] <= 3000
     assert (task[9]["key"], task[9]["model"]) == ("k", "m")
 
@@ -117,7 +117,7 @@ async def test_a_call_without_a_reply_subject_runs_and_its_failure_is_logged(
     try:
         async with gateway(rig):
             rig.bus.publish("test.call.images.echo", b"[1]")
-            await worker.hears(Request.TASK)
+            await worker.hears(RequestOp.TASK)
             rig.bus.publish("test.call.images.nope", b"")
             await turns(50)
     finally:
@@ -152,12 +152,12 @@ async def test_draining_finishes_what_is_under_way_and_takes_nothing_new(rig: Ri
     worker = await rig.worker(behave=silent)
     async with gateway(rig) as served:
         call = asyncio.ensure_future(ask(rig, "images.echo"))
-        [task] = await worker.hears(Request.TASK)
+        [task] = await worker.hears(RequestOp.TASK)
         draining = asyncio.ensure_future(served.drain())
         await turns()
         with pytest.raises(NoResponders):
             await ask(rig, "images.echo")
-        worker.answer((Answer.OK, task[1], "done"))
+        worker.answer((AnswerOp.OK, task[1], "done"))
         assert json.loads((await call).data) == "done"
         await draining
         await served.wait_closed()
@@ -168,10 +168,10 @@ async def test_a_drain_that_takes_too_long_ends_the_rest(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     async with gateway(rig) as served:
         call = asyncio.ensure_future(ask(rig, "images.echo"))
-        await worker.hears(Request.TASK)
+        await worker.hears(RequestOp.TASK)
         await served.drain(grace_s=1)
         assert error(await call) == "closed"
-        await worker.hears(Request.CANCEL)
+        await worker.hears(RequestOp.CANCEL)
 
 
 @on_rig()

@@ -16,7 +16,7 @@ from gangline.schemas.errors.base import (
     TaskFailed,
     WorkerLost,
 )
-from gangline.schemas.wire.frames import Answer, Reason, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, ReserveFlag
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, rejects, silent, turns
 
@@ -30,8 +30,8 @@ def refuses(code: str, started: bool = False):
     """Answers tasks with an error."""
 
     def behave(worker: FakeWorker, frame):
-        if frame[0] == Request.TASK:
-            return [(Answer.ERROR, frame[1], code, "no", None, started)]
+        if frame[0] == RequestOp.TASK:
+            return [(AnswerOp.ERROR, frame[1], code, "no", None, started)]
         return obedient(worker, frame)
 
     return behave
@@ -50,7 +50,7 @@ async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig
     worker = await rig.worker()
     await warm(rig)
     async with rig.client.choose_worker("images") as selection:
-        [asked] = worker.heard_of(Request.RESERVE)
+        [asked] = worker.heard_of(RequestOp.RESERVE)
         assert asked[2:7] == [1, 2000, 2000, int(ReserveFlag.SINGLE_USE), 100]
         assert asked[7] == {"owner": "client"}
         assert (selection.worker, selection.token, selection.pool) == ("images.w1", "w1-t1", "images")
@@ -60,7 +60,7 @@ async def test_a_chosen_slot_is_reserved_on_the_usual_terms_and_used_up(rig: Rig
         assert (sent[3:5], sent[6]) == ([[1], {"x": 2}], "w1-t1")
         with pytest.raises(SelectionUsed):
             await rig.client.dispatch(selection, "echo")
-    assert worker.heard_of(Request.RELEASE) == []
+    assert worker.heard_of(RequestOp.RELEASE) == []
     assert short(rig) == 0
     assert rig.router.metrics.statistics()["requests"] == 2
     rig.balanced()
@@ -73,7 +73,7 @@ async def test_a_slot_that_is_not_used_is_released(rig: Rig) -> None:
     async with rig.client.choose_worker("images"):
         pass
     await turns()
-    [released] = worker.heard_of(Request.RELEASE)
+    [released] = worker.heard_of(RequestOp.RELEASE)
     assert released[2] == "w1-t1"
     assert short(rig) == 0
     rig.balanced()
@@ -85,7 +85,7 @@ async def test_a_slot_that_is_held_for_long_is_renewed(rig: Rig) -> None:
     await warm(rig)
     async with rig.client.choose_worker("images") as selection:
         await asyncio.sleep(5)
-        assert len(worker.heard_of(Request.RENEW)) in range(5, 9)
+        assert len(worker.heard_of(RequestOp.RENEW)) in range(5, 9)
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
     rig.balanced()
 
@@ -109,13 +109,13 @@ async def test_a_worker_that_does_not_answer_is_given_up_and_told_so(rig: Rig) -
     slow.behave = silent
     began = asyncio.get_running_loop().time()
     choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    await slow.hears(Request.RESERVE)
+    await slow.hears(RequestOp.RESERVE)
     await rig.worker("w2")
     selection = await choosing
     assert selection.worker == "images.w2"
     assert asyncio.get_running_loop().time() - began >= 0.2
-    [released] = await slow.hears(Request.RELEASE)
-    assert released[1:] == [slow.heard_of(Request.RESERVE)[0][1], None]
+    [released] = await slow.hears(RequestOp.RELEASE)
+    assert released[1:] == [slow.heard_of(RequestOp.RESERVE)[0][1], None]
     selection.close()
     rig.balanced()
 
@@ -126,11 +126,11 @@ async def test_a_cancelled_choice_is_released_whether_it_was_granted_or_not(rig:
     await warm(rig)
     worker.behave = silent
     choosing = asyncio.create_task(rig.client.choose_worker("images").__aenter__())
-    [asked] = await worker.hears(Request.RESERVE)
+    [asked] = await worker.hears(RequestOp.RESERVE)
     choosing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await choosing
-    [released] = await worker.hears(Request.RELEASE)
+    [released] = await worker.hears(RequestOp.RELEASE)
     assert released[1:] == [asked[1], None]
     assert len(rig.router._held_express._probes) == 0
     rig.balanced()
@@ -149,7 +149,7 @@ async def test_a_task_that_fails_is_told_and_counted_once(rig: Rig) -> None:
             await rig.client.dispatch(selection, "echo")
     numbers = rig.router.metrics.statistics()
     assert (numbers["requests"], numbers["errors"]) == (2, 1)
-    assert worker.heard_of(Request.RELEASE) == []
+    assert worker.heard_of(RequestOp.RELEASE) == []
     rig.balanced()
 
 
@@ -160,11 +160,11 @@ async def test_a_token_that_is_refused_sends_the_task_elsewhere(rig: Rig) -> Non
     async with rig.client.choose_worker("images") as selection:
         worker.behave = lambda worker, frame: (
             refuses("unknown_token")(worker, frame)
-            if frame[0] == Request.TASK and frame[6]
+            if frame[0] == RequestOp.TASK and frame[6]
             else obedient(worker, frame)
         )
         assert await rig.client.dispatch(selection, "echo", 1) == ["w1", "echo"]
-    assert [frame[6] for frame in worker.heard_of(Request.TASK)[-2:]] == ["w1-t1", None]
+    assert [frame[6] for frame in worker.heard_of(RequestOp.TASK)[-2:]] == ["w1-t1", None]
     rig.balanced()
 
 
@@ -175,7 +175,7 @@ async def test_a_worker_lost_with_the_task_is_told_with_the_doubt(rig: Rig) -> N
     async with rig.client.choose_worker("images") as selection:
         worker.behave = silent
         call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        await worker.hears(Request.TASK, 2)
+        await worker.hears(RequestOp.TASK, 2)
         worker.stop_beating()
         with pytest.raises(WorkerLost) as caught:
             await call
@@ -190,14 +190,14 @@ async def test_a_cancelled_dispatch_gives_the_token_back(rig: Rig) -> None:
     async with rig.client.choose_worker("images") as selection:
         worker.behave = silent
         call = asyncio.create_task(rig.client.dispatch(selection, "echo"))
-        [_, sent] = await worker.hears(Request.TASK, 2)
+        [_, sent] = await worker.hears(RequestOp.TASK, 2)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    [cancelled] = await worker.hears(Request.CANCEL)
-    [released] = await worker.hears(Request.RELEASE)
+    [cancelled] = await worker.hears(RequestOp.CANCEL)
+    [released] = await worker.hears(RequestOp.RELEASE)
     assert (cancelled[1], released[2]) == (sent[1], "w1-t1")
-    worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+    worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
     await turns()
     rig.balanced()
 
@@ -222,7 +222,7 @@ async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_
         async with rig.client.choose_worker("images") as selection:
             assert selection.hold.charge is None
             assert await rig.client.options(timeout_s=5, **special).dispatch(selection, "echo", 1) == ["w1", "echo"]
-        assert worker.heard_of(Request.TASK)[-1][5] == 5000
+        assert worker.heard_of(RequestOp.TASK)[-1][5] == 5000
         rig.balanced()
         began_at = asyncio.get_running_loop().time()
         async with rig.client.choose_worker("images") as selection:
@@ -233,10 +233,10 @@ async def test_what_was_chosen_the_short_way_may_be_used_either_way_and_has_its_
             assert caught.value.may_have_started and caught.value.details == {"target": "images.echo"}
             assert rig.router.pools["images"].core.placed == 1
         await turns()
-        [sent] = worker.heard_of(Request.TASK)[2:]
-        assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
-        assert len(worker.heard_of(Request.RELEASE)) == 1, "the token may still have the slot"
-        worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+        [sent] = worker.heard_of(RequestOp.TASK)[2:]
+        assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
+        assert len(worker.heard_of(RequestOp.RELEASE)) == 1, "the token may still have the slot"
+        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
         await turns()
         rig.balanced()
 
@@ -262,7 +262,7 @@ async def test_a_worker_that_grants_for_a_shorter_time_is_trusted_for_that_time_
     worker = await rig.worker()
     await warm(rig)
     worker.behave = lambda worker, frame: (
-        [(*worker.grant(frame)[:4], 1000)] if frame[0] == Request.RESERVE else obedient(worker, frame)
+        [(*worker.grant(frame)[:4], 1000)] if frame[0] == RequestOp.RESERVE else obedient(worker, frame)
     )
     began_at = asyncio.get_running_loop().time()
     async with rig.client.choose_worker("images") as selection:
@@ -279,13 +279,13 @@ async def test_calls_on_a_lease_are_as_many_at_once_as_it_has_slots(rig: Rig) ->
     async with rig.client.lease("images", slots=2) as lease:
         worker.behave = silent
         calls = [asyncio.create_task(lease.call("echo", number)) for number in range(3)]
-        sent = await worker.hears(Request.TASK, 2)
+        sent = await worker.hears(RequestOp.TASK, 2)
         await turns()
-        assert (len(worker.heard_of(Request.TASK)), lease.used) == (2, 2)
-        worker.answer((Answer.OK, sent[0][1], "first"))
+        assert (len(worker.heard_of(RequestOp.TASK)), lease.used) == (2, 2)
+        worker.answer((AnswerOp.OK, sent[0][1], "first"))
         assert await calls[0] == "first"
-        sent = await worker.hears(Request.TASK, 3)
-        worker.answer(*((Answer.OK, frame[1], "rest") for frame in sent[1:]))
+        sent = await worker.hears(RequestOp.TASK, 3)
+        worker.answer(*((AnswerOp.OK, frame[1], "rest") for frame in sent[1:]))
         assert [await call for call in calls[1:]] == ["rest", "rest"]
         assert lease.used == 0
         assert {frame[6] for frame in sent} == {lease.token}
@@ -300,7 +300,7 @@ async def test_use_keeps_a_lease_alive(rig: Rig) -> None:
         await asyncio.sleep(0.3)
         await lease.call("echo")
         assert lease.hold.trusted_until > before
-        assert worker.heard_of(Request.RENEW) == []
+        assert worker.heard_of(RequestOp.RENEW) == []
     rig.balanced()
 
 
@@ -325,12 +325,12 @@ async def test_what_never_reached_the_worker_goes_out_on_the_lease_again(rig: Ri
     worker = await rig.worker()
     async with rig.client.lease("images") as lease:
         worker.behave = lambda worker, frame: (
-            None if frame[0] == Request.TASK and len(worker.heard_of(Request.TASK)) == 1 else
-            [(Answer.CHECKED, frame[1], [0] * len(frame[2]))] if frame[0] == Request.CHECK else
+            None if frame[0] == RequestOp.TASK and len(worker.heard_of(RequestOp.TASK)) == 1 else
+            [(AnswerOp.CHECKED, frame[1], [0] * len(frame[2]))] if frame[0] == RequestOp.CHECK else
             obedient(worker, frame)
         )  # fmt: skip
         assert await lease.call("echo", 1) == ["w1", "echo"]
-        assert [frame[9] for frame in worker.heard_of(Request.TASK)] == [
+        assert [frame[9] for frame in worker.heard_of(RequestOp.TASK)] == [
             None,
             {"attempt": 2, "key": None, "model": None},
         ]
@@ -343,12 +343,12 @@ async def test_a_cancelled_call_has_its_slot_until_the_worker_answers(rig: Rig) 
     async with rig.client.lease("images") as lease:
         worker.behave = silent
         call = asyncio.create_task(lease.call("echo"))
-        [sent] = await worker.hears(Request.TASK)
+        [sent] = await worker.hears(RequestOp.TASK)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
         assert lease.used == 1
-        worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+        worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
         await turns()
         assert lease.used == 0
     rig.balanced()
@@ -368,10 +368,10 @@ async def test_a_call_on_a_lease_that_is_late_keeps_its_slot_until_its_worker_ha
             assert asyncio.get_running_loop().time() - began_at == pytest.approx(2)
             assert caught.value.may_have_started and lease.used == 1
             await turns()
-            [first, sent] = worker.heard_of(Request.TASK)
+            [first, sent] = worker.heard_of(RequestOp.TASK)
             assert (first[5], sent[5]) == (2000, 2000)
-            assert [frame[1] for frame in worker.heard_of(Request.CANCEL)] == [sent[1]]
-            worker.answer((Answer.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
+            assert [frame[1] for frame in worker.heard_of(RequestOp.CANCEL)] == [sent[1]]
+            worker.answer((AnswerOp.ERROR, sent[1], "task_cancelled", "as you wish", None, True))
             await turns()
             assert lease.used == 0
         rig.balanced()
@@ -386,11 +386,11 @@ async def test_a_call_on_a_lease_that_is_sent_again_has_what_is_left_of_its_time
         await lease.call("echo")
         worker.behave = silent
         call = asyncio.create_task(lease.call("echo", 1))
-        [_, sent] = await worker.hears(Request.TASK, 2)
+        [_, sent] = await worker.hears(RequestOp.TASK, 2)
         await asyncio.sleep(0.5)
         worker.behave = obedient
         rig.router.exchange.lose(rig.router.exchange._flights[sent[1]], Fate.UNSEEN)
         assert await call == ["w1", "echo"]
-        [*_, again] = worker.heard_of(Request.TASK)
+        [*_, again] = worker.heard_of(RequestOp.TASK)
         assert again[5] == 1500 and again[9]["attempt"] == 2
     rig.balanced()

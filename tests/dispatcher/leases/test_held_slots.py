@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gangline.schemas.errors.base import LeaseExpired, WorkerLost
-from gangline.schemas.wire.frames import Answer, Request
+from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent
 
@@ -24,10 +24,10 @@ async def replace(rig: Rig, worker: FakeWorker) -> FakeWorker:
 async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig) -> None:
     doomed = await rig.worker("w1", behave=silent)
     asking = asyncio.ensure_future(rig.client.options(timeout_s=10).choose_worker("images").__aenter__())
-    await doomed.hears(Request.RESERVE)
+    await doomed.hears(RequestOp.RESERVE)
     successor = await replace(rig, doomed)
     selection = await asking
-    assert selection.epoch == 2 and len(successor.heard_of(Request.RESERVE)) == 1
+    assert selection.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
     selection.close()
     rig.balanced()
 
@@ -36,10 +36,10 @@ async def test_a_reservation_lost_with_its_worker_is_made_elsewhere(rig: Rig) ->
 async def test_a_lease_lost_before_it_was_granted_is_made_elsewhere(rig: Rig) -> None:
     doomed = await rig.worker("w1", behave=silent)
     asking = asyncio.ensure_future(rig.client.options(timeout_s=10).lease("images", slots=2).__aenter__())
-    await doomed.hears(Request.RESERVE)
+    await doomed.hears(RequestOp.RESERVE)
     successor = await replace(rig, doomed)
     lease = await asking
-    assert lease.epoch == 2 and len(successor.heard_of(Request.RESERVE)) == 1
+    assert lease.epoch == 2 and len(successor.heard_of(RequestOp.RESERVE)) == 1
     lease.release()
     rig.balanced()
 
@@ -57,7 +57,7 @@ async def test_a_lease_waits_for_a_worker_that_comes_back_later_than_we_do(rig: 
         before = loop.time()
         assert await lease.call("echo") == ["w1", "echo"]
         assert 1 <= loop.time() - before < 1.5
-        worker.behave = lambda w, f: [(Answer.END, f[1], 0)] if f[0] == Request.TASK else None
+        worker.behave = lambda w, f: [(AnswerOp.END, f[1], 0)] if f[0] == RequestOp.TASK else None
         rig.hub.disconnect(worker.bus)
         loop.call_later(1, rig.hub.reconnect, worker.bus)
         assert [item async for item in lease.stream("items")] == []

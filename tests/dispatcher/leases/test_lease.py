@@ -24,7 +24,7 @@ from gangline.schemas.errors.base import (
     WorkerLost,
     WrongPool,
 )
-from gangline.schemas.wire.frames import Answer, Load, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag
 
 from ...support.dispatcher.fakes import Rig, mute, on_rig, silent, turns
 
@@ -39,38 +39,38 @@ async def test_a_lease_runs_many_tasks_on_one_worker_and_releases_once(rig: Rig)
         assert {result[0] for result in results} == {lease.worker.partition(".")[2]}
     holder = next(w for w in rig.workers if str(w.id) == lease.worker)
     await turns()
-    assert len(holder.heard_of(Request.TASK)) == 10
-    assert len(holder.heard_of(Request.RELEASE)) == 1
+    assert len(holder.heard_of(RequestOp.TASK)) == 10
+    assert len(holder.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
 @on_rig()
 async def test_no_more_tasks_run_at_once_than_the_lease_has_slots(rig: Rig) -> None:
-    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=2) as lease:
         calls = [asyncio.ensure_future(lease.call("echo", n)) for n in range(4)]
-        await worker.hears(Request.TASK, 2)
+        await worker.hears(RequestOp.TASK, 2)
         await turns()
-        assert len(worker.heard_of(Request.TASK)) == 2 and lease.used == 2
-        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], None))
-        await worker.hears(Request.TASK, 3)
-        assert [frame[3] for frame in worker.heard_of(Request.TASK)] == [[0], [1], [2]]
+        assert len(worker.heard_of(RequestOp.TASK)) == 2 and lease.used == 2
+        worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[0][1], None))
+        await worker.hears(RequestOp.TASK, 3)
+        assert [frame[3] for frame in worker.heard_of(RequestOp.TASK)] == [[0], [1], [2]]
         for call in calls:
             call.cancel()
         await turns()
         assert lease.used == 2  # two are still stopping: their slots are not free before the worker says so
-        for task in worker.heard_of(Request.TASK)[1:]:
-            worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+        for task in worker.heard_of(RequestOp.TASK)[1:]:
+            worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
         await turns()
         assert lease.used == 0
 
 
 @on_rig()
 async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
-    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=1, wait=False) as lease:
         first = asyncio.ensure_future(lease.call("echo"))
-        await worker.hears(Request.TASK)
+        await worker.hears(RequestOp.TASK)
         with pytest.raises(LeaseBusy):
             await lease.call("echo")
         with pytest.raises(LeaseBusy, match="2 slots"):
@@ -81,15 +81,15 @@ async def test_a_lease_that_does_not_wait_says_busy(rig: Rig) -> None:
 
 @on_rig()
 async def test_a_cancelled_wait_for_a_slot_of_the_lease_takes_nothing(rig: Rig) -> None:
-    worker = await rig.worker(slots=4, behave=mute(Request.TASK))
+    worker = await rig.worker(slots=4, behave=mute(RequestOp.TASK))
     async with rig.client.lease("images", slots=1) as lease:
         first, second, third = (asyncio.ensure_future(lease.call("echo", n)) for n in range(3))
-        await worker.hears(Request.TASK)
+        await worker.hears(RequestOp.TASK)
         second.cancel()
-        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], None))
-        tasks = await worker.hears(Request.TASK, 2)
+        worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[0][1], None))
+        tasks = await worker.hears(RequestOp.TASK, 2)
         assert tasks[1][3] == [2]
-        worker.answer((Answer.OK, tasks[1][1], None))
+        worker.answer((AnswerOp.OK, tasks[1][1], None))
         await asyncio.gather(first, third)
         assert lease.used == 0
 
@@ -101,8 +101,8 @@ async def test_a_lease_is_renewed_and_a_use_counts_as_a_renewal(rig: Rig) -> Non
         await asyncio.sleep(30)
         assert lease.lost is None
         assert await lease.call("echo") == ["w1", "echo"]
-    assert 25 <= len(worker.heard_of(Request.RENEW)) <= 35
-    assert all(frame[3] == 3000 for frame in worker.heard_of(Request.RENEW))
+    assert 25 <= len(worker.heard_of(RequestOp.RENEW)) <= 35
+    assert all(frame[3] == 3000 for frame in worker.heard_of(RequestOp.RENEW))
 
 
 @on_rig()
@@ -120,7 +120,7 @@ async def test_a_lease_dies_with_its_epoch_and_with_its_worker(rig: Rig) -> None
         with pytest.raises(WorkerLost) as caught:
             await lease.call("echo")
         assert not caught.value.may_have_started
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
@@ -137,18 +137,18 @@ async def test_a_lease_cannot_be_used_after_its_block_and_is_of_one_pool(rig: Ri
 
 @on_rig()
 async def test_releasing_a_lease_wakes_whoever_waits_for_its_slots(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.TASK))
+    worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.lease("images") as lease:
         running = asyncio.ensure_future(lease.call("echo"))
         waiting = asyncio.ensure_future(lease.call("echo"))
-        await worker.hears(Request.TASK)
+        await worker.hears(RequestOp.TASK)
         lease.release()
         with pytest.raises(LeaseExpired):
             await waiting
-        worker.answer((Answer.OK, worker.heard_of(Request.TASK)[0][1], "finished"))
+        worker.answer((AnswerOp.OK, worker.heard_of(RequestOp.TASK)[0][1], "finished"))
         assert await running == "finished"
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == 1
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
@@ -157,7 +157,7 @@ async def test_sync_asks_for_the_ledger_first(rig: Rig) -> None:
     worker = await rig.worker()
     async with rig.client.lease("images", ledger="sync"):
         pass
-    assert worker.heard_of(Request.RESERVE)[0][5] == ReserveFlag.SYNC
+    assert worker.heard_of(RequestOp.RESERVE)[0][5] == ReserveFlag.SYNC
 
 
 @on_rig()
@@ -199,13 +199,13 @@ async def test_closing_the_client_releases_what_is_held(rig: Rig) -> None:
     async with rig.client.choose_worker("images") as selection, rig.client.lease("images") as lease:
         await rig.client.close()
         await turns()
-        assert len(worker.heard_of(Request.RELEASE)) == 2
+        assert len(worker.heard_of(RequestOp.RELEASE)) == 2
         with pytest.raises(ClosedError):
             await rig.client.dispatch(selection, "echo")
         with pytest.raises((ClosedError, LeaseExpired)):
             await lease.call("echo")
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == 2
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 2
 
 
 @on_rig()
@@ -245,7 +245,7 @@ async def test_hooks_of_the_policy_are_paired_on_every_path(rig: Rig) -> None:
 
 @on_rig()
 async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.RESERVE))
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     loop = asyncio.get_running_loop()
     began = loop.time()
     with pytest.raises(Saturated):
@@ -253,13 +253,13 @@ async def test_the_deadline_ends_a_reserve_that_nobody_answers(rig: Rig) -> None
             pass
     assert loop.time() - began == pytest.approx(2.3, abs=0.01)
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE))
+    assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE))
     rig.balanced()
 
 
 @on_rig()
 async def test_a_use_is_trusted_for_no_longer_than_a_renewal(rig: Rig) -> None:
-    await rig.worker(behave=mute(Request.RENEW))
+    await rig.worker(behave=mute(RequestOp.RENEW))
     loop = asyncio.get_running_loop()
     async with rig.client.lease("images", ttl_s=10) as lease:
         sent_at = loop.time()

@@ -18,7 +18,7 @@ from gangline.schemas.errors.base import (
     WorkerLost,
     WrongPool,
 )
-from gangline.schemas.wire.frames import Answer, Frame, Request, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, Frame, RequestOp, ReserveFlag
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, mute, obedient, on_rig, turns
 
@@ -40,7 +40,7 @@ async def test_the_happy_path_sends_no_release(rig: Rig) -> None:
     async with rig.client.choose_worker("images") as selection:
         await rig.client.dispatch(selection, "echo")
     await turns()
-    assert [frame[0] for frame in worker.heard] == [Request.RESERVE, Request.TASK]
+    assert [frame[0] for frame in worker.heard] == [RequestOp.RESERVE, RequestOp.TASK]
     [reserve, task] = worker.heard
     assert reserve[5] == ReserveFlag.SINGLE_USE and task[6] == "w1-t1"
     rig.balanced()
@@ -52,8 +52,8 @@ async def test_leaving_without_a_dispatch_releases_once(rig: Rig) -> None:
     async with rig.client.choose_worker("images"):
         assert rig.router.metrics.statistics()["reserved_slots"] == 1
     await turns()
-    [reserve] = worker.heard_of(Request.RESERVE)
-    assert worker.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], "w1-t1"]]
+    [reserve] = worker.heard_of(RequestOp.RESERVE)
+    assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], "w1-t1"]]
     rig.balanced()
 
 
@@ -64,7 +64,7 @@ async def test_an_error_inside_the_block_releases_and_is_not_masked(rig: Rig) ->
         async with rig.client.choose_worker("images"):
             raise KeyError("mine")
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == 1
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
@@ -77,7 +77,7 @@ async def test_leaving_while_disconnected_does_not_mask_the_error_and_releases_l
             raise KeyError("mine")
     rig.balanced()
     rig.hub.reconnect(rig.bus)
-    await worker.hears(Request.RELEASE)
+    await worker.hears(RequestOp.RELEASE)
 
 
 @on_rig()
@@ -89,7 +89,7 @@ async def test_a_selection_dispatches_once(rig: Rig) -> None:
             await rig.client.dispatch(selection, "echo")
     with pytest.raises(SelectionUsed):
         await rig.client.dispatch(selection, "echo")
-    assert len(worker.heard_of(Request.TASK)) == 1
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()
 
 
@@ -101,7 +101,7 @@ async def test_two_dispatches_at_once_send_one_task(rig: Rig) -> None:
             *(rig.client.dispatch(selection, "echo") for _ in range(3)), return_exceptions=True
         )
     assert sum(isinstance(result, SelectionUsed) for result in results) == 2
-    assert len(worker.heard_of(Request.TASK)) == 1
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()
 
 
@@ -113,7 +113,7 @@ async def test_a_closed_selection_and_another_pool_are_refused_before_sending(ri
             await rig.client.dispatch(selection, "sounds.echo")
     with pytest.raises(SelectionClosed):
         await rig.client.dispatch(selection, "echo")
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
@@ -125,19 +125,19 @@ async def test_a_dispatch_that_has_not_begun_when_the_block_ends_is_safe(rig: Ri
     with pytest.raises(SelectionClosed):
         await late
     await turns()
-    assert worker.heard_of(Request.TASK) == [] and len(worker.heard_of(Request.RELEASE)) == 1
+    assert worker.heard_of(RequestOp.TASK) == [] and len(worker.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
 @on_rig()
 async def test_leaving_while_the_task_runs_is_safe(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.TASK))
+    worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
         running = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-        [task] = await worker.hears(Request.TASK)
-    worker.answer((Answer.OK, task[1], "done"))
+        [task] = await worker.hears(RequestOp.TASK)
+    worker.answer((AnswerOp.OK, task[1], "done"))
     assert await running == "done"
-    assert worker.heard_of(Request.RELEASE) == []
+    assert worker.heard_of(RequestOp.RELEASE) == []
     rig.balanced()
 
 
@@ -154,8 +154,8 @@ async def test_bad_arguments_leave_the_selection_usable(rig: Rig) -> None:
 @on_rig()
 async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
     def failing(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK:
-            return [(Answer.ERROR, frame[1], "task_failed", "boom", None, True)]
+        if frame[0] == RequestOp.TASK:
+            return [(AnswerOp.ERROR, frame[1], "task_failed", "boom", None, True)]
         return obedient(worker, frame)
 
     worker = await rig.worker(behave=failing)
@@ -163,7 +163,7 @@ async def test_the_tasks_own_error_comes_through(rig: Rig) -> None:
         async with rig.client.choose_worker("images") as selection:
             await rig.client.dispatch(selection, "echo")
     await turns()
-    assert worker.heard_of(Request.RELEASE) == []
+    assert worker.heard_of(RequestOp.RELEASE) == []
     rig.balanced()
 
 
@@ -175,7 +175,7 @@ async def test_holding_what_a_task_costs(rig: Rig) -> None:
         await rig.client.dispatch(selection, "heavy")
     async with rig.client.choose_worker("images", slots=2) as selection:
         assert selection.slots == 2
-    assert [frame[2] for frame in worker.heard_of(Request.RESERVE)] == [2, 2]
+    assert [frame[2] for frame in worker.heard_of(RequestOp.RESERVE)] == [2, 2]
     rig.balanced()
 
 
@@ -192,29 +192,29 @@ async def test_cancelled_while_it_waits_in_line(rig: Rig) -> None:
         entering.cancel()
         await turns()
         assert entering.cancelled()
-    assert len(worker.heard_of(Request.RESERVE)) == 1
+    assert len(worker.heard_of(RequestOp.RESERVE)) == 1
     rig.balanced()
 
 
 @on_rig()
 async def test_cancelled_while_the_answer_is_on_its_way(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.RESERVE))
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
-    [reserve] = await worker.hears(Request.RESERVE)
+    [reserve] = await worker.hears(RequestOp.RESERVE)
     entering.cancel()
     await turns()
-    assert worker.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], None]]
+    assert worker.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     worker.answer(worker.grant(reserve))  # too late; nobody takes it, and it is not released twice
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == 1
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
 @on_rig()
 async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.RESERVE))
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     entering = asyncio.ensure_future(rig.client.choose_worker("images").__aenter__())
-    [reserve] = await worker.hears(Request.RESERVE)
+    [reserve] = await worker.hears(RequestOp.RESERVE)
     delivered = rig.router.exchange._take
 
     def take(channel: Any, envelope: Any) -> None:
@@ -225,38 +225,38 @@ async def test_cancelled_in_the_very_turn_of_the_grant(rig: Rig) -> None:
     worker.answer(worker.grant(reserve))
     await turns()
     assert entering.cancelled()
-    assert len(worker.heard_of(Request.RELEASE)) == 1
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
     rig.balanced()
 
 
 @on_rig()
 async def test_a_cancelled_dispatch_cancels_the_task_and_gives_the_token_back(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.TASK))
+    worker = await rig.worker(behave=mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-        [task] = await worker.hears(Request.TASK)
+        [task] = await worker.hears(RequestOp.TASK)
         dispatch.cancel()
         await turns()
         assert dispatch.cancelled()
-    [cancel] = worker.heard_of(Request.CANCEL)
+    [cancel] = worker.heard_of(RequestOp.CANCEL)
     assert cancel[1] == task[1]
     # The task may not have arrived: then only this frees the slot. If it has, the token is used up, and it is a no-op.
-    assert len(worker.heard_of(Request.RELEASE)) == 1
-    worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+    assert len(worker.heard_of(RequestOp.RELEASE)) == 1
+    worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
     await turns()
     rig.balanced()
 
 
 @on_rig()
 async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(rig: Rig) -> None:
-    worker = await rig.worker(slots=2, behave=mute(Request.TASK))
+    worker = await rig.worker(slots=2, behave=mute(RequestOp.TASK))
     for _ in range(2):
         async with rig.client.choose_worker("images") as selection:
             dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-            [*_, task] = await worker.hears(Request.TASK, len(worker.heard_of(Request.TASK)) + 1)
+            [*_, task] = await worker.hears(RequestOp.TASK, len(worker.heard_of(RequestOp.TASK)) + 1)
             dispatch.cancel()
             await turns()
-        worker.answer((Answer.ERROR, task[1], "task_cancelled", "stopped", None, True))
+        worker.answer((AnswerOp.ERROR, task[1], "task_cancelled", "stopped", None, True))
     await turns()
     rig.balanced()
     async with rig.client.choose_worker("images"), rig.client.choose_worker("images"):
@@ -268,30 +268,30 @@ async def test_two_cancelled_dispatches_at_capacity_two_leave_both_slots_usable(
 
 @on_rig()
 async def test_a_reserve_without_an_answer_is_released_and_tried_elsewhere(rig: Rig) -> None:
-    slow = await rig.worker("w1", mute(Request.RESERVE))
+    slow = await rig.worker("w1", mute(RequestOp.RESERVE))
     loop = asyncio.get_running_loop()
     entering = rig.client.choose_worker("images").__aenter__()
     task = asyncio.ensure_future(entering)
-    [reserve] = await slow.hears(Request.RESERVE)
+    [reserve] = await slow.hears(RequestOp.RESERVE)
     began = loop.time()
     await rig.worker("w2")
     selection = await task
     assert selection.worker == "images.w2"
     assert loop.time() - began == pytest.approx(0.1, abs=0.05)
     await turns()
-    assert slow.heard_of(Request.RELEASE) == [[Request.RELEASE, reserve[1], None]]
+    assert slow.heard_of(RequestOp.RELEASE) == [[RequestOp.RELEASE, reserve[1], None]]
     selection.close()
     rig.balanced()
 
 
 @on_rig()
 async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.RESERVE))
+    worker = await rig.worker(behave=mute(RequestOp.RESERVE))
     times: list[float] = []
     loop = asyncio.get_running_loop()
 
     def note(worker: FakeWorker, frame: Frame) -> None:
-        if frame[0] == Request.RESERVE:
+        if frame[0] == RequestOp.RESERVE:
             times.append(loop.time())
 
     worker.behave = note
@@ -301,7 +301,7 @@ async def test_the_probe_deadline_doubles_to_one_second(rig: Rig) -> None:
     waits = [later - sooner for sooner, later in zip(times, times[1:], strict=False)]
     assert waits[0] < 0.2 < waits[2] and all(1.0 <= wait <= 1.6 for wait in waits[4:]), waits
     await turns()
-    assert len(worker.heard_of(Request.RELEASE)) == len(worker.heard_of(Request.RESERVE)) == len(times)
+    assert len(worker.heard_of(RequestOp.RELEASE)) == len(worker.heard_of(RequestOp.RESERVE)) == len(times)
     rig.balanced()
 
 
@@ -314,16 +314,16 @@ async def test_a_selection_that_is_held_long_is_renewed(rig: Rig) -> None:
     async with rig.client.choose_worker("images") as selection:
         await asyncio.sleep(60)
         assert await rig.client.dispatch(selection, "echo") == ["w1", "echo"]
-    renewals = worker.heard_of(Request.RENEW)
+    renewals = worker.heard_of(RequestOp.RENEW)
     assert 85 <= len(renewals) <= 95  # every third of the claim timeout
     assert all(frame[2] == selection.token for frame in renewals)
     await asyncio.sleep(60)
-    assert len(worker.heard_of(Request.RENEW)) == len(renewals)
+    assert len(worker.heard_of(RequestOp.RENEW)) == len(renewals)
 
 
 @on_rig()
 async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worker_gives_it_up(rig: Rig) -> None:
-    worker = await rig.worker(behave=mute(Request.RENEW))
+    worker = await rig.worker(behave=mute(RequestOp.RENEW))
     loop = asyncio.get_running_loop()
     async with rig.client.choose_worker("images") as selection:
         granted_at = loop.time()
@@ -331,15 +331,15 @@ async def test_a_lease_that_could_not_be_renewed_is_not_trusted_before_the_worke
         assert selection.hold.trusted_until < granted_at + 2.0
         with pytest.raises(LeaseExpired):
             await rig.client.dispatch(selection, "echo")
-    assert worker.heard_of(Request.TASK) == []
+    assert worker.heard_of(RequestOp.TASK) == []
     rig.balanced()
 
 
 @on_rig()
 async def test_a_refused_renewal_is_the_reason_given_later(rig: Rig) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.RENEW:
-            return [(Answer.ERROR, frame[1], "lease_expired", "too late", None, False)]
+        if frame[0] == RequestOp.RENEW:
+            return [(AnswerOp.ERROR, frame[1], "lease_expired", "too late", None, False)]
         return obedient(worker, frame)
 
     await rig.worker(behave=forgetful)
@@ -392,8 +392,8 @@ async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) 
     worker = await rig.worker("w1")
 
     def frozen_since(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK and frame[6] is not None:
-            return [(Answer.REJECTED, frame[1], "stale")]
+        if frame[0] == RequestOp.TASK and frame[6] is not None:
+            return [(AnswerOp.REJECTED, frame[1], "stale")]
         return obedient(worker, frame)
 
     async with rig.client.choose_worker("images") as selection:
@@ -405,8 +405,8 @@ async def test_when_the_chosen_worker_refuses_the_epoch_it_runs_again(rig: Rig) 
 @on_rig()
 async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: Rig) -> None:
     def forgetful(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK and frame[6] is not None:
-            return [(Answer.ERROR, frame[1], "unknown_token", "who?", None, False)]
+        if frame[0] == RequestOp.TASK and frame[6] is not None:
+            return [(AnswerOp.ERROR, frame[1], "unknown_token", "who?", None, False)]
         return obedient(worker, frame)
 
     await rig.worker(behave=forgetful)
@@ -417,13 +417,13 @@ async def test_when_the_token_is_unknown_nothing_started_and_it_runs_again(rig: 
 
 @on_rig()
 async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(rig: Rig) -> None:
-    worker = await rig.worker("w1", mute(Request.TASK))
+    worker = await rig.worker("w1", mute(RequestOp.TASK))
     await rig.worker("w2", labels={"not": "this"})
     async with rig.client.choose_worker("images") as selection:
         chosen = next(w for w in rig.workers if str(w.id) == selection.worker)
-        chosen.behave = mute(Request.TASK)
+        chosen.behave = mute(RequestOp.TASK)
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "echo"))
-        await chosen.hears(Request.TASK)
+        await chosen.hears(RequestOp.TASK)
         await chosen.die()
         with pytest.raises(WorkerLost) as caught:
             await dispatch
@@ -434,10 +434,10 @@ async def test_when_the_chosen_worker_dies_with_the_task_the_outcome_is_unknown(
 
 @on_rig()
 async def test_an_idempotent_task_of_the_chosen_worker_runs_elsewhere(rig: Rig) -> None:
-    await rig.worker("w1", mute(Request.TASK))
+    await rig.worker("w1", mute(RequestOp.TASK))
     async with rig.client.choose_worker("images") as selection:
         dispatch = asyncio.ensure_future(rig.client.dispatch(selection, "again"))
-        await rig.workers[0].hears(Request.TASK)
+        await rig.workers[0].hears(RequestOp.TASK)
         await rig.worker("w2")
         await rig.workers[0].die()
         assert await dispatch == ["w2", "again"]

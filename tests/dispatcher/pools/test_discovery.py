@@ -10,7 +10,7 @@ import pytest
 
 from gangline.schemas.errors.base import ClosedError, Disconnected, Unavailable
 from gangline.schemas.records.workers import MethodInfo
-from gangline.schemas.wire.frames import Answer, Load, Request
+from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
 
@@ -245,12 +245,12 @@ async def test_a_worker_that_left_after_its_last_answer_is_no_loss_to_warn_of(ca
     await rig.start()
     worker = await rig.worker("w1", behave=silent)
     call = asyncio.ensure_future(rig.client.options(idempotent=True, timeout_s=20).call("images.echo"))
-    (task,) = await worker.hears(Request.TASK)
+    (task,) = await worker.hears(RequestOp.TASK)
     await worker.leave()
     await turns()
     if answers:
         worker.draining = True
-        worker.answer((Answer.OK, task[1], "late"))
+        worker.answer((AnswerOp.OK, task[1], "late"))
         assert await call == "late"
     with caplog.at_level(logging.WARNING, "gangline.dispatcher"):
         await asyncio.sleep(5)

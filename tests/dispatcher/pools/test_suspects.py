@@ -11,7 +11,7 @@ from gangline.dispatcher.routing.worker_table import Worker
 from gangline.dispatcher.transport.exchange import Exchange
 from gangline.dispatcher.transport.flights import Flight
 from gangline.schemas.errors.base import WorkerLost
-from gangline.schemas.wire.frames import Answer, Request
+from gangline.schemas.wire.frames import AnswerOp, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
 
@@ -23,15 +23,15 @@ def known(rig: Rig, name: str) -> Worker:
 
 async def answers(worker: FakeWorker, value: str) -> None:
     """It ends the task that it has."""
-    [frame] = worker.heard_of(Request.TASK)
-    worker.answer((Answer.OK, frame[1], value))
+    [frame] = worker.heard_of(RequestOp.TASK)
+    worker.answer((AnswerOp.OK, frame[1], value))
 
 
 @on_rig()
 async def test_a_server_that_falls_silent_loses_nobody(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     before = known(rig, "w1")
     rig.hub.freeze()
     await asyncio.sleep(9.0)
@@ -63,13 +63,13 @@ async def test_a_gap_in_what_is_heard_is_told_before_anybody_counts_as_heard_aga
 async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    (task,) = await worker.hears(Request.TASK)
+    (task,) = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(1.1)
     rig.router.pools["images"].beat = lambda *_: True  # whatever else we hear of it
     exchange, told = rig.router.exchange, []
     exchange.on_gap = lambda: told.append(task[1] in exchange._flights)
     await asyncio.sleep(1.5)
-    worker.answer((Answer.OK, 999, None))
+    worker.answer((AnswerOp.OK, 999, None))
     await turns()
     assert not told, "it was heard of a moment ago"
     known(rig, "w1").heard_at -= 2.5
@@ -81,7 +81,7 @@ async def test_an_answer_that_ends_a_gap_is_believed_after_the_gap_was_told_of(r
 async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_lost(rig: Rig) -> None:
     away = await rig.worker("w1", silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await away.hears(Request.TASK)
+    await away.hears(RequestOp.TASK)
     await rig.worker("w2")
     before = known(rig, "w1")
     pool = rig.router.pools["images"]
@@ -104,7 +104,7 @@ async def test_a_worker_that_only_we_do_not_hear_gets_nothing_new_and_is_not_los
 async def test_a_dead_worker_is_lost_when_its_heartbeat_has_expired_and_not_before(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     rig.router.pools["images"].suspect(known(rig, "w1"), "nobody has listened there for 1 s")
     worker.stop_beating()
     began = asyncio.get_running_loop().time()
@@ -119,7 +119,7 @@ async def test_a_dead_worker_is_lost_when_its_heartbeat_has_expired_and_not_befo
 async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_task_waits_on(rig: Rig) -> None:
     worker = await rig.worker(behave=silent)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     exchange: Exchange = rig.client.router.exchange
     lost: list[Fate] = []
 
@@ -130,7 +130,7 @@ async def test_a_call_ends_as_lost_when_the_ledger_is_silent_too_and_a_durable_t
             lost.append(fate)
 
     flight = Durable(exchange.new_id(), known(rig, "w1"))
-    exchange.launch(flight, worker.heard_of(Request.TASK)[0])
+    exchange.launch(flight, worker.heard_of(RequestOp.TASK)[0])
     rig.hub.storage_down()
     worker.stop_beating()
     began = asyncio.get_running_loop().time()

@@ -23,7 +23,7 @@ from gangline.schemas.errors.tasks import InvalidRoute
 from gangline.schemas.records.routes import RouteRecord
 from gangline.schemas.records.workers import MethodInfo
 from gangline.schemas.wire import codec
-from gangline.schemas.wire.frames import Answer, Frame, Reason, Request
+from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent, turns
 from .test_route_core import bound
@@ -44,8 +44,8 @@ async def set_route(rig: Rig, endpoint: str, route: dict[str, Any] | None) -> No
 
 def pool_named(worker: FakeWorker, frame: Frame) -> Any:
     """Like obedient; a task's result is the pool's name."""
-    if frame[0] == Request.TASK:
-        return [(Answer.OK, frame[1], worker.id.pool)]
+    if frame[0] == RequestOp.TASK:
+        return [(AnswerOp.OK, frame[1], worker.id.pool)]
     return obedient(worker, frame)
 
 
@@ -154,7 +154,7 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1}})
     running = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     waiting = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(20)]
     await turns()
     new = await rig.worker("new", silent, pool="v2", slots=1)
@@ -162,14 +162,14 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
     younger = asyncio.ensure_future(rig.client.call("e.echo", 20))
     served = []
     for count in range(1, 22):
-        frame = (await new.hears(Request.TASK, count))[-1]
+        frame = (await new.hears(RequestOp.TASK, count))[-1]
         served.append(frame[3][0])
-        new.answer((Answer.OK, frame[1], None))
+        new.answer((AnswerOp.OK, frame[1], None))
         await turns()
     assert served == list(range(21))
     await asyncio.gather(*waiting, younger)
     assert not running.done()
-    old.answer((Answer.OK, old.heard_of(Request.TASK)[0][1], "late but right"))
+    old.answer((AnswerOp.OK, old.heard_of(RequestOp.TASK)[0][1], "late but right"))
     assert await running == "late but right"
     rig.balanced("v1")
     rig.balanced("v2")
@@ -180,7 +180,7 @@ async def test_requests_that_wait_for_a_pool_that_leaves_the_route_go_on_in_the_
 async def test_requests_that_wait_for_the_pool_of_the_endpoints_name_follow_its_first_route(rig: Rig) -> None:
     old = await stuck(rig, "e")
     first = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     waiting = calls(rig, 5)
     named = asyncio.ensure_future(call(rig, pool="e"))
     await turns()
@@ -198,7 +198,7 @@ async def test_a_weight_of_0_moves_those_who_wait_too(rig: Rig) -> None:
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1, "v2": 0}})
     first = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     waiting = calls(rig, 3)
     await turns()
     await crew(rig, "v2")
@@ -214,9 +214,9 @@ async def test_a_request_that_is_refused_after_its_pool_left_is_tried_in_the_new
     await crew(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 1}})
     asked = asyncio.ensure_future(call(rig))
-    [frame] = await old.hears(Request.TASK)
+    [frame] = await old.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v2": 1}})
-    old.answer((Answer.REJECTED, frame[1], str(Reason.FULL)))
+    old.answer((AnswerOp.REJECTED, frame[1], str(Reason.FULL)))
     assert await asked == "v2"
 
 
@@ -226,7 +226,7 @@ async def test_a_request_that_may_have_started_is_not_moved(rig: Rig) -> None:
     await crew(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 1}})
     asked = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v2": 1}})
     await old.die()
     with pytest.raises(WorkerLost):
@@ -238,12 +238,12 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
     old, new = await stuck(rig, "v1"), await stuck(rig, "v2")
     await set_route(rig, "e", {"to": {"v1": 1}})
     tasks = calls(rig, 4)
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     await turns()
     with pytest.raises(QueueFull):
         await call(rig)
     tasks += [asyncio.ensure_future(call(rig, pool="v2")) for _ in range(4)]
-    await new.hears(Request.TASK)
+    await new.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v2": 1}})
     await turns()
     assert rig.router.pools["v2"].core.waiting == 6
@@ -257,14 +257,14 @@ async def test_those_who_move_are_not_refused_because_many_wait(rig: Rig) -> Non
 @on_rig()
 async def test_a_stream_that_waits_moves_like_a_call(rig: Rig) -> None:
     def streaming(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] == Request.TASK:
-            return [(Answer.ITEM, frame[1], 0, worker.id.pool), (Answer.END, frame[1], 1)]
+        if frame[0] == RequestOp.TASK:
+            return [(AnswerOp.ITEM, frame[1], 0, worker.id.pool), (AnswerOp.END, frame[1], 1)]
         return obedient(worker, frame)
 
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1}})
     first = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
 
     async def items() -> list[Any]:
         return [item async for item in rig.client.stream("e.items")]
@@ -319,14 +319,14 @@ async def test_a_limit_bounds_what_runs_and_the_rest_waits_in_order(rig: Rig) ->
     worker = await rig.worker("w1", silent, pool="v1", slots=100)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 2}})
     tasks = [asyncio.ensure_future(rig.client.call("e.echo", number)) for number in range(6)]
-    await worker.hears(Request.TASK, 2)
+    await worker.hears(RequestOp.TASK, 2)
     await asyncio.sleep(0.1)
     assert traffic(rig) == {"inside": {"v1": 2}, "waiting": 4}
     for count in range(6):
-        frame = (await worker.hears(Request.TASK, count + 1))[count]
+        frame = (await worker.hears(RequestOp.TASK, count + 1))[count]
         assert frame[3] == [count]
-        assert len(worker.heard_of(Request.TASK)) <= count + 2
-        worker.answer((Answer.OK, frame[1], count))
+        assert len(worker.heard_of(RequestOp.TASK)) <= count + 2
+        worker.answer((AnswerOp.OK, frame[1], count))
         await turns()
     assert await asyncio.gather(*tasks) == list(range(6))
     assert traffic(rig) == {"inside": {}, "waiting": 0}
@@ -351,17 +351,17 @@ async def test_a_cancelled_task_counts_until_its_worker_has_let_go(rig: Rig) -> 
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
     first = asyncio.ensure_future(call(rig))
-    [frame] = await worker.hears(Request.TASK)
+    [frame] = await worker.hears(RequestOp.TASK)
     second = asyncio.ensure_future(call(rig))
     await turns()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
-    await worker.hears(Request.CANCEL)
+    await worker.hears(RequestOp.CANCEL)
     await asyncio.sleep(1)
-    assert len(worker.heard_of(Request.TASK)) == 1
-    worker.answer((Answer.ERROR, frame[1], "task_cancelled", "as told", None, True))
-    [_, frame] = await worker.hears(Request.TASK, 2)
-    worker.answer((Answer.OK, frame[1], "second"))
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
+    worker.answer((AnswerOp.ERROR, frame[1], "task_cancelled", "as told", None, True))
+    [_, frame] = await worker.hears(RequestOp.TASK, 2)
+    worker.answer((AnswerOp.OK, frame[1], "second"))
     assert await second == "second"
 
 
@@ -370,7 +370,7 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     worker = await rig.worker("w1", silent, pool="v1")
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
     first = asyncio.ensure_future(call(rig))
-    [frame] = await worker.hears(Request.TASK)
+    [frame] = await worker.hears(RequestOp.TASK)
     cancelled, unlucky, waits = calls(rig, 3)
     with pytest.raises(Saturated, match="limits"):
         await call(rig, timeout_s=2)
@@ -381,8 +381,8 @@ async def test_who_gives_up_while_it_waits_for_a_limit_leaves_nothing_behind(rig
     # Its turn comes, and it is cancelled, in one turn of the loop: the next one goes.
     rig.router._traffic._routes["e"].changed(RouteRecord(to={"v1": 1}, limits={"v1": 2}))
     unlucky.cancel()
-    [_, second] = await worker.hears(Request.TASK, 2)
-    worker.answer((Answer.OK, frame[1], "first"), (Answer.OK, second[1], "second"))
+    [_, second] = await worker.hears(RequestOp.TASK, 2)
+    worker.answer((AnswerOp.OK, frame[1], "first"), (AnswerOp.OK, second[1], "second"))
     assert [await first, await waits] == ["first", "second"]
     assert traffic(rig) == {"inside": {}, "waiting": 0}
 
@@ -394,9 +394,9 @@ async def test_without_a_deadline_waiting_for_a_limit_ends_when_the_route_does_n
     first, second, third = calls(rig, 3)
     loop = asyncio.get_running_loop()
     began_at = loop.time()
-    [frame] = await worker.hears(Request.TASK)
+    [frame] = await worker.hears(RequestOp.TASK)
     await asyncio.sleep(3)
-    worker.answer((Answer.OK, frame[1], "first"))
+    worker.answer((AnswerOp.OK, frame[1], "first"))
     assert await first == "first"
     with pytest.raises(Saturated):
         await third
@@ -423,9 +423,9 @@ async def test_raising_a_limit_lets_those_in_who_wait(rig: Rig) -> None:
     worker = await rig.worker("w1", silent, pool="v1", slots=10)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 1}})
     tasks = calls(rig, 4)
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await set_route(rig, "e", {"to": {"v1": 1}, "limits": {"v1": 3}})
-    await worker.hears(Request.TASK, 3)
+    await worker.hears(RequestOp.TASK, 3)
     await set_route(rig, "e", None)  # the pool of its name: nobody serves it
     with pytest.raises(NoWorkers):
         await tasks[3]
@@ -516,7 +516,7 @@ async def test_when_an_endpoint_loses_its_route_and_has_no_pool_those_who_wait_h
     old = await stuck(rig, "v1")
     await set_route(rig, "e", {"to": {"v1": 1}})
     first = asyncio.ensure_future(call(rig))
-    await old.hears(Request.TASK)
+    await old.hears(RequestOp.TASK)
     waiting = calls(rig, 5)
     await turns()
     loop = asyncio.get_running_loop()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors.base import ClosedError
-from gangline.schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, on_rig, silent, turns
 from .test_route_core import bound
@@ -34,7 +34,7 @@ async def test_each_shadow_has_a_draw_of_its_own(rig: Rig) -> None:
     for _ in range(40):
         assert await asyncio.gather(*(rig.client.call("e.echo", number) for number in range(50))) == ["v1"] * 50
     await asyncio.sleep(1)
-    heard = [[tuple(frame[3]) for frame in worker.heard_of(Request.TASK)] for worker in (s1, s2)]
+    heard = [[tuple(frame[3]) for frame in worker.heard_of(RequestOp.TASK)] for worker in (s1, s2)]
     assert abs(len(heard[0]) - 1000) < bound(2000, 0.5)
     assert abs(len(heard[1]) - 200) < bound(2000, 0.1)
     both = counts(rig, "s1"), counts(rig, "s2")
@@ -59,7 +59,7 @@ async def test_a_copy_is_sent_after_the_request_and_says_that_it_is_one(rig: Rig
     await rig.client.options(key="user-7", timeout_s=60).call("e.echo", 1, a=2)
     await asyncio.sleep(0.1)
     assert order == ["v1", "s"]
-    [frame] = shadow.heard_of(Request.TASK)
+    [frame] = shadow.heard_of(RequestOp.TASK)
     assert frame[3:5] == [[1], {"a": 2}]
     assert frame[5] == 5000  # its own short deadline, not the caller's
     assert frame[6] is None
@@ -68,16 +68,16 @@ async def test_a_copy_is_sent_after_the_request_and_says_that_it_is_one(rig: Rig
     order.clear()
     primary.behave = silent
     first = asyncio.ensure_future(call(rig))
-    await primary.hears(Request.TASK, 3)
+    await primary.hears(RequestOp.TASK, 3)
     await asyncio.sleep(0.1)
     second = asyncio.ensure_future(call(rig))
     await asyncio.sleep(0.1)
     assert order == ["s"]
-    primary.answer((Answer.OK, primary.heard_of(Request.TASK)[-1][1], None))
-    await primary.hears(Request.TASK, 4)
+    primary.answer((AnswerOp.OK, primary.heard_of(RequestOp.TASK)[-1][1], None))
+    await primary.hears(RequestOp.TASK, 4)
     await asyncio.sleep(0.1)
     assert order == ["s", "s"]
-    primary.answer((Answer.OK, primary.heard_of(Request.TASK)[-1][1], None))
+    primary.answer((AnswerOp.OK, primary.heard_of(RequestOp.TASK)[-1][1], None))
     await asyncio.gather(first, second)
 
 
@@ -86,12 +86,12 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
     @on_rig(max_shadows=5)
     async def body(rig: Rig) -> None:
         def misbehave(worker: FakeWorker, frame: Frame) -> Any:
-            if frame[0] != Request.TASK:
+            if frame[0] != RequestOp.TASK:
                 return None
             if accident == "failing":
-                return [(Answer.ERROR, frame[1], "task_failed", "boom", {"type": "ValueError"}, True)]
+                return [(AnswerOp.ERROR, frame[1], "task_failed", "boom", {"type": "ValueError"}, True)]
             if accident == "refusing":
-                return [(Answer.REJECTED, frame[1], str(Reason.FULL))]
+                return [(AnswerOp.REJECTED, frame[1], str(Reason.FULL))]
             return None
 
         await crew(rig, "v1", slots=1000)
@@ -122,7 +122,7 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
                 assert told["refused"] == told["sent"] > 0
             case "silent":
                 assert told["late"] == told["sent"] == 5
-                assert shadow is not None and len(shadow.heard_of(Request.CANCEL)) == 5
+                assert shadow is not None and len(shadow.heard_of(RequestOp.CANCEL)) == 5
             case _:
                 assert told["dropped"] > 150
                 assert told["sent"] == sum(told.get(end, 0) for end in ("ok", "refused", "lost", "late"))
@@ -136,11 +136,11 @@ async def test_whatever_becomes_of_a_shadow_pool_requests_take_no_time_from_it(a
 @on_rig()
 async def test_items_of_a_streaming_task_are_read_and_dropped(rig: Rig) -> None:
     def streaming(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] != Request.TASK:
+        if frame[0] != RequestOp.TASK:
             return None
         assert frame[8] & TaskFlag.STREAM
-        items = [(Answer.ITEM, frame[1], number, number) for number in range(64)]
-        return [*items, (Answer.END, frame[1], 64)]
+        items = [(AnswerOp.ITEM, frame[1], number, number) for number in range(64)]
+        return [*items, (AnswerOp.END, frame[1], 64)]
 
     await rig.worker("w1", streaming, pool="v1")
     shadow = await rig.worker("w2", streaming, pool="s")
@@ -148,9 +148,9 @@ async def test_items_of_a_streaming_task_are_read_and_dropped(rig: Rig) -> None:
     for _ in range(3):
         assert [item async for item in rig.client.stream("e.items")] == list(range(64))
         await asyncio.sleep(0.1)
-    frame = shadow.heard_of(Request.TASK)[-1]
+    frame = shadow.heard_of(RequestOp.TASK)[-1]
     assert frame[9]["window"] == 64
-    assert [each[2:] for each in shadow.heard_of(Request.CREDIT) if each[1] == frame[1]] == [[32], [32]]
+    assert [each[2:] for each in shadow.heard_of(RequestOp.CREDIT) if each[1] == frame[1]] == [[32], [32]]
     told = counts(rig, "s")
     assert told["ok"] == told["sent"] >= 2
 
@@ -165,11 +165,11 @@ async def test_a_shadow_that_is_the_primary_of_others_does_not_overtake_them(rig
     busy.behave = silent
     busy.heard.clear()
     tasks = [asyncio.ensure_future(rig.client.call("s.echo")) for _ in range(2)]
-    await busy.hears(Request.TASK)
+    await busy.hears(RequestOp.TASK)
     assert await call(rig) == "v1"
     await turns()
     assert counts(rig, "s")["dropped"] == dropped + 1
-    assert len(busy.heard_of(Request.TASK)) == 1
+    assert len(busy.heard_of(RequestOp.TASK)) == 1
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -182,9 +182,9 @@ async def test_closing_tells_shadow_pools_to_stop(rig: Rig) -> None:
     await set_route(rig, "e", {"to": {"v1": 1}, "shadow": {"s": 100}})
     await opened(rig)
     assert await call(rig) == "v1"
-    await shadow.hears(Request.TASK)
+    await shadow.hears(RequestOp.TASK)
     await rig.client.close()
     await turns()
-    assert len(shadow.heard_of(Request.CANCEL)) == len(shadow.heard_of(Request.TASK))
+    assert len(shadow.heard_of(RequestOp.CANCEL)) == len(shadow.heard_of(RequestOp.TASK))
     with pytest.raises(ClosedError):
         await call(rig)

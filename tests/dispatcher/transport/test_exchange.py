@@ -7,7 +7,7 @@ import asyncio
 from gangline.dispatcher.calls.call import CallOptions
 from gangline.dispatcher.transport import exchange as exchange_module
 from gangline.schemas.errors.base import Disconnected
-from gangline.schemas.wire.frames import Answer, Reason, Request, encode_answer
+from gangline.schemas.wire.frames import AnswerOp, Reason, RequestOp, encode_answer
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, silent
 
@@ -23,10 +23,10 @@ async def test_many_requests_of_a_turn_leave_in_halves(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, slots=100)
     before = worker.messages
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(64)]
-    await worker.hears(Request.TASK, 64)
+    await worker.hears(RequestOp.TASK, 64)
     assert worker.messages - before == 3, "16, when that is all there is; 16 of 32; and the 32 that are half of 64"
     more = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(15)]
-    await worker.hears(Request.TASK, 64 + 15)
+    await worker.hears(RequestOp.TASK, 64 + 15)
     assert worker.messages - before == 4, "so few share a message"
     await give_up(calls + more)
 
@@ -44,7 +44,7 @@ async def test_what_leaves_at_once_is_not_lost_if_the_connection_is(rig: Rig) ->
 
     rig.bus.publish = fails
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(16)]
-    await worker.hears(Request.TASK, 1 + 16)
+    await worker.hears(RequestOp.TASK, 1 + 16)
     await give_up(calls)
 
 
@@ -55,9 +55,9 @@ async def test_more_tasks_than_one_message_may_ask_for_are_asked_for_in_turns(mo
     async def run(rig: Rig) -> None:
         worker = await rig.worker(behave=silent, slots=12)
         calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(12)]
-        tasks = [frame[1] for frame in await worker.hears(Request.TASK, 12)]
-        await worker.hears(Request.CHECK, 3)
-        asked = [frame[2] for frame in worker.heard_of(Request.CHECK)[:3]]
+        tasks = [frame[1] for frame in await worker.hears(RequestOp.TASK, 12)]
+        await worker.hears(RequestOp.CHECK, 3)
+        asked = [frame[2] for frame in worker.heard_of(RequestOp.CHECK)[:3]]
         assert [len(ids) for ids in asked] == [5, 5, 2]
         assert sorted(sum(asked, [])) == tasks, "each once before any is asked for again"
         await give_up(calls)
@@ -102,7 +102,7 @@ async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_r
     asked_at: list[float] = []
     began_at = asyncio.get_running_loop().time()
     for count in (1, 2, 3):
-        await worker.hears(Request.CHECK, count)
+        await worker.hears(RequestOp.CHECK, count)
         asked_at.append(asyncio.get_running_loop().time() - began_at)
     first, second, third = asked_at
     assert 2.0 <= first <= 2.6 and 2.0 <= second - first <= 2.6 and 4.0 <= third - second <= 4.6, asked_at
@@ -111,7 +111,7 @@ async def test_a_task_is_asked_after_when_it_has_taken_long_and_then_ever_more_r
 
 def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
     """As a process of its id that is in that epoch."""
-    frames = [(Answer.REJECTED, task, str(Reason.STALE))]
+    frames = [(AnswerOp.REJECTED, task, str(Reason.STALE))]
     worker.bus.publish(worker.replies[-1], encode_answer(epoch, worker.current_load, frames))
 
 
@@ -119,12 +119,12 @@ def rejects_as(worker: FakeWorker, epoch: int, task: int) -> None:
 async def test_that_nothing_started_is_believed_only_of_the_process_that_was_asked(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, epoch=5)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     for epoch in (4, 9):  # the process before it, and one that nobody has heard of
         rejects_as(worker, epoch, task[1])
     await asyncio.sleep(0.1)
-    assert not call.done() and len(worker.heard_of(Request.TASK)) == 1
-    worker.answer((Answer.OK, task[1], "done"))
+    assert not call.done() and len(worker.heard_of(RequestOp.TASK)) == 1
+    worker.answer((AnswerOp.OK, task[1], "done"))
     assert await call == "done"
 
     await worker.beat()
@@ -138,7 +138,7 @@ async def test_that_nothing_started_is_believed_only_of_the_process_that_was_ask
 async def test_one_that_took_a_new_epoch_is_believed_when_its_heartbeat_says_so(rig: Rig) -> None:
     worker = await rig.worker(behave=silent, epoch=5)
     call = asyncio.ensure_future(rig.client.call("images.echo"))
-    [task] = await worker.hears(Request.TASK)
+    [task] = await worker.hears(RequestOp.TASK)
     worker.epoch = 9
     await worker.beat()
     await asyncio.sleep(0.1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from gangline.schemas.wire.frames import Answer, Frame, Load, Request
+from gangline.schemas.wire.frames import AnswerOp, Frame, Load, RequestOp
 
 from ...support.dispatcher.fakes import FakeWorker, Rig, obedient, on_rig, turns
 
 
 def full(worker: FakeWorker, frame: Frame) -> Sequence[Frame]:
-    return [(Answer.REJECTED, frame[1], "full")]
+    return [(AnswerOp.REJECTED, frame[1], "full")]
 
 
 @on_rig(backoff_first_s=0.4)
@@ -19,16 +19,16 @@ async def test_an_invited_request_is_sent_at_once_to_the_worker_that_refused_it(
     worker = await rig.worker(behave=full)
     worker.load = Load(2, 0, 2)
     calls = [asyncio.ensure_future(rig.client.call("images.echo")) for _ in range(2)]
-    await worker.hears(Request.TASK)
+    await worker.hears(RequestOp.TASK)
     await turns()
-    refused = len(worker.heard_of(Request.TASK))
+    refused = len(worker.heard_of(RequestOp.TASK))
     worker.behave = obedient
     worker.load = Load(1, 0, 2)
     now = asyncio.get_running_loop().time()
     worker.answer()
     done, _ = await asyncio.wait(calls, timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
     assert done and asyncio.get_running_loop().time() - now < 0.01
-    assert len(worker.heard_of(Request.TASK)) > refused
+    assert len(worker.heard_of(RequestOp.TASK)) > refused
     await asyncio.gather(*calls)
     rig.balanced()
 
@@ -39,5 +39,5 @@ async def test_an_invitation_that_nobody_needs_any_more_changes_nothing(rig: Rig
     await rig.client.call("images.echo")
     worker.answer()
     await turns()
-    assert len(worker.heard_of(Request.TASK)) == 1
+    assert len(worker.heard_of(RequestOp.TASK)) == 1
     rig.balanced()

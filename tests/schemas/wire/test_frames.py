@@ -10,33 +10,33 @@ from hypothesis import strategies as st
 from gangline.schemas.errors.base import MalformedMessage
 from gangline.schemas.limits import MAX_CHECKED, MAX_SLOTS, MAX_TOKEN_CHARS, WIRE_VERSION
 from gangline.schemas.wire import codec, frames
-from gangline.schemas.wire.frames import Answer, Load, LoadFlag, Request
+from gangline.schemas.wire.frames import AnswerOp, Load, LoadFlag, RequestOp
 
 from ...scale import repetitions
 
 LOAD = Load(running=1, reserved=2, total=4)
 
-GOOD_REQUESTS: dict[Request, list] = {
-    Request.TASK: [1, 7, "thumbnail", ["a.png"], {"width": 3}, 5000, "tok", "00-ab-cd-01", 0, {"key": "u"}],
-    Request.RESERVE: [2, 7, 1, 15_000, 2_000, 1, 5000, {"owner": "me"}],
-    Request.RENEW: [3, 7, "tok", 15_000],
-    Request.RELEASE: [4, 7, "tok"],
-    Request.CANCEL: [5, 7],
-    Request.CHECK: [6, 7, [1, 2, 3]],
-    Request.CREDIT: [7, 7, 64],
-    Request.BEGIN: [8, 7],
-    Request.ACK: [9, "thumbs", "j1", 12, 0, 1],
+GOOD_REQUESTS: dict[RequestOp, list] = {
+    RequestOp.TASK: [1, 7, "thumbnail", ["a.png"], {"width": 3}, 5000, "tok", "00-ab-cd-01", 0, {"key": "u"}],
+    RequestOp.RESERVE: [2, 7, 1, 15_000, 2_000, 1, 5000, {"owner": "me"}],
+    RequestOp.RENEW: [3, 7, "tok", 15_000],
+    RequestOp.RELEASE: [4, 7, "tok"],
+    RequestOp.CANCEL: [5, 7],
+    RequestOp.CHECK: [6, 7, [1, 2, 3]],
+    RequestOp.CREDIT: [7, 7, 64],
+    RequestOp.BEGIN: [8, 7],
+    RequestOp.ACK: [9, "thumbs", "j1", 12, 0, 1],
 }
-GOOD_ANSWERS: dict[Answer, list] = {
-    Answer.OK: [1, 7, {"any": ["thing", None]}],
-    Answer.ERROR: [2, 7, "task_failed", "bad", {"type": "ValueError"}, True],
-    Answer.GRANTED: [3, 7, "tok", 12, 15_000],
-    Answer.REJECTED: [4, 7, "full"],
-    Answer.RENEWED: [5, 7, 15_000],
-    Answer.CHECKED: [6, 7, [0, 1, 2]],
-    Answer.ITEM: [7, 7, 0, b"item"],
-    Answer.END: [8, 7, 12],
-    Answer.HELD: [9, 7],
+GOOD_ANSWERS: dict[AnswerOp, list] = {
+    AnswerOp.OK: [1, 7, {"any": ["thing", None]}],
+    AnswerOp.ERROR: [2, 7, "task_failed", "bad", {"type": "ValueError"}, True],
+    AnswerOp.GRANTED: [3, 7, "tok", 12, 15_000],
+    AnswerOp.REJECTED: [4, 7, "full"],
+    AnswerOp.RENEWED: [5, 7, 15_000],
+    AnswerOp.CHECKED: [6, 7, [0, 1, 2]],
+    AnswerOp.ITEM: [7, 7, 0, b"item"],
+    AnswerOp.END: [8, 7, 12],
+    AnswerOp.HELD: [9, 7],
 }
 
 # What must not stand in a place of each kind.
@@ -51,7 +51,7 @@ NO_LIST_OR_NIL = [1, "x", {}, True]
 NO_MAP_OR_NIL = [1, "x", [], True, {1: 2}, {b"k": 1}]
 
 WRONG_REQUESTS = {
-    Request.TASK: [
+    RequestOp.TASK: [
         NO_ID,
         NO_TEXT,
         NO_LIST_OR_NIL,
@@ -62,25 +62,25 @@ WRONG_REQUESTS = {
         NO_INT,
         NO_MAP_OR_NIL,
     ],
-    Request.RESERVE: [NO_ID, [*NO_INT, 0, MAX_SLOTS + 1], NO_MS, NO_MS, NO_INT, NO_DEADLINE, NO_MAP_OR_NIL],
-    Request.RENEW: [NO_ID, NO_TOKEN, NO_MS],
-    Request.RELEASE: [NO_ID[1:], NO_TOKEN_OR_NIL],
-    Request.CANCEL: [NO_ID],
-    Request.CHECK: [NO_ID, [None, 1, "x", {}, [1, -1], [None], [True]]],
-    Request.CREDIT: [NO_ID, NO_INT],
-    Request.BEGIN: [NO_ID],
-    Request.ACK: [NO_TEXT, NO_TEXT, NO_INT, NO_INT, NO_INT],
+    RequestOp.RESERVE: [NO_ID, [*NO_INT, 0, MAX_SLOTS + 1], NO_MS, NO_MS, NO_INT, NO_DEADLINE, NO_MAP_OR_NIL],
+    RequestOp.RENEW: [NO_ID, NO_TOKEN, NO_MS],
+    RequestOp.RELEASE: [NO_ID[1:], NO_TOKEN_OR_NIL],
+    RequestOp.CANCEL: [NO_ID],
+    RequestOp.CHECK: [NO_ID, [None, 1, "x", {}, [1, -1], [None], [True]]],
+    RequestOp.CREDIT: [NO_ID, NO_INT],
+    RequestOp.BEGIN: [NO_ID],
+    RequestOp.ACK: [NO_TEXT, NO_TEXT, NO_INT, NO_INT, NO_INT],
 }
 WRONG_ANSWERS = {
-    Answer.OK: [NO_ID, []],
-    Answer.ERROR: [NO_ID, NO_TEXT, NO_TEXT, NO_MAP_OR_NIL, [None, 0, 1, "true"]],
-    Answer.GRANTED: [NO_ID, NO_TOKEN, NO_INT, NO_MS],
-    Answer.REJECTED: [NO_ID, NO_TEXT],
-    Answer.RENEWED: [NO_ID, NO_MS],
-    Answer.CHECKED: [NO_ID, [None, 1, "x", {}, [-1]]],
-    Answer.ITEM: [NO_ID, NO_INT, []],
-    Answer.END: [NO_ID, NO_INT],
-    Answer.HELD: [NO_ID],
+    AnswerOp.OK: [NO_ID, []],
+    AnswerOp.ERROR: [NO_ID, NO_TEXT, NO_TEXT, NO_MAP_OR_NIL, [None, 0, 1, "true"]],
+    AnswerOp.GRANTED: [NO_ID, NO_TOKEN, NO_INT, NO_MS],
+    AnswerOp.REJECTED: [NO_ID, NO_TEXT],
+    AnswerOp.RENEWED: [NO_ID, NO_MS],
+    AnswerOp.CHECKED: [NO_ID, [None, 1, "x", {}, [-1]]],
+    AnswerOp.ITEM: [NO_ID, NO_INT, []],
+    AnswerOp.END: [NO_ID, NO_INT],
+    AnswerOp.HELD: [NO_ID],
 }
 
 
@@ -115,8 +115,8 @@ def test_an_answer_envelope_comes_back_as_it_was():
 
 
 def test_every_operation_has_a_good_frame_here():
-    assert set(GOOD_REQUESTS) == set(Request)
-    assert set(GOOD_ANSWERS) == set(Answer)
+    assert set(GOOD_REQUESTS) == set(RequestOp)
+    assert set(GOOD_ANSWERS) == set(AnswerOp)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_is_no_frame_or_of_no_known_operation_is_refused(frame):
 
 def test_one_wrong_frame_refuses_its_whole_envelope():
     with pytest.raises(MalformedMessage):
-        frames.decode_request(codec.pack((WIRE_VERSION, 5, "router", [GOOD_REQUESTS[Request.CANCEL], [5, "x"]])))
+        frames.decode_request(codec.pack((WIRE_VERSION, 5, "router", [GOOD_REQUESTS[RequestOp.CANCEL], [5, "x"]])))
 
 
 # -- the envelope -----------------------------------------------------------------------------------------------------
@@ -320,6 +320,6 @@ def test_frames_of_any_shape_are_taken_or_refused_as_a_whole(operation, places):
 
 def test_one_message_asks_for_a_bounded_number_of_tasks():
     most = list(range(MAX_CHECKED))
-    assert frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most)]))
+    assert frames.decode_request(frames.encode_request(1, "s", [(RequestOp.CHECK, 1, most)]))
     with pytest.raises(MalformedMessage, match=f"{MAX_CHECKED + 1} task ids to CHECK: at most {MAX_CHECKED}"):
-        frames.decode_request(frames.encode_request(1, "s", [(Request.CHECK, 1, most), (Request.CHECK, 2, [1])]))
+        frames.decode_request(frames.encode_request(1, "s", [(RequestOp.CHECK, 1, most), (RequestOp.CHECK, 2, [1])]))

@@ -17,7 +17,16 @@ from gangline.dispatcher.routing.settings import RouterSettings
 from gangline.runtime.clock import Environment
 from gangline.schemas.names import Names, WorkerId
 from gangline.schemas.records.workers import Heartbeat, MethodInfo, Registration
-from gangline.schemas.wire.frames import Answer, Frame, Load, LoadFlag, Reason, Request, decode_request, encode_answer
+from gangline.schemas.wire.frames import (
+    AnswerOp,
+    Frame,
+    Load,
+    LoadFlag,
+    Reason,
+    RequestOp,
+    decode_request,
+    encode_answer,
+)
 
 Behaviour = Callable[["FakeWorker", Frame], Sequence[Frame] | None]
 
@@ -31,12 +40,12 @@ METHODS = {
 
 def obedient(worker: FakeWorker, frame: Frame) -> Sequence[Frame] | None:
     """Grants and runs everything at once; a task's result is `[worker's name, method]`."""
-    if frame[0] == Request.TASK:
-        return [(Answer.OK, frame[1], [worker.name, frame[2]])]
-    if frame[0] == Request.RESERVE:
+    if frame[0] == RequestOp.TASK:
+        return [(AnswerOp.OK, frame[1], [worker.name, frame[2]])]
+    if frame[0] == RequestOp.RESERVE:
         return [worker.grant(frame)]
-    if frame[0] == Request.RENEW:
-        return [(Answer.RENEWED, frame[1], frame[3])]
+    if frame[0] == RequestOp.RENEW:
+        return [(AnswerOp.RENEWED, frame[1], frame[3])]
     return None
 
 
@@ -44,7 +53,7 @@ def silent(worker: FakeWorker, frame: Frame) -> None:
     """Hears everything and answers nothing."""
 
 
-def mute(*operations: Request) -> Any:
+def mute(*operations: RequestOp) -> Any:
     """Obedient, but deaf to some operations."""
 
     def behave(worker: FakeWorker, frame: Frame) -> Any:
@@ -57,9 +66,9 @@ def rejects(reason: Reason, times: int = 1_000_000) -> Any:
     left = [times]
 
     def behave(worker: FakeWorker, frame: Frame) -> Any:
-        if frame[0] in (Request.TASK, Request.RESERVE) and left[0] > 0:
+        if frame[0] in (RequestOp.TASK, RequestOp.RESERVE) and left[0] > 0:
             left[0] -= 1
-            return [(Answer.REJECTED, frame[1], str(reason))]
+            return [(AnswerOp.REJECTED, frame[1], str(reason))]
         return obedient(worker, frame)
 
     return behave
@@ -160,12 +169,12 @@ class FakeWorker:
         return self.load or Load(0, 0, self.slots, LoadFlag.DRAINING if self.draining else 0)
 
     def grant(self, frame: Frame) -> Frame:
-        return (Answer.GRANTED, frame[1], f"{self.name}-t{next(self.tokens)}", 7, frame[3])
+        return (AnswerOp.GRANTED, frame[1], f"{self.name}-t{next(self.tokens)}", 7, frame[3])
 
-    def heard_of(self, operation: Request) -> list[Frame]:
+    def heard_of(self, operation: RequestOp) -> list[Frame]:
         return [frame for frame in self.heard if frame[0] == operation]
 
-    async def hears(self, operation: Request, count: int = 1) -> list[Frame]:
+    async def hears(self, operation: RequestOp, count: int = 1) -> list[Frame]:
         """Wait until so many frames of a kind have come."""
         async with asyncio.timeout(60):
             while len(found := self.heard_of(operation)) < count:

@@ -20,7 +20,7 @@ from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.runtime.clock import Environment
 from gangline.schemas.errors.base import GanglineError
 from gangline.schemas.errors.tasks import UnknownJob
-from gangline.schemas.messages.jobs import CancelReply, JobInfo, QueueStats, WhyReply
+from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply, QueueStats
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobEvent, JobItem, JobProgress, JobState, ResultRecord
 from gangline.schemas.wire import codec, headers
@@ -148,12 +148,12 @@ class FakeDispatcher:
         elif operation == QueueOperation.GET:
             self._reply(message, info)
         elif operation == QueueOperation.WHY:
-            self._reply(message, WhyReply(job=info, position=3))
+            self._reply(message, JobWhyReply(job=info, position=3))
         else:
             self.cancelled.append(job)
             self._reply(message, CancelReply(cancelled=True, state=JobState.CANCELLED))
 
-    def _reply(self, message: Message, reply: JobInfo | WhyReply | CancelReply | QueueStats) -> None:
+    def _reply(self, message: Message, reply: JobInfo | JobWhyReply | CancelReply | QueueStats) -> None:
         self.rig.bus.publish(message.reply, reply.model_dump_json().encode())
 
     def _stats(self) -> QueueStats:

@@ -14,7 +14,7 @@ from gangline.bus.port.bus import Bus, Message
 from gangline.schemas.names import Names, Operation
 from gangline.schemas.wire import codec, frames
 from gangline.schemas.wire.codec import Format
-from gangline.schemas.wire.frames import Answer, AnswerEnvelope, Request
+from gangline.schemas.wire.frames import AnswerEnvelope, AnswerOp, RequestOp
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
@@ -129,7 +129,7 @@ class Hand:
 
     async def grant(self, request_id: int, **terms: Any) -> str:
         answer = await self.ask(*reserve(request_id, **terms))
-        assert answer[0] == Answer.GRANTED, answer
+        assert answer[0] == AnswerOp.GRANTED, answer
         token = answer[2]
         assert isinstance(token, str)
         return token
@@ -155,7 +155,7 @@ def task(
     meta: dict[str, Any] | None = None,
     trace: str | None = None,
 ) -> tuple[Any, ...]:
-    return (int(Request.TASK), request_id, method, args, kwargs, deadline_ms, token, trace, flags, meta)
+    return (int(RequestOp.TASK), request_id, method, args, kwargs, deadline_ms, token, trace, flags, meta)
 
 
 def reserve(
@@ -168,7 +168,7 @@ def reserve(
     deadline_ms: int | None = None,
     meta: dict[str, Any] | None = None,
 ) -> tuple[Any, ...]:
-    return (int(Request.RESERVE), request_id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta)
+    return (int(RequestOp.RESERVE), request_id, slots, ttl_ms, claim_ms, flags, deadline_ms, meta)
 
 
 class Rig:

@@ -14,7 +14,7 @@ import pytest
 from gangline.bus.memory.server import MemoryServer
 from gangline.schemas.errors.base import InvalidResult, PayloadTooLarge
 from gangline.schemas.wire import codec
-from gangline.schemas.wire.frames import Answer
+from gangline.schemas.wire.frames import AnswerOp
 from gangline.worker.context.progress import INTERVAL_S, MAX_BYTES
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.service import Worker
@@ -22,7 +22,7 @@ from gangline.worker.service import Worker
 from ...support.worker.rig import Hand, Rig, task
 
 MODULES = str(Path(__file__).resolve().parents[2] / "support" / "modules")
-OK, ERROR = Answer.OK, Answer.ERROR
+OK, ERROR = AnswerOp.OK, AnswerOp.ERROR
 JOB = {"job": "j1", "endpoint": "thumbs", "attempt": 2}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.wire.frames import Answer, Request
+from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.context.task_context import current_task
 from gangline.worker.execution.start_gate import HOLD_S
 from gangline.worker.gangs.member_tasks import EARLY_S
@@ -16,11 +16,11 @@ from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Rig, on_rig, task
 from ..gangs.test_server import Own
 
-OK, ERROR, HELD = Answer.OK, Answer.ERROR, Answer.HELD
+OK, ERROR, HELD = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.HELD
 
 
 def begin(request_id: int) -> tuple[int, int]:
-    return (int(Request.BEGIN), request_id)
+    return (int(RequestOp.BEGIN), request_id)
 
 
 @on_rig()
@@ -61,7 +61,7 @@ async def test_what_is_held_ends_at_once_with_its_call_its_gang_and_its_deadline
     rig.hand.send(task(1, token=seats[0].token, meta={"hold": True}, deadline_ms=1000))
     await rig.hand.quiet()
     if how == "cancel":
-        rig.hand.send((int(Request.CANCEL), 1))
+        rig.hand.send((int(RequestOp.CANCEL), 1))
     elif how == "teardown":
         assert (await leader.teardown())["stopped"]
     await rig.hand.quiet(1.1 if how == "deadline" else 0.001)
@@ -93,7 +93,7 @@ async def test_a_task_of_a_generation_that_the_worker_was_not_told_of_waits_for_
         seats = await own.leader.gang(ranks=2)
         own.hand.send(task(1, "whose", token=seats[0].token, meta={"generation": 2, "run": 3}))
         own.hand.send(task(2, "whose", token=seats[1].token, meta={"generation": 2, "run": 4}))
-        own.hand.send((int(Request.CANCEL), 2))
+        own.hand.send((int(RequestOp.CANCEL), 2))
         await own.hand.quiet(0.5)
         assert own.hand.answers_to(1) == []
         (cancelled,) = own.hand.answers_to(2)

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from gangline.schemas.deadline import current_deadline
 from gangline.schemas.wire import codec
-from gangline.schemas.wire.frames import Load, Request, ReserveFlag
+from gangline.schemas.wire.frames import Load, RequestOp, ReserveFlag
 from gangline.telemetry.tracing import Span, tracer
 
 from ...support.worker.rig import Rig, on_rig, task
@@ -89,7 +89,7 @@ async def test_the_metrics_balance_at_rest(rig: Rig):
     await rig.hand.ask(*task(2, "double", [1], token=token))
     await rig.hand.grant(3, claim_ms=100)
     lease = await rig.hand.grant(4)
-    rig.hand.send((int(Request.RELEASE), None, lease))
+    rig.hand.send((int(RequestOp.RELEASE), None, lease))
     await rig.hand.ask(*task(5, "fail"))
     await rig.hand.ask(*task(6, deadline_ms=0))
     await rig.hand.quiet(0.2)

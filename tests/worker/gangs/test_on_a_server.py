@@ -15,7 +15,7 @@ from gangline.bus.nats_bus import connect
 from gangline.bus.port.bus import Conflict
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
-from gangline.schemas.wire.frames import Answer
+from gangline.schemas.wire.frames import AnswerOp
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
@@ -26,7 +26,7 @@ from ...waiting import until
 
 pytestmark = pytest.mark.server
 
-OK, ERROR = Answer.OK, Answer.ERROR
+OK, ERROR = AnswerOp.OK, AnswerOp.ERROR
 MODULES = str(Path(__file__).resolve().parents[2] / "support" / "modules")
 
 

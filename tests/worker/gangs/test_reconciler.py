@@ -7,12 +7,12 @@ import asyncio
 from gangline.bus.port.bus import Conflict, KvWrite
 from gangline.schemas.names import Names
 from gangline.schemas.records.gangs import GangState, Seat
-from gangline.schemas.wire.frames import Answer
+from gangline.schemas.wire.frames import AnswerOp
 
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Rig, on_rig, task
 
-OK = Answer.OK
+OK = AnswerOp.OK
 
 
 async def write_gang(leader: Leader, seats: list[Seat], state: GangState, generation: int = 1) -> None:

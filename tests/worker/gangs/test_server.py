@@ -9,7 +9,7 @@ import pytest
 
 from gangline.schemas.public_id import public_id
 from gangline.schemas.wire.codec import Format
-from gangline.schemas.wire.frames import Answer, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 from gangline.worker.context.task_context import current_task
 from gangline.worker.pool.pool import Pool
 from gangline.worker.service import Worker
@@ -18,7 +18,7 @@ from gangline.worker.settings import WorkerSettings
 from ...support.worker.gang_rig import Leader, load_of
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
-OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
 @on_rig(slots=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gangline.schemas.wire.frames import Request, ReserveFlag
+from gangline.schemas.wire.frames import RequestOp, ReserveFlag
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
 
@@ -16,7 +16,7 @@ async def test_it_tells_every_change_of_slots_with_the_slots_at_that_instant(rig
     await rig.hand.answer(2)
     await rig.hand.answer(3)
     lease = await rig.hand.grant(5)
-    rig.hand.send((int(Request.RELEASE), None, lease))
+    rig.hand.send((int(RequestOp.RELEASE), None, lease))
     await rig.hand.grant(6, claim_ms=100)
     await rig.hand.quiet(0.2)
     rig.worker.resize(3)

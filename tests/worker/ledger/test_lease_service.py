@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gangline.schemas.errors.base import ClosedError, Unavailable
-from gangline.schemas.wire.frames import Answer, ReserveFlag
+from gangline.schemas.wire.frames import AnswerOp, ReserveFlag
 
 from ...support.worker.rig import Rig, on_rig, reserve
 
@@ -18,7 +18,7 @@ async def test_a_lease_that_cannot_be_recorded_is_answered_and_holds_no_slot(rig
 
     monkeypatch.setattr(rig.worker._desk.ledger, "write_now", fails)
     answer = await rig.hand.ask(*reserve(1, flags=int(ReserveFlag.SYNC)))
-    assert answer[:2] == [Answer.ERROR, 1]
+    assert answer[:2] == [AnswerOp.ERROR, 1]
     assert rig.worker.core.load[:2] == (0, 0)
     reply, headers = await rig.hand.request("reserve", {"slots": 1, "ttl_s": 5, "ledger": "sync"})
     assert "Nats-Service-Error" in headers and reply["code"] == answer[2]

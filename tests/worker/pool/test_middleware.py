@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gangline.schemas.errors.base import DeadlineExceeded, InvalidResult, InvalidSettings, TaskCancelled, TaskFailed
-from gangline.schemas.wire.frames import Answer, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.pool.middleware import CallNext
 from gangline.worker.pool.pool import Pool
@@ -384,10 +384,10 @@ async def test_resources_are_there_around_the_task_and_the_slot_is_in_use_until_
         await rig.hand.quiet()
         assert rig.worker.core.load[:2] == (1, 0)
         gate.set()
-        assert await rig.hand.answer(1) == [Answer.OK, 1, 8]
+        assert await rig.hand.answer(1) == [AnswerOp.OK, 1, 8]
         rig.hand.send(task(2, "count", [3], flags=int(TaskFlag.STREAM)))
         await rig.hand.quiet()
-        assert rig.hand.answers_to(2)[-1] == [Answer.END, 2, 3]
+        assert rig.hand.answers_to(2)[-1] == [AnswerOp.END, 2, 3]
         assert (await rig.hand.ask(*task(3, "fail")))[2] == "task_failed"
         assert rig.at_rest()
 

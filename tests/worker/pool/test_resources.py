@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from gangline.schemas.errors.base import InvalidArguments, InvalidSettings
-from gangline.schemas.wire.frames import Answer
+from gangline.schemas.wire.frames import AnswerOp
 from gangline.worker.pool.pool import Pool
 from gangline.worker.pool.resources import Resource
 
@@ -82,9 +82,9 @@ async def test_callers_give_the_other_arguments_by_place_as_if_it_were_not_there
         return [a, db.name, b, *rest]
 
     async with rig:
-        assert await rig.hand.ask(*task(1, "store", [1, 5, 6])) == [Answer.OK, 1, [1, "db", 5, 6]]
-        assert await rig.hand.ask(*task(2, "store", [1])) == [Answer.OK, 2, [1, "db", 2]]
-        assert await rig.hand.ask(*task(3, "store", [1], kwargs={"b": 9})) == [Answer.OK, 3, [1, "db", 9]]
+        assert await rig.hand.ask(*task(1, "store", [1, 5, 6])) == [AnswerOp.OK, 1, [1, "db", 5, 6]]
+        assert await rig.hand.ask(*task(2, "store", [1])) == [AnswerOp.OK, 2, [1, "db", 2]]
+        assert await rig.hand.ask(*task(3, "store", [1], kwargs={"b": 9})) == [AnswerOp.OK, 3, [1, "db", 9]]
 
 
 async def test_no_caller_can_give_it_or_sees_it():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.schemas.wire.frames import Answer, Request
+from gangline.schemas.wire.frames import AnswerOp, RequestOp
 from gangline.worker.service import Worker
 
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
@@ -23,10 +23,10 @@ async def test_until_its_id_is_confirmed_it_starts_nothing_and_speaks_for_nobody
     rig.hub.storage_down()
     stand_still(rig.worker)
     rig.hand.send(task(2), task(3, token=token), reserve(4))
-    rig.hand.send(task(5), reserve(6), (int(Request.CHECK), 7, [5]), epoch=epoch + LATER)
+    rig.hand.send(task(5), reserve(6), (int(RequestOp.CHECK), 7, [5]), epoch=epoch + LATER)
     stats = asyncio.ensure_future(rig.hand.request("stats"))
     await rig.hand.quiet(2.0)
-    assert [rig.hand.answers_to(n) for n in (2, 3, 4)] == [[[Answer.REJECTED, n, "stale"]] for n in (2, 3, 4)]
+    assert [rig.hand.answers_to(n) for n in (2, 3, 4)] == [[[AnswerOp.REJECTED, n, "stale"]] for n in (2, 3, 4)]
     assert [rig.hand.answers_to(n) for n in (5, 6, 7)] == [[], [], []], "whoever has that epoch answers"
     last = rig.hand.envelopes[-1]
     assert (last.epoch, last.load.free) == (epoch, 0), "it has no other epoch, and nobody shall choose it"
@@ -36,7 +36,7 @@ async def test_until_its_id_is_confirmed_it_starts_nothing_and_speaks_for_nobody
     await rig.hand.quiet(3.0)
     assert core.epoch > epoch and not core.doubted
     assert (await stats)[0]["epoch"] == core.epoch, "carried out once the id was known to be ours"
-    assert (await rig.hand.ask(*task(8)))[0] == Answer.OK
+    assert (await rig.hand.ask(*task(8)))[0] == AnswerOp.OK
     assert rig.hand.envelopes[-1].load.free == 2
     assert rig.value("alive.images.w1")["reserved"] == 0
 
@@ -59,11 +59,11 @@ async def test_one_whose_id_was_taken_leaves_without_a_word_for_its_successor(ri
     await asyncio.sleep(5.0)
     assert first.state == "closed" and first.core.epoch == epoch, "a later one would pass for its successor's"
     assert rig.events().count("start") == 1
-    assert router.answers_to(1) == [] and [frame[0] for frame in router.answers_to(2)] == [Answer.GRANTED]
+    assert router.answers_to(1) == [] and [frame[0] for frame in router.answers_to(2)] == [AnswerOp.GRANTED]
     assert {envelope.epoch for envelope in router.envelopes} == {second.core.epoch}
     assert (await stats)[0]["epoch"] == second.core.epoch
     assert {frame[2] for frame in rig.hand.answers_to(3)} == {"stale"}, "of the one that was asked"
     assert min(envelope.epoch for envelope in rig.hand.envelopes) == epoch
     rig.gates.open.set()
-    assert await router.answer(1) == [Answer.OK, 1, " done"]
+    assert await router.answer(1) == [AnswerOp.OK, 1, " done"]
     await second.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gangline.schemas.wire import frames
-from gangline.schemas.wire.frames import Answer, Load
+from gangline.schemas.wire.frames import AnswerOp, Load
 from gangline.worker.slots.capacity_waiters import KEEP_S, MOST, Contenders
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
@@ -50,7 +50,7 @@ async def test_a_refused_router_is_invited_before_the_one_that_had_the_slot_hear
     rig.worker.resize(1)
     other = await rig.new_hand("other")
     rig.hand.send(task(1, "wait"))
-    assert await other.ask(*task(1)) == [Answer.REJECTED, 1, "full"]
+    assert await other.ask(*task(1)) == [AnswerOp.REJECTED, 1, "full"]
     arrivals: list[str] = []
     for name, hand in (("holder", rig.hand), ("other", other)):
         await hand.bus.subscribe(hand.reply, lambda _, name=name: arrivals.append(name))
@@ -70,7 +70,7 @@ async def test_a_reserve_that_was_refused_is_invited_when_a_lease_expires_or_is_
     other = await rig.new_hand("other")
     token = await rig.hand.grant(1, slots=1)
     await rig.hand.grant(2, slots=1, claim_ms=1500)
-    assert await other.ask(*reserve(1, slots=2)) == [Answer.REJECTED, 1, "full"]
+    assert await other.ask(*reserve(1, slots=2)) == [AnswerOp.REJECTED, 1, "full"]
     rig.hand.send((4, None, token))
     await other.quiet(0.1)
     assert len(other.envelopes) == 1, "one slot is not enough"
@@ -84,7 +84,7 @@ async def test_a_draining_worker_invites_nobody(rig: Rig):
     rig.worker.resize(1)
     other = await rig.new_hand("other")
     rig.hand.send(task(1, "wait"))
-    assert await other.ask(*task(1)) == [Answer.REJECTED, 1, "full"]
+    assert await other.ask(*task(1)) == [AnswerOp.REJECTED, 1, "full"]
     rig.worker.begin_drain(5)
     rig.gates.open.set()
     await other.quiet(1)

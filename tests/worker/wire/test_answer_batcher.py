@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gangline.bus.port.bus import Bus
 from gangline.schemas.errors.base import ClosedError, Disconnected, InvalidName, PayloadTooLarge
 from gangline.schemas.wire import frames
-from gangline.schemas.wire.frames import ENVELOPE_BYTES, Answer, Load
+from gangline.schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, Load
 from gangline.telemetry.logs import logger_for
 from gangline.worker.wire.answer_batcher import Outbox
 
@@ -48,7 +48,7 @@ def outbox(wire: Wire, keep_bytes: int = 10_000) -> Outbox:
 
 
 def ok(number: int, size: int = 0) -> bytes:
-    return frames.encode_frame((Answer.OK, number, b"x" * size))
+    return frames.encode_frame((AnswerOp.OK, number, b"x" * size))
 
 
 async def test_frames_of_one_turn_to_one_reply_share_a_message():
@@ -151,7 +151,7 @@ async def test_whatever_the_sizes_nothing_is_lost_or_too_large(sizes):
 @given(count=st.sampled_from([0, 1, 15, 16, 300, 65_535, 65_536]), epoch=st.integers(0, 2**62))
 @settings(max_examples=repetitions(25, whole=settings().max_examples))
 def test_joined_frames_are_the_same_bytes_as_an_encoded_envelope(count, epoch):
-    one = (Answer.RENEWED, 5, 1000)
+    one = (AnswerOp.RENEWED, 5, 1000)
     load = Load(1_000_000, 0, 1_000_000, 1)
     joined = frames.join_answer(epoch, load, [frames.encode_frame(one)] * count)
     assert joined == frames.encode_answer(epoch, load, [one] * count)
@@ -205,13 +205,13 @@ async def test_an_answer_that_a_later_server_does_not_take_is_an_error_and_not_s
     wire = Wire(max_payload=5000)
     box = outbox(wire)
     wire.error = Disconnected("no connection")
-    for frame in (ok(6), ok(7, 3000), frames.encode_frame((Answer.ITEM, 8, 0, b"x" * 3000))):
+    for frame in (ok(6), ok(7, 3000), frames.encode_frame((AnswerOp.ITEM, 8, 0, b"x" * 3000))):
         box.put("a", frame)
     box.flush()
     wire.error, wire.max_payload = None, 1000
     box.resume()
     box.put("a", ok(7, 3000))  # asked for once more
     box.flush()
-    assert wire.frames()[0] == [Answer.OK, 6, b""]
-    assert [answer[:3] for answer in wire.frames()[1:]] == [[Answer.ERROR, 7, "invalid_result"]] * 2
+    assert wire.frames()[0] == [AnswerOp.OK, 6, b""]
+    assert [answer[:3] for answer in wire.frames()[1:]] == [[AnswerOp.ERROR, 7, "invalid_result"]] * 2
     assert box.statistics()["dropped"] == 1, "a gap in a stream is noticed by its reader"

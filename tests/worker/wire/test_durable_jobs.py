@@ -7,7 +7,7 @@ from typing import Any
 
 from gangline.schemas.errors.base import TaskCrashed
 from gangline.schemas.wire.codec import Format
-from gangline.schemas.wire.frames import Answer, Load, Request, TaskFlag, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, TaskFlag, TaskState
 from gangline.worker.context.task_context import current_task
 from gangline.worker.pool.declared_task import Outcome
 from gangline.worker.service import WorkerState
@@ -17,12 +17,12 @@ from gangline.worker.wire.durable_jobs import MOST_HEARERS
 from ...support.worker.rig import Hand, Rig, on_rig, reserve, task
 
 OK, ERROR, GRANTED, REJECTED, ITEM, END = (
-    Answer.OK,
-    Answer.ERROR,
-    Answer.GRANTED,
-    Answer.REJECTED,
-    Answer.ITEM,
-    Answer.END,
+    AnswerOp.OK,
+    AnswerOp.ERROR,
+    AnswerOp.GRANTED,
+    AnswerOp.REJECTED,
+    AnswerOp.ITEM,
+    AnswerOp.END,
 )
 STREAM, ATTACH = int(TaskFlag.STREAM), int(TaskFlag.ATTACH)
 
@@ -207,7 +207,7 @@ async def test_whoever_hears_of_a_job_can_cancel_it(rig: Rig):
     first.send(task(1, "wait", ["a"], meta=meta()))
     second.send(attach(2))
     await second.quiet()
-    second.send((int(Request.CANCEL), 2))
+    second.send((int(RequestOp.CANCEL), 2))
     assert (await second.answer(2))[2] == "task_cancelled"
     assert (await first.answer(1))[2] == "task_cancelled"
     assert rig.at_rest()
@@ -215,7 +215,7 @@ async def test_whoever_hears_of_a_job_can_cancel_it(rig: Rig):
 
 @on_rig()
 async def test_a_request_that_was_withdrawn_before_it_came_attaches_to_nothing(rig: Rig):
-    rig.hand.send(task(1, "wait", ["a"], meta=meta()), (int(Request.CANCEL), 2), attach(2))
+    rig.hand.send(task(1, "wait", ["a"], meta=meta()), (int(RequestOp.CANCEL), 2), attach(2))
     assert await rig.hand.answer(2) == [REJECTED, 2, "expired"]
     rig.gates.open.set()
     assert await rig.hand.answer(1) == [OK, 1, "a done"]
@@ -225,10 +225,10 @@ async def test_a_request_that_was_withdrawn_before_it_came_attaches_to_nothing(r
 async def test_a_check_tells_of_attached_requests_as_of_tasks(rig: Rig):
     rig.hand.send(task(1, "wait", ["a"], meta=meta()), attach(2))
     running, answered = int(TaskState.RUNNING), int(TaskState.ANSWERED)
-    assert await rig.hand.ask(int(Request.CHECK), 50, [1, 2]) == [Answer.CHECKED, 50, [running, running]]
+    assert await rig.hand.ask(int(RequestOp.CHECK), 50, [1, 2]) == [AnswerOp.CHECKED, 50, [running, running]]
     rig.gates.open.set()
     await rig.hand.answer(2)
-    assert await rig.hand.ask(int(Request.CHECK), 51, [2]) == [Answer.CHECKED, 51, [answered]]
+    assert await rig.hand.ask(int(RequestOp.CHECK), 51, [2]) == [AnswerOp.CHECKED, 51, [answered]]
     assert rig.hand.answers_to(2) == [[OK, 2, "a done"]] * 2
 
 
@@ -250,7 +250,7 @@ async def test_a_job_is_answered_when_its_code_has_stopped_and_no_earlier():
         await rig.hand.quiet(1.0)
         assert rig.hand.answers_to(1)[0][2] == "deadline_exceeded", "a caller's time is over"
         assert rig.hand.answers_to(2) == []
-        rig.hand.send(task(3, "stubborn", meta=meta(attempt=2)), (int(Request.CANCEL), 2))
+        rig.hand.send(task(3, "stubborn", meta=meta(attempt=2)), (int(RequestOp.CANCEL), 2))
         await rig.hand.quiet(1.0)
         assert rig.hand.answers_to(3) == [], "its next attempt does not meet the one before"
         release.set()
@@ -304,16 +304,16 @@ async def test_a_new_reader_of_a_stream_misses_nothing_that_was_not_credited(rig
     first, second = await two_hands(rig)
     first.send(task(1, "count", [10], flags=STREAM, meta=meta(window=4)))
     await first.quiet()
-    first.send((int(Request.CREDIT), 1, 2))
+    first.send((int(RequestOp.CREDIT), 1, 2))
     await first.quiet()
     assert values(first, 1) == [(n, n) for n in range(6)], "two are known to be read, four are on their way"
     second.send(attach(2, flags=STREAM, items=3))
     await second.quiet()
     assert values(second, 2) == [(n, n) for n in range(3, 7)], "it has all before number 3: there is room for one more"
-    first.send((int(Request.CREDIT), 1, 4))
+    first.send((int(RequestOp.CREDIT), 1, 4))
     await first.quiet()
     assert len(values(second, 2)) == 4, "the credit of an earlier reader does not count"
-    second.send((int(Request.CREDIT), 2, 4))
+    second.send((int(RequestOp.CREDIT), 2, 4))
     await second.quiet()
     assert values(second, 2) == [(n, n) for n in range(3, 10)]
     assert await second.answer(2) == [END, 2, 10]
@@ -385,7 +385,7 @@ async def test_a_result_that_just_fits_fits_every_request(rig: Rig):
 
 
 def ack(job: str = "j1", attempt: int = 1, sequence: int = 0, rank: int = 0) -> tuple[Any, ...]:
-    return (int(Request.ACK), "thumbs", job, sequence, rank, attempt)
+    return (int(RequestOp.ACK), "thumbs", job, sequence, rank, attempt)
 
 
 @on_rig()

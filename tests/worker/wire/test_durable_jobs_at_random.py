@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gangline.schemas.wire.frames import Answer, Request, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, RequestOp, TaskFlag
 
 from ...scale import repetitions
 from ...support.worker.rig import Hand, Rig, reserve, task
 
 JOBS = ("a", "b", "c")
-FINAL = (Answer.OK, Answer.ERROR, Answer.REJECTED, Answer.END)
+FINAL = (AnswerOp.OK, AnswerOp.ERROR, AnswerOp.REJECTED, AnswerOp.END)
 
 
 class Storm:
@@ -46,20 +46,20 @@ class Storm:
                 self.send(hand, self.attach(hand), epoch)
             case 6 if self.sent:
                 where, what = rng.choice(self.sent)
-                self.hands[where].send((int(Request.CANCEL), what))
+                self.hands[where].send((int(RequestOp.CANCEL), what))
             case 7 if self.sent:
                 ids = [what for where, what in self.sent[-20:] if where == hand]
-                self.hands[hand].send((int(Request.CHECK), self.new_id(hand), ids))
+                self.hands[hand].send((int(RequestOp.CHECK), self.new_id(hand), ids))
             case 8 if not self.rig.worker.core.draining:
                 where = self.new_id(hand)
                 answer = await self.hands[hand].ask(*reserve(where, slots=1, ttl_ms=1000))
-                self.tokens += answer[2:3] if answer[0] == Answer.GRANTED else []
+                self.tokens += answer[2:3] if answer[0] == AnswerOp.GRANTED else []
             case 9 if rng.random() < 0.3:
                 assert self.rig.worker._desk is not None
                 self.rig.worker._desk.new_epoch("frozen")
             case 10 if self.sent:
                 where, what = rng.choice(self.sent)
-                self.hands[where].send((int(Request.CREDIT), what, rng.randrange(3)))
+                self.hands[where].send((int(RequestOp.CREDIT), what, rng.randrange(3)))
             case _:
                 await asyncio.sleep(rng.choice((0.0, 0.001, 0.1, 0.5)))
         self.rig.worker.core.check()
@@ -126,9 +126,9 @@ async def test_whatever_is_said_a_job_runs_once_at_a_time_and_each_request_is_an
         for hand in hands:  # readers take all that there is, so that no stream waits for ever
             ids = [what for where, what in storm.sent if hands[where] is hand]
             for _ in range(5):
-                hand.send(*((int(Request.CREDIT), what, 2) for what in ids))
+                hand.send(*((int(RequestOp.CREDIT), what, 2) for what in ids))
                 await asyncio.sleep(0.1)
-            hand.send(*((int(Request.CANCEL), what) for what in ids))
+            hand.send(*((int(RequestOp.CANCEL), what) for what in ids))
         await asyncio.sleep(3)
         check_journal(rig.journal)
         for number, (where, what) in enumerate(storm.sent):

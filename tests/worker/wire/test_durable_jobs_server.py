@@ -13,7 +13,7 @@ from gangline.bus.port.bus import StreamMessage, StreamSettings
 from gangline.bus.settings.connection import ConnectionSettings
 from gangline.schemas.names import Names
 from gangline.schemas.wire import codec
-from gangline.schemas.wire.frames import Answer, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, TaskFlag
 from gangline.worker.service import Worker
 from gangline.worker.settings import WorkerSettings
 
@@ -52,7 +52,7 @@ async def test_a_job_in_a_child_is_attached_to_and_its_progress_can_be_read_late
         second.send(task(9, "", deadline_ms=None, flags=int(TaskFlag.ATTACH), meta=meta))
         await second_bus.flush()
         (tmp_path / "end").touch()
-        assert await second.answer(9) == [Answer.OK, 9, ["j1", "work", 3, 3]]
+        assert await second.answer(9) == [AnswerOp.OK, 9, ["j1", "work", 3, 3]]
         assert worker.core.at_rest
         assert worker.statistics().tasks["started"] == 1
         body, _ = await second.request("jobs", {"endpoint": "work"})

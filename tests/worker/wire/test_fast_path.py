@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from gangline.schemas.deadline import current_deadline
-from gangline.schemas.wire.frames import ENVELOPE_BYTES, Answer, Request, ReserveFlag, TaskFlag
+from gangline.schemas.wire.frames import ENVELOPE_BYTES, AnswerOp, RequestOp, ReserveFlag, TaskFlag
 from gangline.worker.context.task_context import TaskContext, current_task
 from gangline.worker.wire import fast_path as express
 
 from ...support.worker.rig import Rig, on_rig, task
 
-OK, ERROR, REJECTED = Answer.OK, Answer.ERROR, Answer.REJECTED
+OK, ERROR, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.REJECTED
 MARK: contextvars.ContextVar[str] = contextvars.ContextVar("mark", default="none")
 
 
@@ -94,7 +94,7 @@ async def test_those_that_wait_keep_their_slots_and_hold_up_nobody(rig: Rig):
 
 @on_rig()
 async def test_a_cancellation_in_the_same_message_reaches_one_that_waits(rig: Rig):
-    rig.hand.send(task(1, "wait"), (int(Request.CANCEL), 1))
+    rig.hand.send(task(1, "wait"), (int(RequestOp.CANCEL), 1))
     answer = await rig.hand.answer(1)
     assert answer[:3] == [ERROR, 1, "task_cancelled"]
     assert rig.at_rest()

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gangline.schemas.wire import codec, frames
-from gangline.schemas.wire.frames import Answer, Load, Request, ReserveFlag, TaskFlag, TaskState
+from gangline.schemas.wire.frames import AnswerOp, Load, RequestOp, ReserveFlag, TaskFlag, TaskState
 
 from ...support.worker.rig import Rig, on_rig, reserve, task
 
-OK, ERROR, GRANTED, REJECTED = Answer.OK, Answer.ERROR, Answer.GRANTED, Answer.REJECTED
+OK, ERROR, GRANTED, REJECTED = AnswerOp.OK, AnswerOp.ERROR, AnswerOp.GRANTED, AnswerOp.REJECTED
 
 
 # -- tasks ------------------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ async def test_a_task_that_ignores_its_deadline_does_not_count_as_succeeded(rig:
 async def test_a_cancelled_task_is_answered_as_such(rig: Rig):
     rig.hand.send(task(1, "wait"))
     await rig.hand.quiet()
-    rig.hand.send((int(Request.CANCEL), 1))
+    rig.hand.send((int(RequestOp.CANCEL), 1))
     answer = await rig.hand.answer(1)
     assert answer[2] == "task_cancelled"
     assert rig.at_rest()
@@ -159,7 +159,7 @@ async def test_a_cancelled_task_is_answered_as_such(rig: Rig):
 @on_rig()
 async def test_a_task_cancelled_before_it_comes_never_starts(rig: Rig):
     token = await rig.hand.grant(1, flags=ReserveFlag.SINGLE_USE)
-    rig.hand.send((int(Request.CANCEL), 2), task(2, token=token))
+    rig.hand.send((int(RequestOp.CANCEL), 2), task(2, token=token))
     assert await rig.hand.answer(2) == [REJECTED, 2, "expired"]
     assert rig.events("start") == []
     await rig.hand.quiet(0.1)
@@ -170,7 +170,7 @@ async def test_a_task_cancelled_before_it_comes_never_starts(rig: Rig):
 async def test_two_dispatches_cancelled_before_they_start_leave_both_slots_usable_at_once(rig: Rig):
     tokens = [await rig.hand.grant(number, flags=ReserveFlag.SINGLE_USE) for number in (1, 2)]
     assert await rig.hand.ask(*task(3)) == [REJECTED, 3, "full"]
-    rig.hand.send((int(Request.CANCEL), 11), (int(Request.CANCEL), 12))
+    rig.hand.send((int(RequestOp.CANCEL), 11), (int(RequestOp.CANCEL), 12))
     rig.hand.send(*(task(10 + number, token=token) for number, token in enumerate(tokens, 1)))
     await rig.hand.answer(12)
     assert await rig.hand.ask(*task(20)) == [OK, 20, None]
@@ -229,14 +229,14 @@ async def test_check_tells_running_answered_and_never_seen_tasks_apart(rig: Rig)
     rig.hand.send(task(2, "wait"))
     await rig.hand.quiet()
     rig.hand.envelopes.clear()
-    checked = await rig.hand.ask(int(Request.CHECK), 9, [1, 2, 3])
-    assert checked == [Answer.CHECKED, 9, [TaskState.ANSWERED, TaskState.RUNNING, TaskState.UNKNOWN]]
+    checked = await rig.hand.ask(int(RequestOp.CHECK), 9, [1, 2, 3])
+    assert checked == [AnswerOp.CHECKED, 9, [TaskState.ANSWERED, TaskState.RUNNING, TaskState.UNKNOWN]]
     assert rig.hand.answers == [answer, checked], "the kept answer comes first"
 
 
 @on_rig()
 async def test_a_task_that_was_called_unknown_never_starts(rig: Rig):
-    await rig.hand.ask(int(Request.CHECK), 9, [3])
+    await rig.hand.ask(int(RequestOp.CHECK), 9, [3])
     assert await rig.hand.ask(*task(3)) == [REJECTED, 3, "expired"]
     assert rig.events("start") == []
 
@@ -245,7 +245,7 @@ async def test_an_answer_too_old_to_be_kept_is_called_lost():
     async with Rig(answer_retention_s=1.0) as rig:
         await rig.hand.ask(*task(5, "double", [4]))
         await asyncio.sleep(2.5)
-        checked = await rig.hand.ask(int(Request.CHECK), 9, [5])
+        checked = await rig.hand.ask(int(RequestOp.CHECK), 9, [5])
         assert checked[2] == [TaskState.FORGOTTEN]
         rig.hand.envelopes.clear()
         answer = await rig.hand.ask(*task(5, "double", [4]))
@@ -265,7 +265,7 @@ async def test_a_lease_is_granted_used_and_released(rig: Rig):
     assert ttl_ms == 5000
     assert await rig.hand.ask(*task(2, "double", [1], token=token)) == [OK, 2, 2]
     assert await rig.hand.ask(*task(3, "double", [2], token=token)) == [OK, 3, 4]
-    rig.hand.send((int(Request.RELEASE), None, token))
+    rig.hand.send((int(RequestOp.RELEASE), None, token))
     await rig.hand.quiet(0.1)
     assert rig.at_rest()
 
@@ -310,9 +310,13 @@ async def test_a_lease_lives_while_it_is_renewed_and_dies_when_it_is_not(rig: Ri
     token = await rig.hand.grant(1, ttl_ms=1000)
     for number in range(5):
         await asyncio.sleep(0.8)
-        assert await rig.hand.ask(int(Request.RENEW), 10 + number, token, 1000) == [Answer.RENEWED, 10 + number, 1000]
+        assert await rig.hand.ask(int(RequestOp.RENEW), 10 + number, token, 1000) == [
+            AnswerOp.RENEWED,
+            10 + number,
+            1000,
+        ]
     await asyncio.sleep(1.1)
-    answer = await rig.hand.ask(int(Request.RENEW), 20, token, 1000)
+    answer = await rig.hand.ask(int(RequestOp.RENEW), 20, token, 1000)
     assert answer[2] == "lease_expired"
     assert (await rig.hand.ask(*task(21, token=token)))[2] == "lease_expired"
     await rig.hand.quiet(0.1)
@@ -347,7 +351,7 @@ async def test_a_repeated_reserve_gets_the_same_grant(rig: Rig):
 
 @on_rig()
 async def test_a_release_that_overtakes_its_reserve_wins(rig: Rig):
-    rig.hand.send((int(Request.RELEASE), 1, None), reserve(1))
+    rig.hand.send((int(RequestOp.RELEASE), 1, None), reserve(1))
     assert await rig.hand.answer(1) == [REJECTED, 1, "expired"]
     assert rig.at_rest()
 
@@ -355,7 +359,9 @@ async def test_a_release_that_overtakes_its_reserve_wins(rig: Rig):
 @on_rig()
 async def test_releases_of_the_unknown_are_silent(rig: Rig):
     rig.hand.send(
-        (int(Request.RELEASE), 77, None), (int(Request.RELEASE), None, "nobody"), (int(Request.RELEASE), None, None)
+        (int(RequestOp.RELEASE), 77, None),
+        (int(RequestOp.RELEASE), None, "nobody"),
+        (int(RequestOp.RELEASE), None, None),
     )  # noqa: E501
     await rig.hand.quiet()
     assert rig.hand.messages == []
@@ -391,7 +397,7 @@ async def test_who_holds_a_lease_can_be_read(rig: Rig):
 async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
     token = await rig.hand.grant(1)
     stale = rig.worker.core.epoch - 1
-    rig.hand.send(task(2), reserve(3), (int(Request.RENEW), 4, token, 1000), epoch=stale)
+    rig.hand.send(task(2), reserve(3), (int(RequestOp.RENEW), 4, token, 1000), epoch=stale)
     await rig.hand.quiet()
     assert rig.hand.answers[1:] == [[REJECTED, number, "stale"] for number in (2, 3, 4)]
     assert rig.events("start") == []
@@ -401,10 +407,10 @@ async def test_an_envelope_of_another_epoch_starts_and_grants_nothing(rig: Rig):
 @on_rig()
 async def test_what_was_sent_to_an_earlier_process_of_that_name_is_never_called_unknown(rig: Rig):
     epoch = rig.worker.core.epoch
-    earlier = await rig.hand.ask(int(Request.CHECK), 9, [1], epoch=epoch - 1)
+    earlier = await rig.hand.ask(int(RequestOp.CHECK), 9, [1], epoch=epoch - 1)
     assert earlier[2] == [TaskState.FORGOTTEN]
     rig.worker.core.new_epoch(epoch + 1, asyncio.get_running_loop().time())
-    same = await rig.hand.ask(int(Request.CHECK), 10, [2], epoch=epoch)
+    same = await rig.hand.ask(int(RequestOp.CHECK), 10, [2], epoch=epoch)
     assert same[2] == [TaskState.UNKNOWN]
 
 
@@ -413,7 +419,9 @@ async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
     token = await rig.hand.grant(1)
     rig.hand.send(task(2, "wait"))
     await rig.hand.quiet()
-    rig.hand.send((int(Request.RELEASE), None, token), (int(Request.CANCEL), 2), (int(Request.CHECK), 3, [2]), epoch=1)
+    rig.hand.send(
+        (int(RequestOp.RELEASE), None, token), (int(RequestOp.CANCEL), 2), (int(RequestOp.CHECK), 3, [2]), epoch=1
+    )
     await rig.hand.answer(3)
     assert (await rig.hand.answer(2))[2] == "task_cancelled"
     await rig.hand.quiet(0.1)
@@ -427,7 +435,7 @@ async def test_release_cancel_and_check_are_honoured_in_any_epoch(rig: Rig):
 async def test_items_come_numbered_and_end_with_their_count(rig: Rig):
     assert await rig.hand.ask(*task(1, "count", [3], flags=TaskFlag.STREAM)) is not None
     await rig.hand.quiet()
-    assert rig.hand.answers == [[Answer.ITEM, 1, n, n] for n in range(3)] + [[Answer.END, 1, 3]]
+    assert rig.hand.answers == [[AnswerOp.ITEM, 1, n, n] for n in range(3)] + [[AnswerOp.END, 1, 3]]
     assert rig.at_rest()
 
 
@@ -436,12 +444,12 @@ async def test_a_stream_waits_for_its_reader():
         rig.hand.send(task(1, "count", [5], flags=TaskFlag.STREAM))
         await rig.hand.quiet()
         assert [frame[2] for frame in rig.hand.answers] == [0, 1]
-        rig.hand.send((int(Request.CREDIT), 1, 2))
+        rig.hand.send((int(RequestOp.CREDIT), 1, 2))
         await rig.hand.quiet()
         assert [frame[2] for frame in rig.hand.answers] == [0, 1, 2, 3]
-        rig.hand.send((int(Request.CREDIT), 1, 9))
+        rig.hand.send((int(RequestOp.CREDIT), 1, 9))
         await rig.hand.quiet()
-        assert rig.hand.answers[-1] == [Answer.END, 1, 5]
+        assert rig.hand.answers[-1] == [AnswerOp.END, 1, 5]
 
 
 @on_rig()
@@ -561,10 +569,10 @@ async def test_random_bytes_never_break_the_worker(rig: Rig):
 @on_rig()
 async def test_naming_one_answered_task_many_times_brings_its_answer_once(rig: Rig):
     await rig.hand.ask(*task(1, "echo", ["x" * 1000]))
-    rig.hand.send((int(Request.CHECK), 2, [1] * 500), (int(Request.CHECK), 3, [1]), *[task(1) for _ in range(500)])
+    rig.hand.send((int(RequestOp.CHECK), 2, [1] * 500), (int(RequestOp.CHECK), 3, [1]), *[task(1) for _ in range(500)])
     await rig.hand.quiet()
-    assert rig.hand.answers_to(2) == [[Answer.CHECKED, 2, [TaskState.ANSWERED] * 500]]
-    assert rig.hand.answers_to(3) == [[Answer.CHECKED, 3, [TaskState.ANSWERED]]]
+    assert rig.hand.answers_to(2) == [[AnswerOp.CHECKED, 2, [TaskState.ANSWERED] * 500]]
+    assert rig.hand.answers_to(3) == [[AnswerOp.CHECKED, 3, [TaskState.ANSWERED]]]
     assert len(rig.hand.answers_to(1)) == 2, "its own answer, and once again"
 
 
@@ -580,6 +588,6 @@ async def test_a_stream_is_as_far_ahead_as_its_reader_says(rig: Rig):
 async def test_credit_for_more_than_was_sent_makes_no_room(rig: Rig):
     rig.hand.send(task(1, "count", [1000], flags=int(TaskFlag.STREAM)))
     await rig.hand.quiet(0.1)
-    rig.hand.send((int(Request.CREDIT), 1, 2**63))
+    rig.hand.send((int(RequestOp.CREDIT), 1, 2**63))
     await rig.hand.quiet(0.1)
     assert len(rig.hand.answers_to(1)) == 4

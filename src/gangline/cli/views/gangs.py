@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...schemas.messages.gangs import GangReply, WhyReply
+from ...schemas.messages.gangs import GangReply, GangWhyReply
 from ...schemas.records.gangs import GangSetRecord, GangSetStatus, GangState
 from ...schemas.text import count_of
 from ..console.output import duration, table
@@ -128,7 +128,7 @@ def status_lines(name: str, record: GangSetRecord, status: GangSetStatus | None)
     return lines
 
 
-def why_lines(why: WhyReply) -> list[str]:
+def why_lines(why: GangWhyReply) -> list[str]:
     """What a gang waits for, in sentences."""
     place = "" if why.place is None else f", number {why.place + 1} in the queue"
     lines = [f"gang {why.id} is {why.step}{place}", *(f"  {lack}" for lack in why.lacks)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.markup import escape
 
 from ...dispatcher.jobs.dead_letters import DeadLetter
-from ...schemas.messages.jobs import JobInfo, QueueStats, WhyReply
+from ...schemas.messages.jobs import JobInfo, JobWhyReply, QueueStats
 from ...schemas.records.jobs import FailedTry, JobEvent, JobFailure, JobProgress, JobState
 from ..console.output import duration, table
 
@@ -75,7 +75,7 @@ def event_line(event: JobEvent | JobProgress) -> str:
     return f"{at}  {event.state.value:<9}  {'  '.join(part for part in parts if part)}".rstrip()
 
 
-def why_lines(why: WhyReply) -> Iterator[str]:
+def why_lines(why: JobWhyReply) -> Iterator[str]:
     """What a job waits for."""
     info = why.job
     where = f" on {info.worker}" if info.worker and info.state is JobState.RUNNING else ""

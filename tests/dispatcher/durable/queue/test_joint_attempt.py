@@ -14,7 +14,7 @@ from gangline.dispatcher.durable.queue.joint_attempt import JointFlight
 from gangline.dispatcher.routing.outcome import Fate
 from gangline.dispatcher.routing.worker_table import Worker
 from gangline.schemas.errors.base import GanglineError, TaskCancelled, TaskFailed, WorkerLost
-from gangline.schemas.wire.frames import Answer, Frame, Reason, Request, TaskFlag
+from gangline.schemas.wire.frames import AnswerOp, Frame, Reason, RequestOp, TaskFlag
 
 from ....support.dispatcher.fakes import FakeWorker, Rig, silent, turns
 
@@ -48,7 +48,7 @@ class Bench:
         def frame_of(flight: JobFlight, rank: int) -> Frame:
             flags = int(TaskFlag.ATTACH) if flight.attached else 0
             meta = {"job": "j", "rank": rank, "hold": True}
-            return (Request.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)
+            return (RequestOp.TASK, flight.id, "echo", None, None, None, None, None, flags, meta)
 
         worker = self.find(next(filter(None, names)))
         assert worker is not None
@@ -68,14 +68,14 @@ class Bench:
         flight.launch()
         return flight
 
-    async def answer(self, number: int, operation: Answer, *rest: Any) -> None:
+    async def answer(self, number: int, operation: AnswerOp, *rest: Any) -> None:
         """The worker answers the newest task that it has."""
         worker = self.workers[number]
-        (*_, task) = await worker.hears(Request.TASK)
+        (*_, task) = await worker.hears(RequestOp.TASK)
         worker.answer((operation, task[1], *rest))
         await turns()
 
-    def heard(self, operation: Request) -> list[int]:
+    def heard(self, operation: RequestOp) -> list[int]:
         return [len(worker.heard_of(operation)) for worker in self.workers]
 
 
@@ -98,26 +98,26 @@ async def test_it_begins_when_all_have_their_slots_and_ends_with_all_results() -
     async with bench() as b:
         b.fly(*NAMES)
         for number in (2, 0):
-            await b.answer(number, Answer.HELD)
-        assert b.heard(Request.BEGIN) == [0, 0, 0]
-        await b.answer(1, Answer.HELD)
-        assert b.heard(Request.BEGIN) == [1, 1, 1]
+            await b.answer(number, AnswerOp.HELD)
+        assert b.heard(RequestOp.BEGIN) == [0, 0, 0]
+        await b.answer(1, AnswerOp.HELD)
+        assert b.heard(RequestOp.BEGIN) == [1, 1, 1]
         for number in (1, 2):
-            await b.answer(number, Answer.OK, f"r{number}")
+            await b.answer(number, AnswerOp.OK, f"r{number}")
         assert b.ended == []
-        await b.answer(0, Answer.OK, "r0")
+        await b.answer(0, AnswerOp.OK, "r0")
         assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
 
 
 async def test_a_rank_that_takes_none_ends_it_before_anything_has_started() -> None:
     async with bench() as b:
         b.fly(*NAMES)
-        await b.answer(0, Answer.HELD)
-        await b.answer(1, Answer.REJECTED, Reason.DRAINING)
-        await b.answer(2, Answer.HELD)
-        assert b.heard(Request.CANCEL) == [1, 0, 1] and b.heard(Request.BEGIN) == [0, 0, 0]
+        await b.answer(0, AnswerOp.HELD)
+        await b.answer(1, AnswerOp.REJECTED, Reason.DRAINING)
+        await b.answer(2, AnswerOp.HELD)
+        assert b.heard(RequestOp.CANCEL) == [1, 0, 1] and b.heard(RequestOp.BEGIN) == [0, 0, 0]
         for number in (0, 2):
-            await b.answer(number, Answer.ERROR, TaskCancelled.code, "told to stop", None, False)
+            await b.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
         ((results, error),) = b.ended
         assert results == [] and error is not None and error.code == "draining"
         assert error.may_have_started is False and error.details["rank"] == 1
@@ -127,11 +127,11 @@ async def test_the_first_that_fails_stops_the_others_and_they_are_waited_for() -
     async with bench() as b:
         b.fly(*NAMES)
         for number in range(3):
-            await b.answer(number, Answer.HELD)
-        await b.answer(0, Answer.OK, "done")
-        await b.answer(2, Answer.ERROR, TaskFailed.code, "no luck", None, True)
-        assert b.ended == [] and b.heard(Request.CANCEL) == [0, 1, 0]
-        await b.answer(1, Answer.ERROR, TaskCancelled.code, "told to stop", None, True)
+            await b.answer(number, AnswerOp.HELD)
+        await b.answer(0, AnswerOp.OK, "done")
+        await b.answer(2, AnswerOp.ERROR, TaskFailed.code, "no luck", None, True)
+        assert b.ended == [] and b.heard(RequestOp.CANCEL) == [0, 1, 0]
+        await b.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
         ((_, error),) = b.ended
         assert isinstance(error, TaskFailed) and error.details["rank"] == 2 and error.may_have_started
 
@@ -142,7 +142,7 @@ async def test_a_worker_that_is_gone_before_it_was_sent_starts_nothing() -> None
         await turns()
         ((_, error),) = b.ended
         assert isinstance(error, WorkerLost) and error.may_have_started is False
-        assert b.heard(Request.TASK) == [0, 0, 0] and b.watched.count == 0
+        assert b.heard(RequestOp.TASK) == [0, 0, 0] and b.watched.count == 0
 
 
 async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_have() -> None:
@@ -155,9 +155,9 @@ async def test_cancelled_before_it_was_sent_it_ends_at_once_and_later_when_all_h
         await turns()
         flight.cancel()
         await turns()
-        assert b.heard(Request.CANCEL) == [1, 1, 1] and b.ended == []
+        assert b.heard(RequestOp.CANCEL) == [1, 1, 1] and b.ended == []
         for number in range(3):
-            await b.answer(number, Answer.ERROR, TaskCancelled.code, "told to stop", None, False)
+            await b.answer(number, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, False)
         assert len(b.ended) == 1
 
 
@@ -169,9 +169,9 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
         worker.acks = acks
         b.fly(*NAMES)
         for number in range(3):
-            await b.answer(number, Answer.HELD)
+            await b.answer(number, AnswerOp.HELD)
         for number in (0, 2):
-            await b.answer(number, Answer.OK, f"r{number}")
+            await b.answer(number, AnswerOp.OK, f"r{number}")
         exchange = b.rig.router.exchange
         (part,) = exchange._flights.values()
         exchange.lose(part, Fate.FORGOTTEN)
@@ -179,9 +179,9 @@ async def test_a_rank_whose_answer_is_forgotten_is_asked_for_the_end_that_its_wo
             assert [error.code for _, error in b.ended if error] == ["result_lost"]
             return
         assert b.ended == []
-        *_, attach = await b.workers[1].hears(Request.TASK, 2)
+        *_, attach = await b.workers[1].hears(RequestOp.TASK, 2)
         assert attach[8] == TaskFlag.ATTACH and attach[9]["rank"] == 1
-        await b.answer(1, Answer.OK, "r1")
+        await b.answer(1, AnswerOp.OK, "r1")
         assert b.ended == [(["r0", "r1", "r2"], None)] and b.watched.count == 0
 
 
@@ -191,23 +191,23 @@ async def test_what_is_let_go_is_not_heard_of_and_not_stopped() -> None:
         await turns()
         flight.let_go()
         for number in range(3):
-            await b.answer(number, Answer.OK, None)
-        assert b.ended == [] and b.heard(Request.CANCEL) == [0, 0, 0] and b.watched.count == 0
+            await b.answer(number, AnswerOp.OK, None)
+        assert b.ended == [] and b.heard(RequestOp.CANCEL) == [0, 0, 0] and b.watched.count == 0
 
 
 async def test_one_that_is_attached_to_asks_again_and_a_rank_that_nobody_knows_is_lost() -> None:
     async with bench() as b:
         b.fly(*NAMES, attached=True)
-        await b.answer(0, Answer.REJECTED, Reason.FULL)
+        await b.answer(0, AnswerOp.REJECTED, Reason.FULL)
         await asyncio.sleep(0.2)
-        assert b.heard(Request.TASK) == [2, 1, 1]
+        assert b.heard(RequestOp.TASK) == [2, 1, 1]
         for number in range(3):
-            await b.answer(number, Answer.OK, number)
+            await b.answer(number, AnswerOp.OK, number)
         assert b.ended == [([0, 1, 2], None)]
         b.ended.clear()
         b.fly("", "images.w1", "", attached=True)
         await turns()
-        assert b.heard(Request.CANCEL) == [0, 1, 0]
-        await b.answer(1, Answer.ERROR, TaskCancelled.code, "told to stop", None, True)
+        assert b.heard(RequestOp.CANCEL) == [0, 1, 0]
+        await b.answer(1, AnswerOp.ERROR, TaskCancelled.code, "told to stop", None, True)
         ((_, error),) = b.ended
         assert isinstance(error, WorkerLost) and error.may_have_started is True

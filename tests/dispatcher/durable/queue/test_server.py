@@ -20,7 +20,7 @@ from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.dispatcher.jobs.storage import TaskStorage, TaskStreams
 from gangline.schemas.errors.base import error_from_wire
 from gangline.schemas.errors.tasks import NoDispatcher, UnknownJob
-from gangline.schemas.messages.jobs import CancelReply, JobInfo, WhyReply
+from gangline.schemas.messages.jobs import CancelReply, JobInfo, JobWhyReply
 from gangline.schemas.names import JobFeed, Names, QueueOperation
 from gangline.schemas.records.jobs import JobItem, JobState, ResultRecord
 from gangline.schemas.wire import headers
@@ -358,7 +358,7 @@ async def test_a_running_task_and_a_waiting_one_are_cancelled_through_the_desk(s
         info = await system.until_running(running)
         assert info.worker == "faults.w1" and info.attempts == 1
         await system.until(waiting, JobState.QUEUED)  # the dispatcher may have seen the first of them only
-        why = WhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
+        why = JobWhyReply.model_validate(await system.ask("faults", QueueOperation.WHY, job=str(waiting)))
         assert [each.kind for each in why.obstacles] == ["slots"]
         for job in (waiting, running):
             reply = CancelReply.model_validate(await system.ask("faults", QueueOperation.CANCEL, job=str(job)))

@@ -9,7 +9,7 @@ from typing import Any
 from gangline.dispatcher.durable.queue.slot_lessor import Feeder
 from gangline.dispatcher.durable.settings import DispatcherSettings
 from gangline.schemas.records.workers import MethodInfo
-from gangline.schemas.wire.frames import Answer, Frame, Load, Reason, Request
+from gangline.schemas.wire.frames import AnswerOp, Frame, Load, Reason, RequestOp
 from gangline.telemetry.logs import logger_for
 
 from ....support.dispatcher.fakes import FakeWorker, Rig
@@ -45,20 +45,20 @@ class Bench:
         """Grants what it has, and no more."""
         held = self.taken.setdefault(worker.name, {})
         answer: list[Frame] = []
-        if frame[0] == Request.RESERVE:
+        if frame[0] == RequestOp.RESERVE:
             if sum(held.values()) + frame[2] > worker.slots:
-                answer = [(Answer.REJECTED, frame[1], Reason.FULL)]
+                answer = [(AnswerOp.REJECTED, frame[1], Reason.FULL)]
             else:
                 granted = worker.grant(frame)
                 held[granted[2]] = frame[2]
                 answer = [granted]
-        elif frame[0] == Request.RELEASE:
+        elif frame[0] == RequestOp.RELEASE:
             held.pop(frame[2], None)
-        elif frame[0] == Request.RENEW:
-            answer = [(Answer.RENEWED, frame[1], frame[3])]
+        elif frame[0] == RequestOp.RENEW:
+            answer = [(AnswerOp.RENEWED, frame[1], frame[3])]
         self.most[worker.name] = max(self.most.get(worker.name, 0), sum(held.values()))
         worker.load = Load(0, sum(held.values()), worker.slots, 0)
-        if frame[0] == Request.RELEASE and worker.replies:
+        if frame[0] == RequestOp.RELEASE and worker.replies:
             worker.answer()  # an invitation: there is room again
         return answer
 
@@ -146,10 +146,10 @@ async def test_a_lease_that_has_had_its_turn_is_asked_for_anew_while_tasks_wait(
         lease = bench.feeder.take(1, "echo", None)
         assert lease is not None
         await asyncio.sleep(1.5)
-        assert len(worker.heard_of(Request.RELEASE)) == 0, "its task still runs"
+        assert len(worker.heard_of(RequestOp.RELEASE)) == 0, "its task still runs"
         bench.feeder.give(lease, 1)
         await bench.has(1)
-        assert len(worker.heard_of(Request.RELEASE)) == 1 and len(worker.heard_of(Request.RESERVE)) >= 2
+        assert len(worker.heard_of(RequestOp.RELEASE)) == 1 and len(worker.heard_of(RequestOp.RESERVE)) >= 2
 
 
 async def test_a_lease_on_a_lost_worker_is_no_credit_any_more() -> None:
@@ -212,7 +212,7 @@ async def test_idle_slots_of_a_worker_that_has_no_others_go_back_at_once_and_els
         await bench.has(1, 1)
         bench.feeder.want(0, 1)
         await asyncio.sleep(0.1)
-        assert len(worker.heard_of(Request.RELEASE)) >= 1, "somebody may be waiting for it"
+        assert len(worker.heard_of(RequestOp.RELEASE)) >= 1, "somebody may be waiting for it"
 
 
 async def test_leases_too_small_for_the_next_task_are_given_up_for_one_piece() -> None:

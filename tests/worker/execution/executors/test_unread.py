@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gangline.schemas.wire.frames import Request, TaskFlag
+from gangline.schemas.wire.frames import RequestOp, TaskFlag
 
 from ....support.worker.rig import Rig, on_rig, task
 
@@ -26,9 +26,9 @@ async def test_a_reader_that_takes_its_time_and_asks_after_the_stream_keeps_it(r
     rig.hand.send(task(1, "count", [100], flags=STREAM, meta={"window": 5}, deadline_ms=None))
     for number in range(2, 12):
         await asyncio.sleep(16)
-        rig.hand.send((Request.CHECK, number, [1]))
+        rig.hand.send((RequestOp.CHECK, number, [1]))
     assert rig.worker.core.load.running == 1
-    rig.hand.send((Request.CANCEL, 1))
+    rig.hand.send((RequestOp.CANCEL, 1))
     await asyncio.sleep(1)
     assert rig.worker.core.load.running == 0
 
@@ -42,7 +42,7 @@ async def test_a_lost_connection_is_not_the_readers_silence(rig: Rig) -> None:
     rig.hub.reconnect(rig.worker.bus)
     await asyncio.sleep(30)
     assert rig.worker.core.load.running == 1
-    rig.hand.send((Request.CHECK, 2, [1]))
+    rig.hand.send((RequestOp.CHECK, 2, [1]))
     await asyncio.sleep(50)
     assert rig.worker.core.load.running == 1
 

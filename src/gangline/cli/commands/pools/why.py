@@ -37,26 +37,26 @@ def command(connection: Connection, id: str, as_json: bool) -> None:
     print_lines(why.model_dump(mode="json"), _lines(why), as_json)
 
 
-def _lines(why: gang_messages.WhyReply | jobs.WhyReply) -> Iterable[str]:
+def _lines(why: gang_messages.GangWhyReply | jobs.JobWhyReply) -> Iterable[str]:
     from ....schemas.messages import jobs
     from ...views import gangs as gang_tables
     from ...views import jobs as job_tables
 
-    return job_tables.why_lines(why) if isinstance(why, jobs.WhyReply) else gang_tables.why_lines(why)
+    return job_tables.why_lines(why) if isinstance(why, jobs.JobWhyReply) else gang_tables.why_lines(why)
 
 
-async def _ask(client: Client, id: str) -> gang_messages.WhyReply | jobs.WhyReply:
+async def _ask(client: Client, id: str) -> gang_messages.GangWhyReply | jobs.JobWhyReply:
     """The coordinator knows gangs, dispatchers know tasks; ids of both are told apart by who knows them."""
     from ....schemas.errors.base import Unavailable
     from ....schemas.errors.gangs import UnknownGang
     from ....schemas.errors.tasks import UnknownJob
-    from ....schemas.messages.gangs import GangQuery, WhyReply
+    from ....schemas.messages.gangs import GangQuery, GangWhyReply
     from ....schemas.messages.operations import parse_request
     from ....schemas.names import GangOperation
     from ...views.gang_follow import ask_of
 
     try:
-        return await ask_of(client, WhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
+        return await ask_of(client, GangWhyReply, GangOperation.WHY, parse_request(GangQuery, {"id": id}))
     except (UnknownGang, Unavailable) as error:
         try:
             return await client.job(id).why()

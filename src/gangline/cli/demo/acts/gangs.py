@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ....dispatcher.client.client import Client
 from ....dispatcher.gangs.gang import Gang
 from ....schemas.errors.gangs import GangRestarted, NoCoordinator
-from ....schemas.messages.gangs import GangEventKind, GangQuery, GangReply, WhyReply
+from ....schemas.messages.gangs import GangEventKind, GangQuery, GangReply, GangWhyReply
 from ....schemas.names import GangOperation
 from ...console.output import table
 from ...views.gang_follow import list_gangs
@@ -182,7 +182,7 @@ class GangShow:
         """Show what the waiting gang waits for; it must say so itself."""
         desk = self.client.router.gangs.desk
         while True:
-            why = await desk.ask_for(WhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
+            why = await desk.ask_for(GangWhyReply, GangOperation.WHY, GangQuery(id=gang), PATIENCE_S)
             if why.lacks or why.step == "formed":
                 break
             await asyncio.sleep(0.02)  # it is being tried

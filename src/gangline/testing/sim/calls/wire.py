@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ....bus.port.bus import Message
 from ....schemas.errors.base import MalformedMessage
 from ....schemas.wire import frames
-from ....schemas.wire.frames import Answer, Request, ReserveFlag
+from ....schemas.wire.frames import AnswerOp, RequestOp, ReserveFlag
 from ..checker import Checker
 from ..trace import Trace
 from .slots import Terms, WorkerModel
@@ -76,10 +76,10 @@ class WireWatch:
         except MalformedMessage:
             return  # told of at its delivery
         for frame in envelope.frames:
-            request = (frame[4] or {}).get("request") if frame[0] == Request.TASK else None
+            request = (frame[4] or {}).get("request") if frame[0] == RequestOp.TASK else None
             if request is not None:
                 self._reached(request, message.subject)
-            if frame[0] == Request.TASK and len(frame) > 9 and "job" in (frame[9] or {}):
+            if frame[0] == RequestOp.TASK and len(frame) > 9 and "job" in (frame[9] or {}):
                 self._durable_reached(envelope.sender, frame[9]["job"])
 
     def on_delivery(self, receiver: str, message: Message) -> None:
@@ -94,12 +94,12 @@ class WireWatch:
             return
         for frame in envelope.frames:
             self._asked(model, envelope, frame, message.reply)
-            name = Request(frame[0]).name.lower()
+            name = RequestOp(frame[0]).name.lower()
             self._trace.note(receiver, f"<- {envelope.sender} {name} {_brief(frame)} epoch {envelope.epoch % 100000}")
 
     def _asked(self, model: WorkerModel, envelope: frames.RequestEnvelope, frame: frames.Frame, reply: str) -> None:
         match frame[0]:
-            case Request.TASK:
+            case RequestOp.TASK:
                 task_id = f"{envelope.sender}.{frame[1]}"
                 model.task_delivered(task_id, envelope.epoch, frame[6])
                 self._tasks[model.node, reply, frame[1]] = task_id
@@ -107,16 +107,16 @@ class WireWatch:
                 self._busy(model, envelope, "task", job or frame[1])
                 if job is not None:
                     self._durable(envelope.sender, model.node, job)
-            case Request.RESERVE:
+            case RequestOp.RESERVE:
                 single_use = bool(frame[5] & ReserveFlag.SINGLE_USE)
                 terms = Terms(slots=frame[2], ttl_s=frame[3] / 1000, claim_s=frame[4] / 1000, single_use=single_use)
                 model.reserve_delivered(terms, self._turn())
                 self._reserves[model.node, reply, frame[1]] = terms
                 self._busy(model, envelope, "reserve", frame[1])
-            case Request.CHECK:
+            case RequestOp.CHECK:
                 for task_id in frame[2]:
                     self._busy(model, envelope, "check", task_id)
-            case Request.RENEW:
+            case RequestOp.RENEW:
                 key = (model.node, reply, frame[1])
                 if model.renewal_delivered(frame[2], frame[3] / 1000):
                     self._timely_renewals.add(key)
@@ -140,15 +140,15 @@ class WireWatch:
         except MalformedMessage:
             return  # an answer to a plain request, which has no frames
         for frame in envelope.frames:
-            name = Answer(frame[0]).name.lower()
+            name = AnswerOp(frame[0]).name.lower()
             load = "/".join(map(str, envelope.load[:3]))
             self._trace.note(model.node, f"-> {name} {_brief(frame)} load {load} epoch {envelope.epoch % 100000}")
             asked = (model.node, message.subject, frame[1])
-            if frame[0] == Answer.REJECTED and asked in self._tasks:
+            if frame[0] == AnswerOp.REJECTED and asked in self._tasks:
                 model.refused(self._tasks[asked], frame[2])
-            elif frame[0] == Answer.RENEWED and asked in self._late_renewals:
+            elif frame[0] == AnswerOp.RENEWED and asked in self._late_renewals:
                 model.renewed(self._late_renewals[asked])
-            elif frame[0] == Answer.GRANTED and asked in self._reserves:
+            elif frame[0] == AnswerOp.GRANTED and asked in self._reserves:
                 model.granted(frame[2], self._reserves[asked])
 
 
